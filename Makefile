@@ -1,0 +1,64 @@
+# The developer's interface. Every target sets itself up: it makes .venv from requirements.lock when that changed, and
+# installs the project into it when pyproject.toml changed.
+#
+#   make demo PYTHON=python3.12     use another interpreter (3.11 or newer)
+#   make test ARGS="-k scheduler"   pass more arguments to pytest
+
+PYTHON ?= python3
+UV ?= uv
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.project
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo check test test-long bench-smoke lock clean
+
+# The environment is the lock file's and nothing else's.
+unexport PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## start a small cluster on this machine and run a program on it
+	@$(VENV)/bin/pathways demo
+
+check: $(READY)  ## format, lint, types and the tests that need no cluster (under a minute)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest tests/unit -q $(ARGS)
+
+test: $(READY)  ## all tests but those marked long
+	$(PY) -m pytest -q -m "not long" $(ARGS)
+
+test-long: $(READY)  ## the tests marked long
+	$(PY) -m pytest -q -m long -o faulthandler_timeout=7200 $(ARGS)
+
+bench-smoke: $(READY)  ## every benchmark at its smallest size: that they run, not how fast
+	$(PY) -m benchmarks --smoke --output results/smoke
+
+lock:  ## bring requirements.lock in line with pyproject.toml (needs uv)
+	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --custom-compile-command "make lock" \
+		--quiet --output-file requirements.lock
+
+clean:  ## remove the environment, caches and outputs
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two steps, each with a stamp written last: a step that was interrupted is done again.
+$(VENV)/.locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, and \
+	$(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@echo "Making $(VENV) (once, about a minute) ..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PY) -m pip install --quiet --no-input --no-deps --requirement requirements.lock
+	@touch $@
+
+$(READY): $(VENV)/.locked pyproject.toml
+	@$(PY) -m pip install --quiet --no-input --no-deps --no-build-isolation --editable .
+	@touch $@

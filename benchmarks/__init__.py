@@ -1,0 +1,1 @@
+"""Measurements of the runtime: `dispatch`, `memory` and `startup`. Each runs as `python -m benchmarks.NAME`."""

@@ -1,0 +1,90 @@
+"""What every benchmark needs: a description of the machine, interleaved rounds, statistics that show their spread."""
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+Case = TypeVar("Case", bound=Hashable)
+
+PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on. `load` is the mean number of running processes over 1, 5 and 15 minutes before."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: installed(name) for name in PACKAGES},
+        "load": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, with family and model where they say more than the name."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or "unknown"
+    lines = [line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines() if ":" in line]
+    fields = {key.strip(): value.strip() for key, value in lines}
+    details = " ".join(f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields)
+    return f"{fields.get('model name', 'unknown')} ({details})" if details else fields.get("model name", "unknown")
+
+
+def installed(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def interleaved(
+    cases: Sequence[Case], measure: Callable[[Case], float], rounds: int, warm_up: int = 1
+) -> dict[Case, list[float]]:
+    """Measures every case once per round, so that what disturbs the machine disturbs all of them alike.
+
+    Each round starts with another case, so that none is always first. Warm-up rounds are not recorded. The i-th values
+    of two cases are from the same round: compare those.
+    """
+    samples: dict[Case, list[float]] = {case: [] for case in cases}
+    for number in range(-warm_up, rounds):
+        first = number % len(cases)
+        for case in [*cases[first:], *cases[:first]]:
+            value = measure(case)
+            if number >= 0:
+                samples[case].append(value)
+    return samples
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, median and maximum."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
+    """Spread of the ratios taken round by round, which is steadier than the ratio of the medians."""
+    return spread([n / d for n, d in zip(numerators, denominators, strict=True)])
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Change of y per unit of x, by least squares; 0 when x does not vary."""
+    if len(set(x)) < 2:
+        return 0.0
+    return statistics.linear_regression(x, y).slope
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """One line for people."""
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    load = " ".join(f"{value:.2f}" for value in machine["load"])
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"Python {machine['python']}, {packages}; load before: {load}"
+    )

@@ -1,0 +1,75 @@
+"""An open Pathways on Ray: one controller, many islands of accelerators, programs of JAX functions.
+
+    import numpy as np
+    import pathways_ray as pw
+    from jax.sharding import PartitionSpec as P
+
+    with pw.init(islands=2, devices_per_host=4):
+        s = pw.virtual_slice((4,), ("x",))
+
+        @pw.compiled(slice=s, in_specs=P("x"), out_specs=P("x"))
+        def double(v):
+            return v * 2
+
+        @pw.program
+        def f(v):
+            return double(double(v))
+
+        print(np.asarray(f(np.arange(8.0))))
+
+Names are loaded when first used: the processes of the control plane import parts of this package and must not load JAX,
+and clients must not load Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathways_ray import errors as errors
+    from pathways_ray.client.api import connect as connect
+    from pathways_ray.client.api import devices as devices
+    from pathways_ray.client.api import islands as islands
+    from pathways_ray.client.api import put as put
+    from pathways_ray.client.api import shutdown as shutdown
+    from pathways_ray.client.api import virtual_slice as virtual_slice
+    from pathways_ray.client.array import Array as Array
+    from pathways_ray.client.compiled import compiled as compiled
+    from pathways_ray.client.program import program as program
+    from pathways_ray.client.session import Session as Session
+    from pathways_ray.client.slices import VirtualSlice as VirtualSlice
+    from pathways_ray.start import init as init
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Array": "client.array",
+    "Session": "client.session",
+    "VirtualSlice": "client.slices",
+    "compiled": "client.compiled",
+    "connect": "client.api",
+    "devices": "client.api",
+    "init": "start",
+    "islands": "client.api",
+    "program": "client.program",
+    "put": "client.api",
+    "shutdown": "client.api",
+    "virtual_slice": "client.api",
+}
+
+__all__ = [*sorted(_HOMES), "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("pathways_ray.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pathways_ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"pathways_ray.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

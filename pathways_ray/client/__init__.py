@@ -1,0 +1,1 @@
+"""What users touch: sessions, slices, arrays, decorated functions, programs. Needs JAX and gRPC, never Ray."""

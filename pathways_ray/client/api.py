@@ -1,0 +1,147 @@
+"""The functions behind `pw.`: start or join a cluster, slices, arrays, what there is."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from pathways_ray.client import context
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.specs import broadcast_specs
+from pathways_ray.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathways_ray.client.array import Array
+
+
+def connect(url: str, token: str, *, name: str = "", timeout: float = 10.0) -> Session:
+    """A further client of a running cluster; needs no Ray. Becomes the current session of this process.
+
+    Args:
+        url: `grpc://host:port`, as `pw.init(...).url` says.
+        token: as `pw.init(...).token` says.
+
+    Raises:
+        AuthenticationError: the token is wrong.
+        ControllerLost: nobody answers.
+    """
+    session = Session(url, token, name, timeout)
+    context.sessions.append(session)
+    return session
+
+
+def virtual_slice(
+    shape: Sequence[int],
+    axes: Sequence[str] | None = None,
+    *,
+    island: int | None = None,
+    platform: str | None = None,
+    name: str = "",
+) -> VirtualSlice:
+    """A mesh of virtual devices, mapped by the resource manager to the least loaded devices of one island.
+
+    Args:
+        shape: one to three sizes.
+        axes: as many names; left out `x`, `y`, `z`.
+        island: the island to use; left out, the resource manager chooses.
+        platform: "cpu", "gpu" or "tpu"; left out, any.
+        name: shown in status.
+
+    Raises:
+        Unschedulable: no island can hold it; the message says what exists.
+    """
+    return context.current_session().virtual_slice(shape, axes, island=island, platform=platform, name=name)
+
+
+def put(value: Any, slice: VirtualSlice | None = None, spec: Any = None) -> Any:
+    """Places an array (or every array of a pytree) on a slice once, to be used by many launches.
+
+    Args:
+        slice: left out, the default slice: all devices of one island.
+        spec: a `PartitionSpec`, or a pytree prefix of them; None is replicated.
+
+    Returns:
+        A `pw.Array` for every leaf, usable at once.
+
+    Raises:
+        InvalidArray: a leaf is no array. SpecError: the spec does not fit.
+    """
+    where = slice if slice is not None else context.current_session().default_slice()
+    if not isinstance(where, VirtualSlice):
+        raise UsageError(f"slice= takes what pw.virtual_slice returns, not {where!r}")
+    leaves, tree = jax.tree.flatten(value)
+    specs = broadcast_specs(spec, value, where.axes, "spec")
+    arrays: list[Array] = [where.session.put(leaf, where, s)[0] for leaf, s in zip(leaves, specs, strict=True)]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def islands() -> list[dict[str, Any]]:
+    """The islands: their platform, hosts, and devices with the slices that hold them."""
+    found: list[dict[str, Any]] = context.current_session().status()["islands"]
+    return found
+
+
+def devices() -> list[dict[str, Any]]:
+    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, `slices`."""
+    return [
+        {
+            "device": device["device"],
+            "island": island["island"],
+            "host": host["host"],
+            "platform": island["platform"],
+            "up": host["up"],
+            "slices": device["slices"],
+        }
+        for island in islands()
+        for host in island["hosts"]
+        for device in host["devices"]
+    ]
+
+
+def shutdown() -> None:
+    """Closes every session of this process, and stops the cluster if this process started it. Twice is fine."""
+    while context.sessions:
+        context.sessions.pop().close()
+
+
+class ClusterSession(Session):
+    """The session of `pw.init`: closing it stops the cluster. `token` lets others in by `pw.connect(url, token)`."""
+
+    def __init__(self, url: str, token: str, cluster: Any) -> None:
+        self.cluster = cluster
+        super().__init__(url, token, "init")
+        self.token = token
+
+    def close(self) -> None:
+        """Closes the session, then stops every process of the cluster (and Ray, if `pw.init` started it)."""
+        try:
+            super().close()
+        finally:
+            cluster, self.cluster = self.cluster, None
+            if cluster is not None:
+                cluster.stop()
+
+
+def own_cluster() -> ClusterSession | None:
+    """The session of the cluster this process started, if it runs."""
+    return next((s for s in context.sessions if isinstance(s, ClusterSession) and s.cluster is not None), None)
+
+
+def adopt(cluster: Any) -> ClusterSession:
+    """Opens the first session of a cluster that was just started."""
+    try:
+        session = ClusterSession(cluster.url, cluster.token, cluster)
+    except BaseException:
+        cluster.stop()
+        raise
+    context.sessions.append(session)
+    return session
+
+
+# Sessions close before Ray's own exit handler runs, so that nothing is left waiting for a dead controller.
+atexit.register(shutdown)

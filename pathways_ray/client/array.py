@@ -1,0 +1,164 @@
+"""`pw.Array`: a handle to a logical array on a slice, usable before the array is computed.
+
+Handles are counted per buffer: all `Array`s that name one buffer share a `Buffer`, and the shards on the devices are
+freed when the last of them is dropped or one of them is deleted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from pathways_ray.client.values import ArgumentType, dtype_named, partition_spec
+from pathways_ray.errors import BufferDeleted, Failure, from_failure
+
+if TYPE_CHECKING:
+    from pathways_ray.client.session import Session
+
+PENDING, READY, FAILED, DELETED = range(4)
+
+
+class Buffer:
+    """A logical array as the client knows it: its id, and how far it is."""
+
+    __slots__ = ("__weakref__", "failure", "id", "session", "state", "why_deleted")
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.session = session
+        self.id = number
+        self.state = PENDING
+        self.failure: Failure | None = None
+        self.why_deleted = ""
+
+    def delete(self, why: str) -> None:
+        if self.state != DELETED:
+            self.state = DELETED
+            self.why_deleted = why
+            self.session.free(self.id)
+
+    def __del__(self) -> None:
+        if self.state != DELETED:
+            self.session.free(self.id)
+
+
+class Array:
+    """A future array on a virtual slice.
+
+    `np.asarray(y)`, `float(y)` and `y.block_until_ready()` wait for it and raise what went wrong with it; everything
+    else answers at once.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_type")
+
+    def __init__(self, buffer: Buffer, kind: ArgumentType) -> None:
+        self._buffer = buffer
+        self._type = kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._type.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return dtype_named(self._type.array.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._type.array.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self._type.array.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical array; replicas on devices are not counted."""
+        return self._type.array.nbytes
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Over the abstract mesh of the slice."""
+        assert self._type.slice is not None
+        return NamedSharding(self._type.slice.mesh, partition_spec(self._type.spec))
+
+    def is_ready(self) -> bool:
+        """Whether a wait would return (or raise) at once.
+
+        Raises:
+            BufferDeleted: the array was deleted or donated.
+        """
+        self._check_alive()
+        return self._buffer.state != PENDING
+
+    def is_deleted(self) -> bool:
+        return self._buffer.state == DELETED
+
+    def block_until_ready(self, timeout: float | None = None) -> Array:
+        """Waits until the array is computed; returns itself.
+
+        Args:
+            timeout: seconds; None waits as long as the launch may take, which the runtime bounds when processes die.
+
+        Raises:
+            PathwaysError: the root cause, when the launch that makes the array failed.
+            WaitTimeout: it took longer than `timeout`.
+        """
+        self._check_alive()
+        self._buffer.session.wait(self._buffer, timeout)
+        return self
+
+    def delete(self) -> None:
+        """Frees the array on its devices now. Any later use raises `BufferDeleted`."""
+        self._buffer.delete("it was deleted")
+
+    def _check_alive(self) -> None:
+        if self._buffer.state == DELETED:
+            raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.why_deleted}")
+        if self._buffer.failure is not None:
+            raise from_failure(self._buffer.failure)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        self._check_alive()
+        value = self._buffer.session.fetch(self)
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+    def __jax_array__(self) -> jax.Array:
+        return jax.numpy.asarray(self.__array__())
+
+    def item(self) -> Any:
+        """The value of an array of one element, as a Python scalar."""
+        return np.asarray(self).item()
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __complex__(self) -> complex:
+        return complex(np.asarray(self))
+
+    def __index__(self) -> int:
+        return int(np.asarray(self).__index__())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Fetches the array and indexes it on the client. To index on the devices, do it inside a program."""
+        return np.asarray(self)[index]
+
+    def __iter__(self) -> Any:
+        return iter(np.asarray(self))
+
+    def __repr__(self) -> str:
+        state = ("pending", "ready", "failed", "deleted")[self._buffer.state]
+        return f"pw.Array({self._type.array} @ {self._type.where()}, {state})"

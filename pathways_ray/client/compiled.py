@@ -1,0 +1,368 @@
+"""`pw.compiled`: a JAX function pinned to a slice, with shardings known before it runs.
+
+For each combination of argument types a function is traced and exported once (StableHLO, named by its content). Inside a
+program a call becomes one node; outside it is a program of one node.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, NamedSharding
+
+from pathways_ray import limits
+from pathways_ray.client import lines
+from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.specs import broadcast_specs, check_specs
+from pathways_ray.client.values import partition_spec
+from pathways_ray.errors import PathwaysError, TooLarge, TraceError, UsageError
+from pathways_ray.ir.types import ArrayType, Spec, check_layout
+
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A function exported for given argument types, flat: leaves in, leaves out."""
+
+    name: str
+    digest: str
+    blob: bytes
+    input_specs: tuple[Spec, ...]
+    outputs: tuple[ArrayType, ...]
+    output_specs: tuple[Spec, ...]
+    output_tree: Any
+    donated: tuple[int, ...]
+
+
+def export_function(
+    name: str,
+    flat: Callable[..., Sequence[Any]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    input_specs: Sequence[Spec],
+    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
+    where: VirtualSlice,
+    platforms: tuple[str, ...],
+    donated: tuple[int, ...] = (),
+    output_tree: Callable[[], Any] = lambda: None,
+) -> Exported:
+    """Traces and exports a flat function.
+
+    Raises:
+        TraceError: the function raised, or does what cannot be shipped (host callbacks, effects).
+        SpecError: an input or output does not divide as its spec says.
+        TooLarge: it captured more than `limits.MAX_CONSTANT_BYTES` of constants.
+    """
+    mesh = where.mesh
+    for k, (aval, spec) in enumerate(zip(avals, input_specs, strict=True)):
+        check_layout(ArrayType(aval.shape, np.dtype(aval.dtype).name), spec, where.type, f"{name}, input {k}")
+    chosen: list[Sequence[Spec]] = []
+
+    def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+        leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
+        out = [jax.numpy.asarray(leaf) for leaf in flat(*leaves)]
+        chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
+        return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
+
+    shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
+    jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            traced = jitted.trace(*avals)
+            _check_shippable(name, traced.jaxpr)
+            blob = bytes(export.export(jitted, platforms=platforms)(*avals).serialize())
+    except PathwaysError:
+        raise
+    except Exception as error:
+        where_text = lines.of_error(error)
+        at = f" ({where_text})" if where_text else ""
+        raise TraceError(f"{name}{at} cannot be traced: {type(error).__name__}: {error}") from error
+    outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
+    for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
+        check_layout(array, spec, where.type, f"{name}, output {k}")
+    return Exported(
+        name=name,
+        digest=hashlib.sha256(blob).hexdigest(),
+        blob=blob,
+        input_specs=tuple(input_specs),
+        outputs=outputs,
+        output_specs=tuple(chosen[-1]),
+        output_tree=output_tree(),
+        donated=donated,
+    )
+
+
+def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
+    """Fixes the layout of a value, so that a function computes alike alone and inside a larger computation."""
+    if mesh.size == 1:
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, partition_spec(spec)))
+
+
+def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
+    size = sum(int(getattr(constant, "nbytes", 0)) for constant in closed.consts)
+    if size > limits.MAX_CONSTANT_BYTES:
+        raise TooLarge(
+            f"{name} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
+            "Pass them as arguments (pw.put places one once)"
+        )
+    for equation in equations_of(closed.jaxpr):
+        if equation.primitive.name in _CALLBACKS:
+            raise TraceError(
+                f"{name} calls back to the host ({equation.primitive.name} at {lines.of_equation(equation)}); compiled "
+                "functions run where the user's Python is not"
+            )
+    if closed.effects:
+        raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
+
+
+def equations_of(jaxpr: Any) -> Any:
+    """All equations of a jaxpr, those of nested jaxprs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations_of(inner)
+
+
+class CompiledFunction:
+    """What `pw.compiled` returns. Call it with arrays (a program of one node) or inside a `pw.program`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        slice: VirtualSlice | None,
+        in_specs: Any,
+        out_specs: Any,
+        donate_argnums: tuple[int, ...],
+        static_argnums: tuple[int, ...],
+    ) -> None:
+        if not callable(fun):
+            raise UsageError(f"pw.compiled decorates a function, not {fun!r}")
+        if slice is not None and not isinstance(slice, VirtualSlice):
+            raise UsageError(f"slice= takes what pw.virtual_slice returns, not {slice!r}")
+        self.fun = fun
+        self.slice = slice
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self.donate_argnums = donate_argnums
+        self.static_argnums = static_argnums
+        self._exported: dict[Any, Exported] = {}
+        self._alone: dict[Any, Any] = {}
+        if slice is not None:
+            self._check_specs(slice)
+        functools.update_wrapper(self, fun, updated=())
+        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
+
+    def _check_specs(self, where: VirtualSlice) -> None:
+        check_specs(self.in_specs, where.axes, f"in_specs of {self.fun}")
+        check_specs(self.out_specs, where.axes, f"out_specs of {self.fun}")
+
+    def where(self) -> VirtualSlice:
+        """The slice it runs on; the session's default slice when none was given."""
+        if self.slice is not None:
+            return self.slice
+        found = current_session().default_slice()
+        self._check_specs(found)
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from pathways_ray.client.tracer import bind_call
+
+        if tracing.session is not None:
+            return bind_call(self, args, kwargs)
+        return self._program(args)(*self._dynamic(args), **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Program.lower`, for the program of one node."""
+        return self._program(args).lower(*self._dynamic(args), **kwargs)
+
+    def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.static_argnums:
+            return args
+        return tuple(value for k, value in enumerate(args) if k not in self._static_positions(len(args)))
+
+    def _static_positions(self, count: int) -> tuple[int, ...]:
+        return tuple(k % count if count else k for k in self.static_argnums)
+
+    def _program(self, args: tuple[Any, ...]) -> Any:
+        """The program of one node, one for each combination of static arguments."""
+        from pathways_ray.client.program import Program
+
+        static = self.static_values(args)
+        found = self._alone.get(static)
+        if found is None:
+            positions = [k for k, _ in static]
+            values = dict(static)
+            count = len(args)
+
+            def alone(*dynamic: Any, **kwargs: Any) -> Any:
+                rest = iter(dynamic)
+                return self(*[values[k] if k in positions else next(rest) for k in range(count)], **kwargs)
+
+            direct = (lambda *a, **k: self(*a, **k)) if not static else alone
+            direct.__name__ = self.__name__
+            found = self._alone[static] = Program(direct, self.__name__, check=False)
+        return found
+
+    def static_values(self, args: tuple[Any, ...]) -> tuple[tuple[int, Any], ...]:
+        """(position, value) of the static arguments.
+
+        Raises:
+            UsageError: one is not hashable, or missing.
+        """
+        if not self.static_argnums:
+            return ()
+        found = []
+        for k in self._static_positions(len(args)):
+            if not 0 <= k < len(args):
+                raise UsageError(f"{self.__name__} has static argument {k}, but was called with {len(args)} arguments")
+            try:
+                hash(args[k])
+            except TypeError:
+                raise UsageError(f"static argument {k} of {self.__name__} is not hashable: {args[k]!r}") from None
+            found.append((k, args[k]))
+        return tuple(found)
+
+    def specialize(
+        self, where: VirtualSlice, static: tuple[tuple[int, Any], ...], tree: Any, avals: tuple[Any, ...]
+    ) -> Exported:
+        """The function exported for flat arguments of the given types; traced once for each combination.
+
+        Args:
+            tree: of (dynamic positional arguments, keyword arguments).
+            avals: a `jax.ShapeDtypeStruct` for each leaf.
+        """
+        platforms = current_session().platforms
+        key = (where.id, where.session.id, static, tree, tuple((a.shape, a.dtype, a.weak_type) for a in avals), platforms)
+        found = self._exported.get(key)
+        if found is None:
+            found = self._exported[key] = self._export(where, dict(static), tree, avals, platforms)
+        return found
+
+    def _export(
+        self, where: VirtualSlice, static: dict[int, Any], tree: Any, avals: tuple[Any, ...], platforms: tuple[str, ...]
+    ) -> Exported:
+        args, kwargs = jax.tree.unflatten(tree, avals)
+        trees: list[Any] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            dynamic, keywords = jax.tree.unflatten(tree, leaves)
+            rest = iter(dynamic)
+            merged = [static[k] if k in static else next(rest) for k in range(len(dynamic) + len(static))]
+            out, out_tree = jax.tree.flatten(self.fun(*merged, **keywords))
+            trees.append(out_tree)
+            return out
+
+        def output_specs(types: list[ArrayType]) -> list[Spec]:
+            like = jax.tree.unflatten(trees[-1], list(range(len(types))))
+            return broadcast_specs(self.out_specs, like, where.axes, f"out_specs of {self.__name__}")
+
+        return export_function(
+            self.__name__,
+            flat,
+            avals,
+            self._input_specs(where, args, kwargs, static),
+            output_specs,
+            where,
+            platforms,
+            self._donated_leaves(args, static),
+            lambda: trees[-1],
+        )
+
+    def _input_specs(
+        self, where: VirtualSlice, args: tuple[Any, ...], kwargs: dict[str, Any], static: dict[int, Any]
+    ) -> list[Spec]:
+        """One spec for each leaf. A tuple has an entry for each positional argument; keywords are then replicated."""
+        what = f"in_specs of {self.__name__}"
+        if isinstance(self.in_specs, tuple | list):
+            specs = tuple(self.in_specs)
+            if len(specs) == len(args) + len(static):
+                specs = tuple(spec for k, spec in enumerate(specs) if k not in static)
+            if len(specs) != len(args):
+                raise UsageError(f"{what} has {len(self.in_specs)} entries; it was called with {len(args)} arguments")
+            rest: Any = None
+        else:
+            specs, rest = (self.in_specs,) * len(args), self.in_specs
+        found: list[Spec] = []
+        for spec, value in [*zip(specs, args, strict=True), (rest, kwargs)]:
+            found += broadcast_specs(spec, value, where.axes, what)
+        return found
+
+    def _donated_leaves(self, args: tuple[Any, ...], static: dict[int, Any]) -> tuple[int, ...]:
+        """Donated positions as leaf numbers; positions count all arguments, static ones included, as in `jax.jit`."""
+        count = len(args) + len(static)
+        donated = {k % count if count else k for k in self.donate_argnums}
+        leaves: list[int] = []
+        start = 0
+        positions = [k for k in range(count) if k not in static]
+        for position, value in zip(positions, args, strict=True):
+            size = len(jax.tree.leaves(value))
+            if position in donated:
+                leaves += range(start, start + size)
+            start += size
+        return tuple(leaves)
+
+    def __repr__(self) -> str:
+        return f"pw.compiled({self.__name__}, slice={self.slice})"
+
+
+def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, int) else tuple(value)
+    if not all(isinstance(k, int) for k in found):
+        raise UsageError(f"{what} takes argument positions, not {value!r}")
+    return found
+
+
+def compiled(
+    fun: Callable[..., Any] | None = None,
+    *,
+    slice: VirtualSlice | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+) -> Any:
+    """Makes a JAX function a compiled function: one node of a program, however many devices it runs on.
+
+    Equals `jax.jit(fun, in_shardings=..., out_shardings=...)` over the devices of `slice`, with the global view of arrays.
+    Works bare, as a decorator with arguments, and as a call.
+
+    Args:
+        fun: any traceable function, `jax.jit`-ed or not, with `jax.shard_map` inside or not.
+        slice: from `pw.virtual_slice`; left out, all devices of one island on one axis `x`.
+        in_specs: `PartitionSpec`s, a pytree prefix of the arguments; one spec stands for all; None is replicated.
+        out_specs: the same for the results.
+        donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call.
+        static_argnums: arguments that are part of the trace; hashable.
+
+    Raises:
+        SpecError: a spec names an axis that the slice does not have.
+        UsageError: an option of the wrong kind.
+    """
+    options = {
+        "slice": slice,
+        "in_specs": in_specs,
+        "out_specs": out_specs,
+        "donate_argnums": _positions(donate_argnums, "donate_argnums"),
+        "static_argnums": _positions(static_argnums, "static_argnums"),
+    }
+    if fun is None:
+        return lambda f: CompiledFunction(f, **options)  # type: ignore[arg-type]
+    if inspect.isclass(fun) or not callable(fun):
+        raise UsageError(f"pw.compiled decorates a function, not {fun!r}")
+    return CompiledFunction(fun, **options)  # type: ignore[arg-type]

@@ -1,0 +1,36 @@
+"""The current session of this process, and whether a program is being traced on this thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from pathways_ray.errors import NotInitialized
+
+if TYPE_CHECKING:
+    from pathways_ray.client.session import Session
+
+
+class _Tracing(threading.local):
+    """`session` is that of the program being traced on this thread, or None."""
+
+    session: Session | None = None
+
+
+tracing = _Tracing()
+sessions: list[Session] = []
+
+
+def current_session() -> Session:
+    """The session made last and not closed.
+
+    Raises:
+        NotInitialized: there is none.
+    """
+    if tracing.session is not None:
+        return tracing.session
+    while sessions and sessions[-1].closed_because == "it was shut down":
+        sessions.pop()
+    if not sessions:
+        raise NotInitialized("there is no cluster yet: call pw.init() to start one here, or pw.connect(url, token=...)")
+    return sessions[-1]

@@ -1,0 +1,286 @@
+"""From the jaxpr of a traced program to its graph.
+
+Every call of a compiled function is one node; every ordinary JAX operation becomes a small node of its own, on the slice of
+its first placed operand. A value that is still with the client is placed where its first consumer wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from pathways_ray import limits
+from pathways_ray.client import lines
+from pathways_ray.client.array import Array
+from pathways_ray.client.compiled import Exported, equations_of, export_function
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, constant_bytes
+from pathways_ray.client.values import ArgumentType, array_type
+from pathways_ray.errors import GraphError, TooLarge, TraceError
+from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
+from pathways_ray.ir.types import ArrayType, Layout, Spec
+from pathways_ray.ir.verify import verify
+
+if TYPE_CHECKING:
+    from pathways_ray.client.session import Session
+
+_INLINED = ("pjit", "jit", "closed_call", "core_call")
+
+
+@dataclass
+class _Value:
+    """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant)."""
+
+    ref: Ref | None = None
+    leaf: int = -1
+    array: Array | None = None
+    constant: np.ndarray[Any, Any] | None = None
+    kind: ArgumentType | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where argument k of a launch comes from: a leaf of the call, or something the program holds."""
+
+    leaf: int
+    held: Array | np.ndarray[Any, Any] | None
+    slice: VirtualSlice
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where leaf k of the result comes from: result `result` of the launch, or what was there before."""
+
+    result: int = -1
+    leaf: int = -1
+    held: Array | np.ndarray[Any, Any] | None = None
+
+
+@dataclass
+class BuiltProgram:
+    """A graph, the functions it runs, and how calls and results map to it."""
+
+    graph: Graph
+    functions: dict[str, bytes]
+    sources: list[Source]
+    outputs: list[Output]
+    result_kinds: tuple[ArgumentType, ...]
+    donated_leaves: tuple[int, ...]
+
+
+@dataclass
+class GraphBuilder:
+    """Builds the graph of one trace."""
+
+    session: Session
+    name: str
+    kinds: list[ArgumentType]
+    nodes: list[Node] = field(default_factory=list)
+    recipes: dict[Recipe, int] = field(default_factory=dict)
+    functions: dict[str, bytes] = field(default_factory=dict)
+    slices: dict[int, VirtualSlice] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+    donated: set[int] = field(default_factory=set)
+
+    def build(self, traced: Trace) -> BuiltProgram:
+        """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
+        closed = traced.closed
+        size = constant_bytes(closed)
+        if size > limits.MAX_CONSTANT_BYTES:
+            raise TooLarge(
+                f"program {self.name!r} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
+                "Pass them as arguments (pw.put places one once)"
+            )
+        leaves = [_Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
+        outputs = self._run(closed.jaxpr, [_Value(constant=np.asarray(c)) for c in closed.consts], leaves)
+        refs: list[Ref] = []
+        mapped = [self._output(value, refs) for value in outputs]
+        self.nodes.append(Result(tuple(refs)))
+        graph = verify(
+            Graph(self.name, tuple(s.type for s in self.slices.values()), tuple(self.recipes), tuple(self.nodes))
+        )
+        return BuiltProgram(
+            graph=graph,
+            functions=self.functions,
+            sources=self.sources,
+            outputs=mapped,
+            result_kinds=tuple(self._kind(graph, ref) for ref in refs),
+            donated_leaves=tuple(sorted(self.donated)),
+        )
+
+    def _kind(self, graph: Graph, ref: Ref) -> ArgumentType:
+        layout = graph.layout_of(ref)
+        return ArgumentType.of(graph.type_of(ref), False, self.slices[layout.slice], layout.spec)
+
+    def _output(self, value: _Value, refs: list[Ref]) -> Output:
+        """A value that is an argument, a captured array or a constant is handed back without a launch."""
+        if value.leaf >= 0:
+            return Output(leaf=value.leaf)
+        if value.array is not None:
+            return Output(held=value.array)
+        if value.constant is not None:
+            return Output(held=value.constant)
+        assert value.ref is not None
+        if value.ref not in refs:
+            refs.append(value.ref)
+        return Output(result=refs.index(value.ref))
+
+    def _run(self, jaxpr: Any, constants: list[_Value], arguments: list[_Value]) -> list[_Value]:
+        values: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> _Value:
+            if isinstance(atom, jex_core.Literal):
+                return _Value(constant=np.asarray(atom.val, atom.aval.dtype))
+            return values[atom]
+
+        for equation in jaxpr.eqns:
+            if equation.primitive is capture_p:
+                outputs = [_Value(array=equation.params["captured"].array)]
+                outputs[0].kind = outputs[0].array._type  # type: ignore[union-attr]
+            elif equation.primitive is call_p:
+                outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
+            elif any(inner.primitive in (call_p, capture_p) for inner in _inner_equations(equation)):
+                if equation.primitive.name not in _INLINED:
+                    raise TraceError(
+                        f"program {self.name!r} calls a compiled function inside {equation.primitive.name} at "
+                        f"{lines.of_equation(equation)}; a program is a graph without loops or branches. Unroll it in "
+                        "Python, or put the loop inside the compiled function"
+                    )
+                inner = equation.params["jaxpr"]
+                held = [_Value(constant=np.asarray(c)) for c in inner.consts]
+                outputs = self._run(inner.jaxpr, held, [read(atom) for atom in equation.invars])
+            else:
+                outputs = self._operation(equation, read)
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _call(self, site: CallSite, inputs: list[_Value]) -> list[_Value]:
+        return self._node(site.exported, site.slice, inputs, site.where)
+
+    def _node(self, exported: Exported, where: VirtualSlice, inputs: list[_Value], line: str) -> list[_Value]:
+        self._use_slice(where)
+        layouts = tuple(Layout(where.id, spec) for spec in exported.input_specs)
+        refs = tuple(self._ref(value, where, layout.spec) for value, layout in zip(inputs, layouts, strict=True))
+        for k in exported.donated:
+            if inputs[k].leaf >= 0:
+                self.donated.add(inputs[k].leaf)
+        part = Part(exported.name, exported.digest, tuple(Ref(-1, k) for k in range(len(refs))))
+        recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
+        self.functions[exported.digest] = exported.blob
+        index = len(self.nodes)
+        self.nodes.append(
+            Compute(
+                name=exported.name,
+                recipe=self.recipes.setdefault(recipe, len(self.recipes)),
+                slice=where.id,
+                inputs=refs,
+                input_layouts=layouts,
+                outputs=exported.outputs,
+                output_layouts=tuple(Layout(where.id, spec) for spec in exported.output_specs),
+                donated=exported.donated,
+                where=line,
+            )
+        )
+        return [_Value(ref=Ref(index, k)) for k in range(len(exported.outputs))]
+
+    def _ref(self, value: _Value, where: VirtualSlice, spec: Spec) -> Ref:
+        """The value as a ref of the graph; one that is not in it yet becomes an argument."""
+        if value.ref is not None:
+            return value.ref
+        held: Array | np.ndarray[Any, Any] | None = value.array if value.array is not None else value.constant
+        kind = value.kind
+        if kind is not None and kind.slice is not None:
+            where, spec = kind.slice, kind.spec
+            self._use_slice(where)
+        array = kind.array if kind is not None else array_type(value.constant)  # type: ignore[arg-type]
+        value.ref = Ref(len(self.nodes))
+        self.nodes.append(Argument(len(self.sources), array, Layout(where.id, spec)))
+        self.sources.append(Source(value.leaf, held, where, spec))
+        return value.ref
+
+    def _use_slice(self, where: VirtualSlice) -> None:
+        if where.session is not self.session:
+            raise GraphError(f"program {self.name!r} uses {where}, which belongs to another session")
+        if where.released:
+            raise GraphError(f"program {self.name!r} uses {where}, which was released")
+        self.slices.setdefault(where.id, where)
+
+    def _operation(self, equation: Any, read: Any) -> list[_Value]:
+        """An ordinary JAX operation as a node: on the slice of its first placed operand, else on the default slice."""
+        atoms = list(dict.fromkeys(a for a in equation.invars if not isinstance(a, jex_core.Literal)))
+        inputs = [read(atom) for atom in atoms]
+        where, specs = self._place_operation(equation, inputs)
+        shapes = {tuple(v.aval.shape) for v in equation.outvars}
+        name = str(equation.params.get("name", equation.primitive.name))
+
+        def flat(*leaves: Any) -> list[Any]:
+            environment = dict(zip(atoms, leaves, strict=True))
+            jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects)
+            return list(jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*[environment[a] for a in atoms]))
+
+        output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
+        avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype, weak_type=a.aval.weak_type) for a in atoms]
+        exported = export_function(
+            name, flat, avals, specs, lambda types: [output] * len(types), where, self.session.platforms
+        )
+        return self._node(exported, where, inputs, lines.of_equation(equation))
+
+    def _place_operation(self, equation: Any, inputs: list[_Value]) -> tuple[VirtualSlice, list[Spec]]:
+        """The slice, and the spec of each operand: as it lies when it lies there, else like the first if the shapes agree."""
+        where: VirtualSlice | None = None
+        lead: Spec = ()
+        shape: tuple[int, ...] = ()
+        for value in inputs:
+            layout = self._layout(value)
+            if layout is not None:
+                where, lead = layout
+                shape = self._type(value).shape
+                break
+        if where is None:
+            where = self.session.default_slice()
+        specs: list[Spec] = []
+        for value in inputs:
+            specs.append(lead if self._type(value).shape == shape else ())
+        if len({self._type(v).shape for v in inputs if self._type(v).shape}) > 1:
+            specs = [layout[1] if (layout := self._layout(v)) is not None and layout[0] is where else () for v in inputs]
+        return where, specs
+
+    def _same_shape(self, inputs: list[_Value], atoms: list[Any], shapes: set[tuple[int, ...]]) -> bool:
+        """Whether an operation keeps the shape of all its operands, so that its result may keep their layout."""
+        return all(not self._type(v).shape or self._type(v).shape in shapes for v in inputs) and bool(
+            self._type(inputs[0]).shape
+        )
+
+    def _layout(self, value: _Value) -> tuple[VirtualSlice, Spec] | None:
+        if value.ref is not None:
+            node = self.nodes[value.ref.node]
+            layout = node.output_layouts[value.ref.output] if isinstance(node, Compute) else node.layout  # type: ignore[union-attr]
+            return self.slices[layout.slice], layout.spec
+        if value.kind is not None and value.kind.slice is not None:
+            return value.kind.slice, value.kind.spec
+        return None
+
+    def _type(self, value: _Value) -> ArrayType:
+        if value.ref is not None:
+            node = self.nodes[value.ref.node]
+            return node.outputs[value.ref.output] if isinstance(node, Compute) else node.type  # type: ignore[union-attr]
+        if value.kind is not None:
+            return value.kind.array
+        assert value.constant is not None
+        return array_type(value.constant)
+
+
+def _inner_equations(equation: Any) -> Any:
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations_of(inner)

@@ -1,0 +1,205 @@
+"""`pw.program`: traced once for each combination of argument types, then launched with one small message per call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pathways_ray.client.array import DELETED, Array, Buffer
+from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.data import Upload
+from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
+from pathways_ray.client.session import Session
+from pathways_ray.client.tracer import check_no_outer_assignment, trace
+from pathways_ray.client.values import ArgumentType, array_type, to_numpy
+from pathways_ray.errors import TraceError, UsageError
+from pathways_ray.ir.memory import peak_bytes
+from pathways_ray.ir.passes import lower as lower_graph
+from pathways_ray.ir.text import graph_text
+from pathways_ray.transport.messages import encode
+
+
+class Program:
+    """What `pw.program` returns. Calling it launches; inside another program it is inlined."""
+
+    def __init__(self, fun: Callable[..., Any], name: str = "", check: bool = True) -> None:
+        if not callable(fun):
+            raise UsageError(f"pw.program decorates a function, not {fun!r}")
+        self.fun = fun
+        self._cache: dict[Any, LoweredProgram] = {}
+        functools.update_wrapper(self, fun, updated=())
+        self.__name__ = name or getattr(fun, "__name__", type(fun).__name__)
+        if check:
+            check_no_outer_assignment(fun, self.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
+        if tracing.session is not None:
+            return self.fun(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        session = current_session()
+        key = (session.id, session.url, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
+        lowered = self._cache.get(key)
+        if lowered is None:
+            lowered = self._cache[key] = self._lower(session, tree, list(key[3:]))
+        return lowered.launch(leaves)
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
+        """The program for arguments of these types, traced and checked but not launched.
+
+        Arguments may be `jax.ShapeDtypeStruct`s.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return self._lower(current_session(), tree, [_type_of(leaf) for leaf in leaves])
+
+    def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
+        session.check_open()
+        traced = trace(session, self.fun, self.__name__, tree, kinds)
+        built = GraphBuilder(session, self.__name__, kinds).build(traced)
+        return LoweredProgram(session, built, traced.output_tree)
+
+    def __repr__(self) -> str:
+        return f"pw.program({self.__name__})"
+
+
+def _type_of(leaf: Any) -> ArgumentType:
+    if isinstance(leaf, Array):
+        return leaf._type
+    if isinstance(leaf, jax.core.Tracer):
+        raise TraceError(
+            "a pw function was called inside jax.jit, grad or another JAX transformation; use those inside pw.compiled "
+            "functions, and call pw functions from plain Python or from a pw.program"
+        )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return ArgumentType.of(array_type(leaf), bool(leaf.weak_type), None, ())  # type: ignore[arg-type]
+    array, weak = to_numpy(leaf)
+    return ArgumentType.of(array_type(array), weak, None, ())
+
+
+class LoweredProgram:
+    """A program for given argument types: its graph, and after registration what launches it."""
+
+    def __init__(self, session: Session, built: BuiltProgram, output_tree: Any) -> None:
+        self.session = session
+        self._built = built
+        self._output_tree = output_tree
+        self._number = -1
+        self._held: dict[int, Array] = {}
+        self._returned: dict[int, Array] = {}
+        self._encoded = encode(built.graph)
+        # A plain program hands on its results in order; then a call need not look at each output.
+        self._plain = [output.result for output in built.outputs] == list(range(len(built.result_kinds)))
+
+    @property
+    def graph(self) -> Any:
+        """The traced graph (`pathways_ray.ir.graph.Graph`)."""
+        return self._built.graph
+
+    def launch(self, leaves: list[Any]) -> Any:
+        """One call: uploads what is still with the client, sends the launch, returns handles."""
+        session, built = self.session, self._built
+        buffers: list[Buffer] = []
+        uploads: tuple[Upload, ...] = ()
+        placed: dict[int, Array] = {}
+        for k, source in enumerate(built.sources):
+            value = leaves[source.leaf] if source.leaf >= 0 else self._held.get(k, source.held)
+            if type(value) is not Array:
+                value, upload = session.put(value, source.slice, source.spec)
+                uploads += (upload,)
+                if source.leaf >= 0:
+                    placed[source.leaf] = value
+                else:
+                    self._held[k] = value
+            buffer = value._buffer
+            if buffer.state == DELETED or buffer.session is not session:
+                session.check_mine(buffer)
+            buffers.append(buffer)
+        results: list[Array] = []
+        if built.result_kinds:
+            if self._number < 0:
+                self._number = session.register(self._encoded, built.functions)
+            results = session.launch(self._number, buffers, uploads, built.result_kinds)
+        if built.donated_leaves:
+            self._donate(leaves)
+        outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
+        return jax.tree.unflatten(self._output_tree, outputs)
+
+    def _donate(self, leaves: list[Any]) -> None:
+        for k in self._built.donated_leaves:
+            if isinstance(leaves[k], Array):
+                leaves[k]._buffer.delete(f"it was donated to {self._built.graph.name}")
+
+    def _output(self, output: Output, results: list[Array], leaves: list[Any], placed: dict[int, Array]) -> Array:
+        """A result, or a new handle to what was there before: an argument, a captured array, a constant."""
+        if output.result >= 0:
+            found = results[output.result]
+            return Array(found._buffer, found._type)
+        value = leaves[output.leaf] if output.leaf >= 0 else output.held
+        if output.leaf >= 0 and output.leaf in placed:
+            value = placed[output.leaf]
+        elif output.leaf < 0 and not isinstance(value, Array):
+            value = self._returned.get(id(output), value)
+        if not isinstance(value, Array):
+            value, _ = self.session.put(value, self.session.default_slice(), ())
+            if output.leaf < 0:
+                self._returned[id(output)] = value
+        value._check_alive()
+        self.session.check_mine(value._buffer)
+        return Array(value._buffer, value._type)
+
+    def as_text(self, stage: str = "graph") -> str:
+        """The program as text: "graph" as traced, "plan" as placed, step by step for each island."""
+        if stage == "graph":
+            return graph_text(self._built.graph)
+        if stage == "plan":
+            return self.session.explain(-1, self._encoded).plan
+        raise UsageError(f"as_text shows 'graph' or 'plan', not {stage!r}")
+
+    def explain(self) -> str:
+        """Devices, bytes, order and peak memory, as the cluster would run it now. Compiles the program.
+
+        Raises:
+            CompileError: it cannot be compiled.
+        """
+        if self._number < 0:
+            self._number = self.session.register(self._encoded, self._built.functions)
+        reply = self.session.explain(self._number, self._encoded)
+        graph = lower_graph(self._built.graph, fusion=False)
+        peak = peak_bytes(graph)
+        lines = [f"program {graph.name}: {len(self._built.graph.nodes)} nodes"]
+        for kind in sorted(self._slices(), key=lambda s: s.id):
+            lines.append(
+                f"  {kind}: island {kind.island}, devices {', '.join(kind.devices)}; arrays take at most "
+                f"{peak.get(kind.id, 0)} bytes a device"
+            )
+        moved = [line for line in graph_text(graph).splitlines() if "= transfer" in line]
+        lines.append(f"  transfers and reshards: {len(moved)}")
+        lines += [f"  {line}" for line in moved]
+        for host, temporary in sorted(reply.temporary_bytes.items()):
+            lines.append(f"  host {host}: computations need up to {temporary} bytes of their own on a device")
+        lines.append("  order:")
+        lines += [f"    {line}" for line in reply.order.splitlines()]
+        return "\n".join(lines)
+
+    def _slices(self) -> Any:
+        used = {s.id for s in self._built.graph.slices}
+        found = {source.slice.id: source.slice for source in self._built.sources}
+        found.update({kind.slice.id: kind.slice for kind in self._built.result_kinds if kind.slice is not None})
+        return [s for s in found.values() if s.id in used]
+
+
+def program(fun: Callable[..., Any] | None = None, *, name: str = "") -> Any:
+    """Makes a Python function that calls compiled functions a program: a graph launched with one message per host.
+
+    The function runs once for each combination of argument types (shapes, dtypes, and where `pw.Array` arguments lie); later
+    calls only launch. Any pytrees in and out. Ordinary `jnp` operations become small nodes.
+
+    Raises:
+        TraceError: it assigns to a global or outer variable, when decorated; or what tracing finds, when called.
+    """
+    if fun is None:
+        return lambda f: Program(f, name)
+    return Program(fun, name)

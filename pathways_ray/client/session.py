@@ -1,0 +1,457 @@
+"""A session: the client's end of a cluster.
+
+Nothing here waits for a reply on the way of a launch. Ids of programs, launches and buffers are made here; launches, uploads
+and frees go into one queue in the order of the user's calls; a sender thread moves what may leave into the stream to the
+controller. A launch may leave once the arrays uploaded for it have arrived, so that a slow client holds up nobody's
+devices but its own calls.
+
+Outcomes come back on the same stream, read by one thread, which wakes those who wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from pathways_ray import limits
+from pathways_ray.client.array import DELETED, FAILED, PENDING, READY, Array, Buffer
+from pathways_ray.client.data import DataLinks, Upload
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.values import ArgumentType, array_type, to_numpy
+from pathways_ray.errors import (
+    AuthenticationError,
+    BufferDeleted,
+    ControllerLost,
+    Failure,
+    ForeignArray,
+    PathwaysError,
+    SessionClosed,
+    Unschedulable,
+    UsageError,
+    WaitTimeout,
+    from_failure,
+)
+from pathways_ray.ir.types import Spec, check_layout
+from pathways_ray.transport import streams
+from pathways_ray.transport.messages import (
+    REPLY,
+    TO_CLIENT,
+    VERSION,
+    BuffersLost,
+    CloseSession,
+    Completed,
+    CreateSlice,
+    Explain,
+    Explained,
+    Free,
+    HostAddress,
+    Launch,
+    LaunchFailed,
+    Message,
+    OpenSession,
+    Put,
+    Refused,
+    Register,
+    ReleaseSlice,
+    Reply,
+    SessionEnded,
+    SessionOpened,
+    SliceCreated,
+    Status,
+    StatusReply,
+    encode,
+)
+
+_WAIT_SLICE_S = 0.5
+"""Waits wake up this often, so that Ctrl-C is seen and a dead reader cannot leave anybody waiting."""
+
+
+class Session:
+    """A connection to a cluster. Made by `pw.init` and `pw.connect`; a context manager that closes itself.
+
+    Args:
+        url: `grpc://host:port` of the controller.
+        token: what the cluster was started with.
+
+    Raises:
+        AuthenticationError: the token is wrong.
+        ControllerLost: nobody answers at `url` within `timeout` seconds.
+    """
+
+    def __init__(self, url: str, token: str, name: str = "", timeout: float = 10.0) -> None:
+        self.url = url
+        self._channel = streams.channel(_address(url))
+        self._token = token
+        self._unary = self._channel.unary_unary(streams.CALL)
+        opened = self._call(OpenSession(VERSION, name), timeout, token)
+        assert isinstance(opened, SessionOpened)
+        self.id = opened.session
+        self.platforms = opened.platforms
+        self._secret = opened.secret
+        self._max_launches = opened.max_launches
+        self.closed_because = ""
+        self.owner: Any = None
+
+        self._launches = itertools.count(1)
+        self._buffers = itertools.count(1)
+        self._programs = itertools.count(1)
+        self._sent_functions: set[str] = set()
+        self._default_slice: VirtualSlice | None = None
+        self._changed = threading.Condition()
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._named: dict[int, weakref.ref[Buffer]] = {}
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[Message, tuple[Upload, ...], tuple[Buffer, ...]]] = deque()
+        self._outbox = streams.ThreadOutbox()
+        self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed)
+        metadata = {"session": str(self.id), "authorization": self._secret}
+        self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._outbox, metadata)
+        self._reader = threading.Thread(target=self._read, name="pathways-reader", daemon=True)
+        self._reader.start()
+
+    # --- calls with a reply -------------------------------------------------------------------------------------------
+
+    def _call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S, secret: str | None = None) -> Reply:
+        if secret is None:
+            self.check_open()
+        metadata = (("authorization", self._secret if secret is None else secret),)
+        try:
+            reply = REPLY.decode(self._unary(encode(request), timeout=timeout, metadata=metadata))
+        except grpc.RpcError as error:
+            raise ControllerLost(f"the controller at {self.url} does not answer: {_details(error)}") from None
+        if isinstance(reply, Refused):
+            raise from_failure(reply.failure)
+        return reply
+
+    def virtual_slice(
+        self,
+        shape: Sequence[int] | None = None,
+        axes: Sequence[str] | None = None,
+        *,
+        island: int | None = None,
+        platform: str | None = None,
+        name: str = "",
+    ) -> VirtualSlice:
+        """See `pw.virtual_slice`."""
+        sizes, names = _mesh(shape, axes)
+        reply = self._call(
+            CreateSlice(self.id, sizes, names, -1 if island is None else island, platform or "", name)
+        )
+        assert isinstance(reply, SliceCreated)
+        return VirtualSlice(self, reply.placed, name)
+
+    def release_slice(self, held: VirtualSlice) -> None:
+        if not self.closed_because:
+            self._call(ReleaseSlice(self.id, held.id))
+
+    def default_slice(self) -> VirtualSlice:
+        """All devices of one island on one axis `x`; made when first needed."""
+        with self._lock:
+            if self._default_slice is None:
+                self._default_slice = self.virtual_slice(None, ("x",), name="default")
+            return self._default_slice
+
+    def status(self) -> dict[str, Any]:
+        """Islands, devices, slices, sessions and the number of live buffers of the whole cluster."""
+        reply = self._call(Status(self.id))
+        assert isinstance(reply, StatusReply)
+        found: dict[str, Any] = json.loads(reply.text)
+        return found
+
+    def explain(self, program: int, graph: bytes) -> Explained:
+        """How the controller places a program; waits until it is compiled when it is registered."""
+        self.flush()
+        reply = self._call(Explain(self.id, program, graph), timeout=180.0)
+        assert isinstance(reply, Explained)
+        return reply
+
+    # --- programs, launches, buffers ----------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self.closed_because:
+            raise SessionClosed(f"the session is closed: {self.closed_because}")
+
+    def register(self, graph: bytes, functions: dict[str, bytes]) -> int:
+        """Sends a program ahead of its first launch; returns its number."""
+        self.check_open()
+        number = next(self._programs)
+        with self._lock:
+            fresh = {digest: blob for digest, blob in functions.items() if digest not in self._sent_functions}
+            self._sent_functions.update(fresh)
+        self._enqueue(Register(number, graph, fresh))
+        return number
+
+    def launch(
+        self, program: int, arguments: list[Buffer], uploads: tuple[Upload, ...], results: tuple[ArgumentType, ...]
+    ) -> list[Array]:
+        """Sends one launch on its way; returns handles to its results at once.
+
+        Waits only when the session has too many launches without an outcome.
+        """
+        self.check_open()
+        failure = next((b.failure for b in arguments if b.failure is not None), None)
+        if len(self._pending) >= self._max_launches:
+            self._wait_for_room()
+        arrays = [Array(self._new_buffer(), kind) for kind in results]
+        base = arrays[0]._buffer.id if arrays else 0
+        if failure is not None:
+            for array in arrays:
+                array._buffer.failure, array._buffer.state = failure, FAILED
+            return arrays
+        launch = next(self._launches)
+        self._pending[launch] = (base, len(arrays))
+        message = Launch(launch, program, tuple([buffer.id for buffer in arguments]), base)
+        if uploads or self._queue:
+            self._enqueue(message, uploads, tuple(arguments))
+        else:
+            self._outbox.send(message)
+        if self.closed_because:
+            self._fail_pending(launch, self._closed_failure())
+        return arrays
+
+    def _new_buffer(self) -> Buffer:
+        buffer = Buffer(self, next(self._buffers))
+        # Weak: a buffer nobody holds any more needs no outcome.
+        self._named[buffer.id] = weakref.ref(buffer)
+        return buffer
+
+    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> tuple[Array, Upload]:
+        """Uploads an array to the devices of a slice; the handle may be used at once."""
+        array, weak = to_numpy(value)
+        kind = ArgumentType.of(array_type(array), weak, where, spec)
+        check_layout(kind.array, spec, where.type, "put")
+        buffer = self._new_buffer()
+        upload = self._data.upload(buffer, array, kind.array, spec, where.placed)
+        self._enqueue(Put(buffer.id, where.id, kind.array, spec))
+        return Array(buffer, kind), upload
+
+    def free(self, number: int) -> None:
+        """Tells the cluster that nobody holds a buffer any more; safe in a destructor."""
+        self._named.pop(number, None)
+        if self.closed_because:
+            return
+        message = Free((number,))
+        if self._queue:
+            self._queue.append((message, (), ()))
+        else:
+            self._outbox.send(message)
+
+    def check_mine(self, buffer: Buffer) -> None:
+        """Raises unless the buffer may be an argument of a launch of this session."""
+        if buffer.session is not self:
+            raise ForeignArray("the array belongs to another session; fetch it there and pass the NumPy array here")
+        if buffer.state == DELETED:
+            raise BufferDeleted(f"the array cannot be an argument: {buffer.why_deleted}")
+
+    def _enqueue(self, message: Message, uploads: tuple[Upload, ...] = (), keep: tuple[Buffer, ...] = ()) -> None:
+        self._queue.append((message, uploads, keep))
+        self._uploads_changed()
+
+    def _uploads_changed(self) -> None:
+        """Moves from the queue to the stream what may leave: everything up to the first unfinished upload."""
+        failed: list[tuple[int, Failure]] = []
+        with self._lock:
+            while self._queue:
+                message, uploads, arguments = self._queue[0]
+                if not all(upload.done for upload in uploads):
+                    break
+                failure = next((u.failure for u in uploads if u.failure is not None), None)
+                if failure is None and arguments:
+                    failure = next((b.failure for b in arguments if b.failure is not None), None)
+                if failure is not None and isinstance(message, Launch):
+                    failed.append((message.launch, failure))
+                else:
+                    self._outbox.send(message)
+                self._queue.popleft()
+        for launch, failure in failed:
+            self._fail_pending(launch, failure)
+
+    def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
+        """Waits until everything that was called before is on its way."""
+        deadline = time.monotonic() + timeout
+        while self._queue:
+            self.check_open()
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"uploads did not finish within {timeout:.0f} s")
+            time.sleep(0.0005)
+            self._uploads_changed()
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            while len(self._pending) >= self._max_launches and not self.closed_because:
+                self._changed.wait(_WAIT_SLICE_S)
+        self.check_open()
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def wait(self, buffer: Buffer, timeout: float | None = None) -> None:
+        """Waits until a buffer has an outcome; raises the failure if that is what it is."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while buffer.state == PENDING:
+                if self.closed_because:
+                    raise from_failure(self._closed_failure())
+                left = _WAIT_SLICE_S if deadline is None else min(_WAIT_SLICE_S, deadline - time.monotonic())
+                if left <= 0:
+                    raise WaitTimeout(f"the array was not ready within {timeout} s")
+                self._changed.wait(left)
+        if buffer.failure is not None:
+            raise from_failure(buffer.failure)
+        if buffer.state == DELETED:
+            raise BufferDeleted(f"the array was deleted while it was waited for: {buffer.why_deleted}")
+
+    def fetch(self, array: Array) -> np.ndarray[Any, Any]:
+        """The array's value. The request goes to the hosts at once and is answered when the data is there."""
+        self.check_open()
+        buffer, kind = array._buffer, array._type
+        if self._queue:
+            self.flush()
+        assert kind.slice is not None
+        try:
+            return self._data.fetch(buffer, kind.array, kind.spec, kind.slice.placed, lambda: self._check_fetch(buffer))
+        except PathwaysError as error:
+            # The host saw a symptom; the controller knows the cause, and tells shortly after.
+            if error.failure is not None and buffer.state == PENDING:
+                self.wait(buffer, timeout=30.0)
+            if buffer.failure is not None:
+                raise from_failure(buffer.failure) from None
+            raise
+
+    def _check_fetch(self, buffer: Buffer) -> None:
+        if buffer.failure is not None:
+            raise from_failure(buffer.failure)
+        if self.closed_because:
+            raise from_failure(self._closed_failure())
+
+    def _read(self) -> None:
+        reason = "the controller closed the stream"
+        try:
+            for data in self._stream:
+                for message in TO_CLIENT.decode_batch(data):
+                    self._on_message(message)
+        except grpc.RpcError as error:
+            reason = _details(error)
+        except PathwaysError as error:
+            reason = str(error)
+        self._end(f"the controller is gone ({reason})")
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Completed():
+                with self._changed:
+                    for launch in message.launches:
+                        for buffer in self._results_of(launch):
+                            buffer.state = READY
+                    self._changed.notify_all()
+            case LaunchFailed():
+                self._fail_pending(message.launch, message.failure)
+            case BuffersLost():
+                with self._changed:
+                    for number in message.buffers:
+                        self._lost(number, message.failure)
+                    self._changed.notify_all()
+            case HostAddress():
+                self._data.host_changed(message)
+            case SessionEnded():
+                self._end(message.reason)
+
+    def _results_of(self, launch: int) -> list[Buffer]:
+        """The results of a launch that ends now and that somebody still waits for."""
+        base, count = self._pending.pop(launch, (0, 0))
+        found = []
+        for number in range(base, base + count):
+            reference = self._named.get(number)
+            buffer = reference() if reference is not None else None
+            if buffer is not None and buffer.state == PENDING:
+                found.append(buffer)
+        return found
+
+    def _lost(self, number: int, failure: Failure) -> None:
+        reference = self._named.get(number)
+        buffer = reference() if reference is not None else None
+        if buffer is not None and buffer.state in (PENDING, READY):
+            buffer.failure, buffer.state = failure, FAILED
+
+    def _fail_pending(self, launch: int, failure: Failure) -> None:
+        with self._changed:
+            for buffer in self._results_of(launch):
+                buffer.failure, buffer.state = failure, FAILED
+            self._changed.notify_all()
+        self._data.wake()
+
+    def _closed_failure(self) -> Failure:
+        kind = "SessionClosed" if self.closed_because == "it was shut down" else "ControllerLost"
+        return Failure(kind, f"the session ended: {self.closed_because}")
+
+    def _end(self, reason: str) -> None:
+        self.closed_because = self.closed_because or reason
+        for launch in list(self._pending):
+            self._fail_pending(launch, self._closed_failure())
+        with self._changed:
+            self._changed.notify_all()
+        self._data.close()
+
+    def close(self) -> None:
+        """Ends the session: what it holds on the cluster is freed, its open futures fail with `SessionClosed`."""
+        if self.closed_because:
+            return
+        try:
+            self._call(CloseSession(self.id), timeout=5.0)
+        except PathwaysError:
+            pass  # the stream's end has the same effect
+        self.closed_because = "it was shut down"
+        self._end(self.closed_because)
+        self._outbox.close()
+        self._stream.cancel()
+        self._channel.close()
+        self._reader.join(5.0)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _address(url: str) -> str:
+    if not url.startswith("grpc://") or ":" not in url[7:]:
+        raise UsageError(f"a cluster's address looks like grpc://host:port, not {url!r}")
+    return url[7:]
+
+
+def _details(error: grpc.RpcError) -> str:
+    details = getattr(error, "details", lambda: "")()
+    if getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED:
+        raise AuthenticationError(str(details))
+    return str(details) or str(error)
+
+
+def _mesh(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The mesh a user asked for, in plain integers and names."""
+    if shape is None:
+        return (), tuple(axes) if axes is not None else ("x",)
+    if isinstance(shape, int):
+        shape = (shape,)
+    if axes is None:
+        axes = ("x", "y", "z")[: len(shape)]
+    if isinstance(axes, str):
+        axes = (axes,)
+    try:
+        sizes = tuple(int(size) for size in shape)
+        exact = all(size == given for size, given in zip(sizes, shape, strict=True))
+    except (TypeError, ValueError):
+        exact = False
+    if not exact or not all(isinstance(axis, str) for axis in axes):
+        raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
+    if not sizes or any(size < 1 for size in sizes):
+        raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
+    return sizes, tuple(axes)

@@ -1,0 +1,179 @@
+"""Tracing a program: the user's function runs once on JAX tracers, and what it did becomes a graph.
+
+A call of a compiled function binds a primitive of our own; ordinary `jnp` operations leave JAX's. So a traced program is a
+jaxpr, and JAX itself checks shapes, refuses `float(tracer)`, and knows the user's line of every operation. `trace` makes
+the jaxpr; `graph_builder` turns it into a graph.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from pathways_ray.client import lines
+from pathways_ray.client.array import Array
+from pathways_ray.client.context import tracing
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.values import ArgumentType, dtype_named, to_numpy
+from pathways_ray.errors import GraphError, PathwaysError, TraceError
+
+if TYPE_CHECKING:
+    from pathways_ray.client.compiled import CompiledFunction, Exported
+    from pathways_ray.client.session import Session
+
+call_p = jex_core.Primitive("pathways_call")
+call_p.multiple_results = True
+capture_p = jex_core.Primitive("pathways_capture")
+
+
+@dataclass(frozen=True, eq=False)
+class CallSite:
+    """A call of a compiled function inside a program."""
+
+    exported: Exported
+    slice: VirtualSlice
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A `pw.Array` that a program uses without taking it as an argument."""
+
+    array: Array
+
+
+@call_p.def_abstract_eval
+def _call_types(*_: Any, site: CallSite) -> list[Any]:
+    return [jax.core.ShapedArray(t.shape, dtype_named(t.dtype)) for t in site.exported.outputs]
+
+
+@capture_p.def_abstract_eval
+def _capture_type(*, captured: Captured) -> Any:
+    return jax.core.ShapedArray(captured.array.shape, captured.array.dtype)
+
+
+def bind_call(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Adds a call to the program that is being traced on this thread."""
+    where = function.where()
+    static = function.static_values(args)
+    leaves, tree = jax.tree.flatten((function._dynamic(args), kwargs))
+    values = [_operand(leaf, function.__name__, k) for k, leaf in enumerate(leaves)]
+    exported = function.specialize(where, static, tree, tuple(_aval(value) for value in values))
+    outputs = call_p.bind(*values, site=CallSite(exported, where, lines.here()))
+    return jax.tree.unflatten(exported.output_tree, outputs)
+
+
+def _operand(leaf: Any, name: str, number: int) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    if isinstance(leaf, Array):
+        leaf._check_alive()
+        return capture_p.bind(captured=Captured(leaf))
+    return to_numpy(leaf, f"argument {number} of {name}")[0]
+
+
+def _aval(value: Any) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(value)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=bool(getattr(kind, "weak_type", False)))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced program: a jaxpr over the leaves of its arguments, and the tree of its results."""
+
+    closed: jex_core.ClosedJaxpr
+    output_tree: Any
+
+
+def trace(
+    session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]
+) -> Trace:
+    """Runs `fun` once on tracers.
+
+    Args:
+        tree: of (positional arguments, keyword arguments).
+        kinds: the type of each leaf.
+
+    Raises:
+        TraceError: `fun` raised, looked at a value, or let a tracer escape.
+        GraphError: it returns no array.
+    """
+    trees: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        out, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        trees.append(out_tree)
+        return [_result(leaf, name, k) for k, leaf in enumerate(out)]
+
+    tracing.session = session
+    try:
+        with jax.checking_leaks():
+            closed = jax.make_jaxpr(flat)(*[kind.aval for kind in kinds])
+    except PathwaysError:
+        raise
+    except Exception as error:
+        at = lines.of_error(error)
+        if "Leaked" in str(error):
+            raise TraceError(
+                f"program {name!r} keeps a traced value in an outer list, variable or object; a program may only hand "
+                "values on through its results"
+            ) from error
+        raise TraceError(
+            f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        tracing.session = None
+    if not closed.jaxpr.outvars:
+        raise GraphError(f"program {name!r} returns no array; return what should be computed")
+    if closed.effects:
+        raise TraceError(f"program {name!r} has side effects: {', '.join(map(str, closed.effects))}")
+    return Trace(closed, trees[-1])
+
+
+def _result(leaf: Any, name: str, number: int) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    if isinstance(leaf, Array):
+        leaf._check_alive()
+        return capture_p.bind(captured=Captured(leaf))
+    return jax.numpy.asarray(to_numpy(leaf, f"result {number} of {name}")[0])
+
+
+def check_no_outer_assignment(fun: Callable[..., Any], name: str) -> None:
+    """Raises `TraceError` when `fun` assigns to a global or to a variable of an enclosing function.
+
+    It would happen once, when the program is traced, and never again; what the program computes must not depend on it.
+    """
+    code = getattr(fun, "__code__", None)
+    if isinstance(code, types.CodeType):
+        _check_code(code, set(code.co_freevars), name)
+
+
+def _check_code(code: types.CodeType, outer: set[str], name: str) -> None:
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = getattr(getattr(instruction, "positions", None), "lineno", None) or line
+        assigns_global = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        assigns_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in outer
+        if assigns_global or assigns_outer:
+            file = code.co_filename.rsplit("/", 1)[-1]
+            raise TraceError(
+                f"program {name!r} assigns to {instruction.argval!r}, which lives outside of it ({file}:{line}); that would "
+                "happen once, while tracing. Return the value instead"
+            )
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _check_code(constant, outer & set(constant.co_freevars), name)
+
+
+def constant_bytes(closed: jex_core.ClosedJaxpr) -> int:
+    """Bytes of the constants a traced program captured."""
+    return sum(int(np.asarray(constant).nbytes) for constant in closed.consts)

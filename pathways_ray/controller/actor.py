@@ -1,0 +1,315 @@
+"""The controller as a Ray actor: the front door for clients, the root of all island streams.
+
+`Launches` decides; this file reads streams, plans registered programs, and asks the resource manager for slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.controller.launches import Command, Launches, SendIsland
+from pathways_ray.controller.programs import (
+    PlannedProgram,
+    check_functions,
+    decode_graph,
+    order_text,
+    placed_graph,
+    plan_program,
+)
+from pathways_ray.errors import AuthenticationError, Failure, PathwaysError, SessionClosed, WireError, to_failure
+from pathways_ray.ir.plan import plan_text
+from pathways_ray.transport import streams
+from pathways_ray.transport.messages import (
+    FROM_ISLAND,
+    REQUEST,
+    TO_CONTROLLER,
+    VERSION,
+    Accepted,
+    CloseSession,
+    CreateSlice,
+    Done,
+    Enqueued,
+    Explain,
+    Explained,
+    FromIsland,
+    HostAddress,
+    HostDown,
+    HostUp,
+    IslandUp,
+    OpenSession,
+    Ready,
+    Refused,
+    Register,
+    ReleaseSlice,
+    Reply,
+    Request,
+    RunFailed,
+    SessionEnded,
+    SessionOpened,
+    SliceCreated,
+    Status,
+    StatusReply,
+    encode,
+)
+
+COMPILE_LIMIT_S = 120.0
+"""`explain` waits this long for the compiled memory analysis."""
+
+
+class _Client:
+    """A session's secrets, its stream once it has one, and the functions it has sent."""
+
+    def __init__(self, session: int, name: str) -> None:
+        self.session = session
+        self.name = name
+        self.secret = secrets.token_hex(16)
+        self.outbox = streams.AsyncOutbox()
+        self.functions: dict[str, bytes] = {}
+        self.opened = time.time()
+
+
+class Controller:
+    """One for a cluster. Everything runs on the actor's event loop."""
+
+    def __init__(self, resource_manager: Any, bind: str, token: str, parallel: bool, fusion: bool) -> None:
+        self.resource_manager = resource_manager
+        self.bind = bind
+        self.token = token
+        self.fusion = fusion
+        self.launches = Launches(parallel=parallel, max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT)
+        self.clients: dict[int, _Client] = {}
+        self.islands: dict[int, streams.AsyncOutbox] = {}
+        self.programs_made = 0
+        self.sessions_made = 0
+        self.compiled = asyncio.Condition()
+
+    async def start(self) -> str:
+        """Serves clients and schedulers; returns `address:port`."""
+        self.data_secret, self.link_secret = await self.resource_manager.secrets.remote()
+        self.server, address = await streams.serve(
+            {streams.CLIENT_STREAM: self._client_stream, streams.ISLAND_STREAM: self._island_stream},
+            {streams.CALL: self._call},
+            self.bind,
+        )
+        self.clock = asyncio.ensure_future(self._tick())
+        await self.resource_manager.publish.remote("controller", address)
+        return address
+
+    async def _tick(self) -> None:
+        while True:
+            self._do(self.launches.tick(time.monotonic()))
+            await asyncio.sleep(1.0)
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, SendIsland):
+                outbox = self.islands.get(command.island)
+            else:
+                client = self.clients.get(command.session)
+                outbox = client.outbox if client else None
+            if outbox is not None:
+                outbox.send(command.message)
+
+    # --- islands ------------------------------------------------------------------------------------------------------
+
+    async def _island_stream(self, context: grpc.aio.ServicerContext) -> None:
+        if not streams.authorised(streams.metadata_of(context), self.link_secret):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
+        data = await streams.reading(context)
+        hello, *rest = FROM_ISLAND.decode_batch(data) if data else [None]
+        if not isinstance(hello, IslandUp):
+            return
+        outbox = self.islands[hello.island] = streams.AsyncOutbox()
+        pump = asyncio.ensure_future(outbox.pump(context.write))
+        try:
+            while True:
+                for message in rest:
+                    await self._from_island(hello.island, message)
+                if (data := await streams.reading(context)) is None:
+                    break
+                rest = FROM_ISLAND.decode_batch(data)
+        finally:
+            pump.cancel()
+            self.islands.pop(hello.island, None)
+            for host in [h for h in self.launches.hosts.values() if h.island == hello.island]:
+                self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
+
+    async def _from_island(self, island: int, message: FromIsland) -> None:
+        match message:
+            case Done():
+                self._do(self.launches.done(island, message))
+            case RunFailed():
+                self._do(self.launches.run_failed(island, message))
+            case Enqueued():
+                self._do(self.launches.enqueued(island, message))
+            case Ready():
+                self._do(self.launches.ready(message))
+                async with self.compiled:
+                    self.compiled.notify_all()
+            case HostUp():
+                self._do(self.launches.host_up(island, message))
+            case HostDown():
+                self._do(self.launches.host_down(message))
+                await self.resource_manager.leave.remote(message.host, message.epoch)
+            case IslandUp():
+                pass
+
+    # --- clients: the hot stream --------------------------------------------------------------------------------------
+
+    async def _client_stream(self, context: grpc.aio.ServicerContext) -> None:
+        metadata = streams.metadata_of(context)
+        client = self.clients.get(int(metadata.get("session", "0") or 0))
+        if client is None or not streams.authorised(metadata, client.secret):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
+            return
+        pump = asyncio.ensure_future(client.outbox.pump(context.write))
+        try:
+            while (data := await streams.reading(context)) is not None:
+                for message in TO_CONTROLLER.decode_batch(data):
+                    if isinstance(message, Register):
+                        self._register(client, message)
+                    else:
+                        self._do(self.launches.from_client(client.session, message))
+        except WireError as error:
+            client.outbox.send(SessionEnded(str(error)))
+        finally:
+            await self._close(client.session)
+            client.outbox.close()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError, Exception):
+                await asyncio.wait_for(pump, 1.0)
+
+    def _register(self, client: _Client, message: Register) -> None:
+        self.programs_made += 1
+        key = self.programs_made
+        try:
+            check_functions(message.functions)
+            client.functions.update(message.functions)
+            graph = decode_graph(message.graph)
+            slices = self.launches.sessions[client.session].slices
+            program = plan_program(key, client.session, graph, client.functions, slices, self.fusion)
+        except PathwaysError as error:
+            program = PlannedProgram(key, client.session, "", failure=to_failure(error))
+        except Exception as error:  # a malformed graph may trip the planner anywhere; it must not end the controller
+            failure = Failure("WireError", f"program refused: {type(error).__name__}: {error}")
+            program = PlannedProgram(key, client.session, "", failure=failure)
+        self._do(self.launches.register(client.session, message.program, program))
+
+    async def _close(self, session: int) -> None:
+        if self.clients.pop(session, None) is not None:
+            self._do(self.launches.close_session(session))
+            await self.resource_manager.release_session.remote(session)
+
+    # --- clients: calls -----------------------------------------------------------------------------------------------
+
+    async def _call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            return encode(await self._answer(REQUEST.decode(data), streams.metadata_of(context)))
+        except PathwaysError as error:
+            return encode(Refused(to_failure(error)))
+
+    async def _answer(self, request: Request, metadata: dict[str, str]) -> Reply:
+        if isinstance(request, OpenSession):
+            return await self._open(request, metadata)
+        if isinstance(request, Status) and request.session == 0 and streams.authorised(metadata, self.token):
+            return await self._status()
+        client = self.clients.get(request.session)
+        if client is None or not streams.authorised(metadata, client.secret):
+            raise SessionClosed(f"session {request.session} is not open, or the secret is not its own")
+        match request:
+            case CreateSlice():
+                return await self._create_slice(client, request)
+            case ReleaseSlice():
+                self.launches.remove_slice(client.session, request.slice)
+                await self.resource_manager.release_slice.remote(client.session, request.slice)
+                return Accepted()
+            case CloseSession():
+                await self._close(client.session)
+                return Accepted()
+            case Explain():
+                return await self._explain(client, request)
+            case Status():
+                return await self._status()
+
+    async def _open(self, request: OpenSession, metadata: dict[str, str]) -> Reply:
+        if not streams.authorised(metadata, self.token):
+            raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
+        if request.version != VERSION:
+            raise WireError(f"the client speaks protocol version {request.version}, this cluster {VERSION}")
+        self.sessions_made += 1
+        client = _Client(self.sessions_made, request.name)
+        self.clients[client.session] = client
+        self.launches.open_session(client.session)
+        hosts = (h for h in self.launches.hosts.values() if h.down_since is None)
+        return SessionOpened(
+            session=client.session,
+            secret=client.secret,
+            data_token=data_token(self.data_secret, client.session),
+            hosts=tuple(HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
+            platforms=await self.resource_manager.platforms.remote(),
+            fusion=self.fusion,
+            max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
+        )
+
+    async def _create_slice(self, client: _Client, request: CreateSlice) -> Reply:
+        reply = await self.resource_manager.create_slice.remote(
+            client.session, request.shape, request.axes, request.island, request.platform, request.name
+        )
+        answer: SliceCreated | Refused = msgspec.msgpack.decode(reply, type=SliceCreated | Refused)
+        if isinstance(answer, SliceCreated) and client.session in self.launches.sessions:
+            self.launches.add_slice(client.session, answer.placed)
+        return answer
+
+    async def _explain(self, client: _Client, request: Explain) -> Reply:
+        state = self.launches.sessions[client.session]
+        _, plans = placed_graph(decode_graph(request.graph), state.slices, self.fusion)
+        program = state.programs.get(request.program)
+        temporary: dict[int, int] = {}
+        if program is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMPILE_LIMIT_S), self.compiled:
+                    await self.compiled.wait_for(lambda: program.failure or len(program.ready) >= len(program.hosts))
+            if program.failure is not None:
+                return Refused(program.failure)
+            temporary = program.temporary_bytes
+        return Explained(plan_text(plans), order_text({p.island: p for p in plans}), temporary)
+
+    async def _status(self) -> Reply:
+        status = json.loads(await self.resource_manager.status.remote())
+        sessions = self.launches.sessions
+        status["sessions"] = [
+            {
+                "session": s.id,
+                "name": self.clients[s.id].name if s.id in self.clients else "",
+                "buffers": len(s.buffers),
+                "bytes": sum(b.held.type.nbytes for b in s.buffers.values()),
+                "programs": len(s.programs),
+                "in_flight": s.in_flight,
+                "waiting": len(s.waiting),
+            }
+            for s in sessions.values()
+        ]
+        status["buffers"] = sum(len(s.buffers) for s in sessions.values())
+        status["launches"] = self.launches.sequence
+        status["in_flight"] = len(self.launches.in_flight)
+        status["controller"] = {"pid": os.getpid(), "dispatch": "parallel" if self.launches.parallel else "sequential"}
+        return StatusReply(json.dumps(status))
+
+
+def data_token(secret: str, session: int) -> str:
+    """What proves to a host that a data stream belongs to a session: hosts compute it themselves."""
+    return hmac.new(secret.encode(), str(session).encode(), hashlib.sha256).hexdigest()
+
+

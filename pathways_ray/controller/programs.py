@@ -1,0 +1,152 @@
+"""From a registered graph to plans for the islands: the controller's slow path, once per program."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
+from pathways_ray.ir import passes
+from pathways_ray.ir.graph import Compute, Graph
+from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send, plan
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.messages import Program, encode
+
+_GRAPH = msgspec.msgpack.Decoder(Graph)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a buffer holds, as its owner sees it: type, slice and spec."""
+
+    type: ArrayType
+    slice: int
+    spec: Spec
+
+
+@dataclass
+class PlannedProgram:
+    """A program with a plan for each island it touches, and what the controller needs to launch it.
+
+    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    """
+
+    key: int
+    session: int
+    name: str
+    arguments: tuple[Held, ...] = ()
+    results: tuple[Held, ...] = ()
+    plans: dict[int, IslandPlan] = field(default_factory=dict)
+    messages: dict[int, Program] = field(default_factory=dict)
+    hosts: frozenset[int] = frozenset()
+    gang_islands: tuple[tuple[int, ...], ...] = ()
+    ready: set[int] = field(default_factory=set)
+    temporary_bytes: dict[int, int] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def decode_graph(data: bytes) -> Graph:
+    """Raises `WireError` unless `data` is a graph."""
+    try:
+        return _GRAPH.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"program of {len(data)} bytes refused: {error}") from None
+
+
+def check_functions(functions: Mapping[str, bytes]) -> None:
+    """Raises `WireError` for a function whose content is not what its name says, `TooLarge` for a big one."""
+    for digest, blob in functions.items():
+        if hashlib.sha256(blob).hexdigest() != digest:
+            raise WireError(f"function {digest[:12]} does not match its digest")
+        if len(blob) > 2 * limits.MAX_CONSTANT_BYTES:
+            raise TooLarge(
+                f"function {digest[:12]} has {len(blob)} bytes; the limit is {2 * limits.MAX_CONSTANT_BYTES}. "
+                "Pass big constants as arguments"
+            )
+
+
+def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[Graph, tuple[IslandPlan, ...]]:
+    """The lowered graph and its plans.
+
+    Raises:
+        GraphError: the graph is malformed, or names a slice the session does not hold.
+    """
+    for mesh in graph.slices:
+        if mesh.id not in slices:
+            raise GraphError(f"program {graph.name!r} uses slice {mesh.id}, which this session does not hold (released?)")
+        if slices[mesh.id].mesh != mesh:
+            raise GraphError(f"program {graph.name!r} takes slice {mesh.id} for {mesh}; it is {slices[mesh.id].mesh}")
+    lowered = passes.lower(graph, fusion)
+    return lowered, plan(lowered, slices)
+
+
+def plan_program(
+    key: int,
+    session: int,
+    graph: Graph,
+    functions: Mapping[str, bytes],
+    slices: Mapping[int, PlacedSlice],
+    fusion: bool,
+) -> PlannedProgram:
+    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function nobody sent."""
+    lowered, plans = placed_graph(graph, slices, fusion)
+    needed = {part.function for recipe in lowered.recipes for part in recipe.parts}
+    if missing := needed - functions.keys():
+        raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
+    arguments = {node.index: Held(node.type, node.layout.slice, node.layout.spec) for node in graph.arguments}
+    if sorted(arguments) != list(range(len(arguments))):
+        raise GraphError(f"program {graph.name!r} numbers its arguments {sorted(arguments)}")
+    results = []
+    for ref in lowered.result.inputs:
+        layout = lowered.layout_of(ref)
+        results.append(Held(lowered.type_of(ref), layout.slice, layout.spec))
+    return PlannedProgram(
+        key=key,
+        session=session,
+        name=graph.name,
+        arguments=tuple(arguments[k] for k in range(len(arguments))),
+        results=tuple(results),
+        plans={p.island: p for p in plans},
+        messages={p.island: Program(key, encode(p), _functions_of(p, functions)) for p in plans},
+        hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
+        gang_islands=_gang_islands(lowered, plans),
+    )
+
+
+def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:
+    digests = {part.function for executable in island.executables for part in executable.recipe.parts}
+    return {digest: functions[digest] for digest in sorted(digests)}
+
+
+def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:
+    gangs = sum(isinstance(node, Compute) for node in graph.nodes)
+    found: list[set[int]] = [set() for _ in range(max(gangs, 1))]
+    for island in plans:
+        for step in island.steps:
+            found[step.gang].add(island.island)
+    if not gangs:
+        found[0].update(island.island for island in plans)
+    return tuple(tuple(sorted(islands)) for islands in found)
+
+
+def order_text(plans: Mapping[int, IslandPlan]) -> str:
+    """The order in which gangs and transfers reach the devices, one line per gang over all islands."""
+    lines: dict[int, list[str]] = {}
+    for island in plans.values():
+        for step in island.steps:
+            match step:
+                case Execute():
+                    text = f"{island.labels[step.node].name} on island {island.island}"
+                case Send():
+                    edge = island.edges[step.edge]
+                    text = f"send {edge.type} ({edge.type.nbytes} bytes) from island {island.island}"
+                case Receive():
+                    text = f"receive on island {island.island}"
+                case _:
+                    text = f"reshard on island {island.island}"
+            lines.setdefault(step.gang, []).append(text)
+    return "\n".join(f"gang {gang}: {'; '.join(parts)}" for gang, parts in sorted(lines.items()))

@@ -1,0 +1,172 @@
+"""Compiling what a plan executes: exported functions composed, lowered for the devices of a slice, cached by content."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax import export
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from pathways_ray.errors import CompileError
+from pathways_ray.ir.plan import Executable, PlacedSlice
+from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.messages import encode
+
+CACHED = 1024
+"""Compiled computations kept beyond the programs that use them."""
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype for a name, those of `ml_dtypes` included."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
+
+
+class Compiler:
+    """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads."""
+
+    def __init__(self, host: int, devices: Sequence[jax.Device]) -> None:
+        self.host = host
+        self.devices = list(devices)
+        self._exported: dict[str, export.Exported] = {}
+        self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def mesh(self, placed: PlacedSlice) -> Mesh:
+        """The slice's devices as a mesh; all must be on this host."""
+        chosen = [self.devices[device.index] for device in placed.devices]
+        grid = np.empty(len(chosen), dtype=object)
+        grid[:] = chosen
+        return Mesh(grid.reshape(placed.mesh.shape), placed.mesh.axes)
+
+    def sharding(self, placed: PlacedSlice, spec: Spec) -> NamedSharding:
+        return NamedSharding(self.mesh(placed), partition_spec(spec))
+
+    def executable(self, executable: Executable, placed: PlacedSlice, functions: Mapping[str, bytes]) -> Any:
+        """The compiled computation of a plan entry.
+
+        Raises:
+            CompileError: XLA, or the export format, refused it.
+        """
+        parts = executable.recipe.parts
+        key = encode(
+            (
+                executable.recipe,
+                executable.inputs,
+                [layout.spec for layout in executable.input_layouts],
+                [layout.spec for layout in executable.output_layouts],
+                executable.donated,
+                (placed.mesh.shape, placed.mesh.axes, placed.devices),
+            )
+        )
+
+        def make() -> Any:
+            calls = [self._function(part.function, functions) for part in parts]
+            return self._compile(executable, placed, calls)
+
+        return self._cached(key, make, " + ".join(dict.fromkeys(part.name for part in parts)))
+
+    def _function(self, digest: str, functions: Mapping[str, bytes]) -> export.Exported:
+        found = self._exported.get(digest)
+        if found is None:
+            found = export.deserialize(bytearray(functions[digest]))
+            self._exported[digest] = found
+        return found
+
+    def _compile(self, executable: Executable, placed: PlacedSlice, calls: list[export.Exported]) -> Any:
+        recipe = executable.recipe
+
+        def run(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+            made: list[Sequence[jax.Array]] = []
+            for number, (part, exported) in enumerate(zip(recipe.parts, calls, strict=True)):
+                arguments = [inputs[r.output] if r.node == -1 else made[r.node][r.output] for r in part.inputs]
+                if number and arguments:
+                    # Without it XLA may join the parts' arithmetic, and the bits would depend on what was grouped.
+                    arguments = jax.lax.optimization_barrier(arguments)
+                made.append(exported.call(*arguments))
+            return tuple(made[r.node][r.output] for r in recipe.outputs)
+
+        mesh = self.mesh(placed)
+        arguments = [
+            jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(layout.spec)))
+            for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
+        ]
+        jitted = jax.jit(
+            run,
+            in_shardings=tuple(a.sharding for a in arguments),
+            out_shardings=tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts),
+            donate_argnums=executable.donated,
+            keep_unused=True,
+        )
+        with jax.set_mesh(mesh):
+            return jitted.lower(*arguments).compile()
+
+    def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
+        """The compiled identity that changes a layout on the same devices."""
+        start, end = self.sharding(*source), self.sharding(*target)
+
+        def make() -> Any:
+            argument = jax.ShapeDtypeStruct(array.shape, dtype_of(array.dtype), sharding=start)
+            return jax.jit(lambda x: x, out_shardings=end).lower(argument).compile()
+
+        (a, p), (b, q) = source, target
+        return self._cached(
+            encode(("reshard", array, a.mesh.shape, a.mesh.axes, p, b.mesh.shape, b.mesh.axes, q, a.devices)),
+            make,
+            "reshard",
+        )
+
+    def cut(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
+        """The compiled computation that cuts boxes (relative to the shard) out of a shard on one device."""
+
+        def run(shard: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(jax.lax.slice(shard, [a for a, _ in box], [b for _, b in box]) for box in boxes)
+
+        return self._on_device(("cut", shape, dtype, boxes), run, [shape], dtype, device)
+
+    def join(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
+        """The compiled computation that puts a shard together from pieces at the given boxes."""
+
+        def run(*pieces: jax.Array) -> jax.Array:
+            shard = jax.numpy.zeros(shape, dtype_of(dtype))
+            for piece, box in zip(pieces, boxes, strict=True):
+                shard = jax.lax.dynamic_update_slice(shard, piece, [a for a, _ in box])
+            return shard
+
+        return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
+
+    def _on_device(
+        self, what: Any, run: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: str, device: int
+    ) -> Callable[..., Any]:
+        def make() -> Any:
+            sharding = SingleDeviceSharding(self.devices[device])
+            arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
+            return jax.jit(run, out_shardings=sharding).lower(*arguments).compile()
+
+        compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
+        return compiled
+
+    def _cached(self, key: bytes, make: Callable[[], Any], name: str) -> Any:
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        try:
+            made = make()
+        except Exception as error:
+            raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
+        with self._lock:
+            self._cache[key] = made
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return made

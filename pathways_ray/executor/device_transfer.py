@@ -1,0 +1,83 @@
+"""Device-to-device transfers between hosts, over `jax.experimental.transfer`.
+
+Both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
+computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
+library shape this file: an array without elements never arrives (so none is sent), and a name must not be used twice
+(so names come from the launch sequence, which only counts up).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import msgspec
+from jax.experimental import transfer
+
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import Peer
+
+CHUNK_BYTES = 1 << 20
+PARALLEL_COPIES = 4
+MARK = "pathways-failure:"
+
+
+class DeviceTransfer:
+    """This host's transfer server and its connections to peers. Used by the dispatcher thread only."""
+
+    def __init__(self, host: int, client: Any, address: str) -> None:
+        self.host = host
+        self._server = transfer.start_transfer_server(
+            client,
+            f"{address}:0",
+            [f"{address}:0"] * 2,
+            # The defaults reserve some 6 GiB.
+            transfer_size=CHUNK_BYTES,
+            max_num_parallel_copies=PARALLEL_COPIES,
+        )
+        self.address = self._server.address()
+        self._peers: dict[int, Peer] = {}
+        self._connections: dict[tuple[int, int], Any] = {}
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """Learns who is up, under which epoch, at which address."""
+        self._peers = {peer.host: peer for peer in peers}
+        current = {(peer.host, peer.epoch) for peer in peers}
+        self._connections = {key: c for key, c in self._connections.items() if key in current}
+
+    def serve(self, name: int, arrays: list[jax.Array]) -> None:
+        self._server.await_pull(name, arrays)
+
+    def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
+        """Lets the consumer's arrays fail with `failure` as the root cause."""
+        text = MARK + msgspec.json.encode(failure).decode()
+        self._server.await_pull(name, [transfer.make_error_array(t, text) for t in types])
+
+    def pull(self, sender: int, name: int, types: list[jax.ShapeDtypeStruct]) -> list[Any] | Failure:
+        """Arrays that fill when the sender has served them."""
+        peer = self._peers.get(sender)
+        if peer is None:
+            return Failure("HostLost", f"host {sender}, which holds the data, is down", host=sender)
+        key = (peer.host, peer.epoch)
+        try:
+            if key not in self._connections:
+                self._connections[key] = self._server.connect(peer.transfer_address)
+            pulled: list[Any] = self._connections[key].pull(name, types)
+            return pulled
+        except jax.errors.JaxRuntimeError as error:
+            self._connections.pop(key, None)
+            return Failure("HostLost", f"host {sender} could not be reached: {error}", host=sender)
+
+
+def failure_in(text: str) -> Failure | None:
+    """The failure that a peer put into an error array, found in the text of the error it became here."""
+    start = text.find(MARK)
+    if start < 0:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text[start + len(MARK) :])
+        return msgspec.convert(value, Failure)
+    except (ValueError, msgspec.ValidationError):
+        return None

@@ -1,0 +1,74 @@
+"""The buffers of one host: logical arrays by session and client-made id, or the failure that took their place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pathways_ray.errors import Failure
+
+Value = Any
+"""A `jax.Array` over the devices of a slice, or a `Failure`."""
+
+
+class BufferStore:
+    """Written by the dispatcher and by uploads, read by both and by fetches. Dict operations are atomic; only waiting
+    takes the lock."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, dict[int, Value]] = {}
+        self._lock = threading.Lock()
+        self._waiters: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._ended: set[int] = set()
+
+    def of_session(self, session: int) -> dict[int, Value]:
+        found = self.sessions.get(session)
+        if found is None:
+            found = self.sessions.setdefault(session, {})
+        return found
+
+    def put(self, session: int, buffer: int, value: Value) -> None:
+        """Keeps a value; one for a session that has ended is let go at once."""
+        if session in self._ended:
+            return
+        self.of_session(session)[buffer] = value
+        if self._waiters:
+            self._wake(session, buffer)
+
+    def _wake(self, session: int, buffer: int) -> None:
+        with self._lock:
+            callbacks = self._waiters.pop((session, buffer), [])
+        for callback in callbacks:
+            callback()
+
+    def get(self, session: int, buffer: int) -> Value | None:
+        found = self.sessions.get(session)
+        return found.get(buffer) if found is not None else None
+
+    def when_present(self, session: int, buffer: int, callback: Callable[[], None]) -> None:
+        """Calls back once the buffer is in the store (which says nothing of its data being computed)."""
+        with self._lock:
+            if self.get(session, buffer) is None:
+                self._waiters.setdefault((session, buffer), []).append(callback)
+                # The dispatcher may have stored it between the look-up and the registration, unseen by `put`.
+                if self.get(session, buffer) is None:
+                    return
+                self._waiters.pop((session, buffer), None)
+        callback()
+
+    def drop(self, session: int, buffers: tuple[int, ...]) -> None:
+        found = self.sessions.get(session)
+        if found is not None:
+            for buffer in buffers:
+                found.pop(buffer, None)
+
+    def drop_session(self, session: int) -> None:
+        self._ended.add(session)
+        self.sessions.pop(session, None)
+        with self._lock:
+            for key in [key for key in self._waiters if key[0] == session]:
+                del self._waiters[key]
+
+    def count(self) -> int:
+        return sum(len(found) for found in self.sessions.values())

@@ -1,0 +1,176 @@
+"""The sharded dataflow graph of a program.
+
+The story in nouns: a `Graph` has `Node`s in an order in which every node comes after what it consumes. An `Argument`
+brings a buffer in, a `Compute` runs a recipe on all devices of one slice, a `Transfer` moves a value to another layout,
+the one `Result` at the end names what goes out. A `Ref` names one output of one node. A `Recipe` says what a compute
+node runs: one exported function, or several composed into one computation.
+
+A node stands for all shards: nothing here grows with the number of devices. All classes are frozen, compare by value,
+and encode to a few bytes, so a graph is also the message that registers a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pathways_ray.ir.types import ArrayType, Layout, SliceType
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Output number `output` of node number `node`."""
+
+    node: int
+    output: int = 0
+
+    def __str__(self) -> str:
+        return f"%{self.node}" if self.output == 0 else f"%{self.node}.{self.output}"
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One exported function inside a recipe, by content digest.
+
+    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j.
+    """
+
+    name: str
+    function: str
+    inputs: tuple[Ref, ...]
+
+
+class Recipe(msgspec.Struct, frozen=True, array_like=True):
+    """What a compute node runs: parts in order, and which of their values are its outputs."""
+
+    parts: tuple[Part, ...]
+    outputs: tuple[Ref, ...]
+
+
+class Argument(msgspec.Struct, frozen=True, tag_field="node", tag="argument"):
+    """Buffer number `index` of a launch."""
+
+    index: int
+    type: ArrayType
+    layout: Layout
+
+
+class Compute(msgspec.Struct, frozen=True, tag_field="node", tag="compute"):
+    """A compiled function on one slice. `donated` lists inputs whose memory it may reuse; `where` is the user's line."""
+
+    name: str
+    recipe: int
+    slice: int
+    inputs: tuple[Ref, ...]
+    input_layouts: tuple[Layout, ...]
+    outputs: tuple[ArrayType, ...]
+    output_layouts: tuple[Layout, ...]
+    donated: tuple[int, ...] = ()
+    where: str = ""
+
+
+class Transfer(msgspec.Struct, frozen=True, tag_field="node", tag="transfer"):
+    """The same value in another layout."""
+
+    input: Ref
+    type: ArrayType
+    layout: Layout
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="node", tag="result"):
+    """What the program returns, in order, each value once."""
+
+    inputs: tuple[Ref, ...]
+
+
+Node = Argument | Compute | Transfer | Result
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """A program. `nodes` is in topological order and ends with the `Result`."""
+
+    name: str
+    slices: tuple[SliceType, ...]
+    recipes: tuple[Recipe, ...]
+    nodes: tuple[Node, ...]
+
+    @property
+    def result(self) -> Result:
+        last = self.nodes[-1]
+        assert isinstance(last, Result)
+        return last
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, Argument))
+
+    def slice(self, slice_id: int) -> SliceType:
+        return next(s for s in self.slices if s.id == slice_id)
+
+    def type_of(self, ref: Ref) -> ArrayType:
+        node = self.nodes[ref.node]
+        if isinstance(node, Compute):
+            return node.outputs[ref.output]
+        assert isinstance(node, Argument | Transfer)
+        return node.type
+
+    def layout_of(self, ref: Ref) -> Layout:
+        node = self.nodes[ref.node]
+        if isinstance(node, Compute):
+            return node.output_layouts[ref.output]
+        assert isinstance(node, Argument | Transfer)
+        return node.layout
+
+    def consumers(self) -> dict[Ref, list[int]]:
+        """For every value that is used: the nodes that use it, once per use."""
+        found: dict[Ref, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for ref in inputs_of(node):
+                found.setdefault(ref, []).append(index)
+        return found
+
+
+def inputs_of(node: Node) -> tuple[Ref, ...]:
+    """The values a node consumes."""
+    match node:
+        case Argument():
+            return ()
+        case Transfer():
+            return (node.input,)
+        case Compute() | Result():
+            return node.inputs
+
+
+def output_count(node: Node) -> int:
+    match node:
+        case Compute():
+            return len(node.outputs)
+        case Result():
+            return 0
+        case _:
+            return 1
+
+
+def with_inputs(node: Node, inputs: tuple[Ref, ...]) -> Node:
+    """The same node, consuming other values."""
+    match node:
+        case Argument():
+            return node
+        case Transfer():
+            return msgspec.structs.replace(node, input=inputs[0])
+        case Compute() | Result():
+            return msgspec.structs.replace(node, inputs=inputs)
+
+
+def renumbered(nodes: Iterator[tuple[int, Node]]) -> tuple[Node, ...]:
+    """Nodes given as (old number, node), with every reference moved to the new numbers.
+
+    Raises:
+        KeyError: a node consumes one that is not among those given before it.
+    """
+    new: dict[int, int] = {}
+    kept: list[Node] = []
+    for old, node in nodes:
+        moved = tuple(Ref(new[ref.node], ref.output) for ref in inputs_of(node))
+        new[old] = len(kept)
+        kept.append(with_inputs(node, moved))
+    return tuple(kept)

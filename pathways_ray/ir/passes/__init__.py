@@ -1,0 +1,19 @@
+"""From a traced graph to island plans: prune, insert transfers, fuse, plan. Each pass takes a frozen graph and gives one.
+
+`lower` is the whole pipeline in order, with the verifier after every pass.
+"""
+
+from __future__ import annotations
+
+from pathways_ray.ir.graph import Graph
+from pathways_ray.ir.passes.fuse import fuse
+from pathways_ray.ir.passes.prune import prune
+from pathways_ray.ir.passes.transfers import insert_transfers
+from pathways_ray.ir.verify import verify
+
+
+def lower(graph: Graph, fusion: bool = True) -> Graph:
+    """The graph in the form that can be planned: every input in the layout its consumer asks for."""
+    graph = verify(prune(verify(graph)))
+    graph = verify(insert_transfers(graph), lowered=True)
+    return verify(fuse(graph), lowered=True) if fusion else graph

@@ -1,0 +1,120 @@
+"""Composes chains of compute nodes on one slice into one computation.
+
+A node joins the chain before it when it is the only consumer of the chain's last node and everything else it consumes
+was there before the chain began: then running the chain as one can delay nobody. The executor puts an optimisation
+barrier between the parts, so the bits are those of running them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.ir.graph import Compute, Graph, Node, Part, Recipe, Ref, renumbered
+
+
+def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
+    """`most` bounds the parts of one computation, since compile time grows with them."""
+    chains = _chains(graph, most)
+    recipes = list(graph.recipes)
+    number = {recipe: k for k, recipe in enumerate(recipes)}
+    replaced: dict[int, Compute | None] = {}
+    for chain in chains:
+        recipe, node = _compose(graph, chain)
+        if recipe not in number:
+            number[recipe] = len(recipes)
+            recipes.append(recipe)
+        replaced.update(dict.fromkeys(chain[:-1]))
+        replaced[chain[-1]] = msgspec.structs.replace(node, recipe=number[recipe])
+    return _without_unused_recipes(msgspec.structs.replace(graph, recipes=tuple(recipes), nodes=_rebuilt(graph, replaced)))
+
+
+def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, ...]:
+    def kept() -> Iterator[tuple[int, Node]]:
+        for index, node in enumerate(graph.nodes):
+            new = replaced.get(index, node)
+            if new is not None:
+                yield index, new
+
+    return renumbered(kept())
+
+
+def _chains(graph: Graph, most: int) -> list[list[int]]:
+    consumers = graph.consumers()
+    chains: list[list[int]] = []
+    taken: set[int] = set()
+    for head, node in enumerate(graph.nodes):
+        if not isinstance(node, Compute) or head in taken:
+            continue
+        chain = [head]
+        while len(chain) < most and (follower := _follower(graph, consumers, chain)) is not None:
+            chain.append(follower)
+        if len(chain) > 1:
+            chains.append(chain)
+            taken.update(chain)
+    return chains
+
+
+def _follower(graph: Graph, consumers: dict[Ref, list[int]], chain: list[int]) -> int | None:
+    """The node that may join `chain`, if there is one."""
+    head, last = chain[0], chain[-1]
+    tail = graph.nodes[last]
+    assert isinstance(tail, Compute)
+    users = {user for k in range(len(tail.outputs)) for user in consumers.get(Ref(last, k), ())}
+    if len(users) != 1:
+        return None
+    (user,) = users
+    node = graph.nodes[user]
+    if not isinstance(node, Compute) or node.slice != tail.slice:
+        return None
+    if any(ref.node != last and ref.node >= head for ref in node.inputs):
+        return None
+    return user
+
+
+def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
+    """One recipe and one node for a chain of nodes, each with any number of parts of its own."""
+    parts: list[Part] = []
+    inputs: list[Ref] = []
+    layouts = []
+    donated = []
+    previous: tuple[Ref, ...] = ()
+    for index in chain:
+        node = graph.nodes[index]
+        assert isinstance(node, Compute)
+        outer: list[Ref] = []
+        for k, ref in enumerate(node.inputs):
+            if index != chain[0] and ref.node == chain[chain.index(index) - 1]:
+                outer.append(previous[ref.output])
+                continue
+            if k in node.donated:
+                donated.append(len(inputs))
+            outer.append(Ref(-1, len(inputs)))
+            inputs.append(ref)
+            layouts.append(node.input_layouts[k])
+        base = len(parts)
+        recipe = graph.recipes[node.recipe]
+        for part in recipe.parts:
+            moved = tuple(outer[r.output] if r.node == -1 else Ref(r.node + base, r.output) for r in part.inputs)
+            parts.append(Part(part.name, part.function, moved))
+        previous = tuple(Ref(r.node + base, r.output) for r in recipe.outputs)
+    last, first = graph.nodes[chain[-1]], graph.nodes[chain[0]]
+    assert isinstance(last, Compute)
+    assert isinstance(first, Compute)
+    name = last.name if last.name == first.name else f"{first.name}..{last.name}"
+    node = msgspec.structs.replace(
+        last, name=name, inputs=tuple(inputs), input_layouts=tuple(layouts), donated=tuple(donated), where=first.where
+    )
+    return Recipe(tuple(parts), previous), node
+
+
+def _without_unused_recipes(graph: Graph) -> Graph:
+    used = sorted({node.recipe for node in graph.nodes if isinstance(node, Compute)})
+    new = {old: k for k, old in enumerate(used)}
+    nodes = tuple(
+        msgspec.structs.replace(node, recipe=new[node.recipe]) if isinstance(node, Compute) else node
+        for node in graph.nodes
+    )
+    return msgspec.structs.replace(graph, recipes=tuple(graph.recipes[old] for old in used), nodes=nodes)

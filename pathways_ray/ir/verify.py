@@ -1,0 +1,105 @@
+"""The verifier: small, always on, run after every pass. A pass that breaks the graph fails in the pass."""
+
+from __future__ import annotations
+
+from pathways_ray import limits
+from pathways_ray.errors import GraphError, TooLarge
+from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, Transfer, inputs_of, output_count
+from pathways_ray.ir.types import check_layout
+
+
+def verify(graph: Graph, lowered: bool = False) -> Graph:
+    """Checks `graph` and returns it.
+
+    Args:
+        lowered: also require that every compute node gets its inputs in the layouts it asks for, which holds once
+            transfers were inserted.
+
+    Raises:
+        GraphError: naming the node, and the user's line where there is one.
+        TooLarge: more nodes than `limits.MAX_NODES`.
+    """
+    if len(graph.nodes) > limits.MAX_NODES:
+        raise TooLarge(f"program {graph.name!r} has {len(graph.nodes)} nodes; the limit is {limits.MAX_NODES}")
+    if not graph.nodes or not isinstance(graph.nodes[-1], Result):
+        raise GraphError(f"program {graph.name!r} does not end with a result node")
+    known = {s.id for s in graph.slices}
+    for index, node in enumerate(graph.nodes):
+        _check_references(graph, index)
+        match node:
+            case Result():
+                if index != len(graph.nodes) - 1:
+                    raise GraphError(f"program {graph.name!r} has a second result node, %{index}")
+            case Compute():
+                _check_compute(graph, index, node, known, lowered)
+            case Argument() | Transfer():
+                if node.layout.slice not in known:
+                    raise GraphError(f"%{index} lies on slice {node.layout.slice}, which the program does not have")
+                check_layout(node.type, node.layout.spec, graph.slice(node.layout.slice), f"%{index}")
+    _check_donation(graph)
+    return graph
+
+
+def _check_references(graph: Graph, index: int) -> None:
+    for ref in inputs_of(graph.nodes[index]):
+        if not 0 <= ref.node < index:
+            raise GraphError(f"%{index} consumes {ref}, which does not come before it: the graph has a cycle or a gap")
+        if not 0 <= ref.output < output_count(graph.nodes[ref.node]):
+            raise GraphError(f"%{index} consumes {ref}; %{ref.node} has {output_count(graph.nodes[ref.node])} outputs")
+
+
+def _check_compute(graph: Graph, index: int, node: Compute, known: set[int], lowered: bool) -> None:
+    label = f"%{index} {node.name}" + (f" ({node.where})" if node.where else "")
+    if node.slice not in known:
+        raise GraphError(f"{label} runs on slice {node.slice}, which the program does not have")
+    if not 0 <= node.recipe < len(graph.recipes):
+        raise GraphError(f"{label} runs recipe {node.recipe}; there are {len(graph.recipes)}")
+    _check_recipe(graph, label, node)
+    if len(node.inputs) != len(node.input_layouts) or len(node.outputs) != len(node.output_layouts):
+        raise GraphError(f"{label} does not name one layout for each input and output")
+    mesh = graph.slice(node.slice)
+    for k, (ref, layout) in enumerate(zip(node.inputs, node.input_layouts, strict=True)):
+        if layout.slice != node.slice:
+            raise GraphError(f"{label} asks for input {k} on slice {layout.slice}, but runs on slice {node.slice}")
+        check_layout(graph.type_of(ref), layout.spec, mesh, f"{label}, input {k}")
+        if lowered and graph.layout_of(ref) != layout:
+            raise GraphError(f"{label} gets input {k} as {graph.layout_of(ref)}, but asks for {layout}")
+    for k, (array, layout) in enumerate(zip(node.outputs, node.output_layouts, strict=True)):
+        if layout.slice != node.slice:
+            raise GraphError(f"{label} puts output {k} on slice {layout.slice}, but runs on slice {node.slice}")
+        check_layout(array, layout.spec, mesh, f"{label}, output {k}")
+
+
+def _check_recipe(graph: Graph, label: str, node: Compute) -> None:
+    recipe = graph.recipes[node.recipe]
+    for number, part in enumerate(recipe.parts):
+        for ref in part.inputs:
+            inside = -1 <= ref.node < number and ref.output >= 0
+            if not inside or (ref.node == -1 and ref.output >= len(node.inputs)):
+                raise GraphError(f"{label}: part {number} of its recipe consumes {ref}, which is not there")
+    if len(recipe.outputs) != len(node.outputs):
+        raise GraphError(f"{label} has {len(node.outputs)} outputs, its recipe {len(recipe.outputs)}")
+    if any(not 0 <= ref.node < len(recipe.parts) or ref.output < 0 for ref in recipe.outputs):
+        raise GraphError(f"{label}: an output of its recipe is none of its parts'")
+    if any(not 0 <= k < len(node.inputs) for k in node.donated):
+        raise GraphError(f"{label} donates input {max(node.donated)}; it has {len(node.inputs)}")
+
+
+def _check_donation(graph: Graph) -> None:
+    """A donated value may have no use after the node that takes it, and none beside it in the same node."""
+    users = graph.consumers()
+    for index, node in enumerate(graph.nodes):
+        if not isinstance(node, Compute):
+            continue
+        for k in node.donated:
+            ref: Ref = node.inputs[k]
+            later = [user for user in users[ref] if user > index]
+            if later or node.inputs.count(ref) > 1:
+                user = graph.nodes[later[0]] if later else node
+                name = user.name if isinstance(user, Compute) else "a transfer" if later else "the result"
+                if later and isinstance(user, Result):
+                    name = "the result"
+                raise GraphError(
+                    f"{node.name} ({node.where}) donates {ref} as argument {k}, but {name} uses it afterwards; "
+                    "drop donate_argnums or the later use"
+                )

@@ -1,0 +1,1 @@
+"""The resource manager: which devices exist, and which of them a virtual slice gets."""

@@ -1,0 +1,150 @@
+"""Devices, islands, and the mapping of virtual slices to them.
+
+The rule is the paper's first one: spread computations over all devices. A slice goes to the island whose devices carry
+the least, and there to the least loaded devices; several slices may share a device. Ties go to lower numbers, so the
+same requests give the same mapping. Devices of one slice are taken host by host where loads are equal, since a slice
+that spans fewer hosts sends fewer messages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from pathways_ray.errors import Unschedulable
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import SliceType
+
+
+@dataclass
+class HostRecord:
+    """A host and its devices; `up` is False between its loss and its successor."""
+
+    host: int
+    island: int
+    platform: str
+    devices: int
+    node: str
+    pid: int
+    epoch: int = 1
+    up: bool = True
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks for. An empty `shape` asks for every device of one island, on one axis."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    island: int = -1
+    platform: str = ""
+    name: str = ""
+
+
+@dataclass
+class SliceRecord:
+    session: int
+    name: str
+    placed: PlacedSlice
+
+
+@dataclass
+class Inventory:
+    """All hosts and all slices that are held. Methods change it; nothing here talks to anybody."""
+
+    hosts: dict[int, HostRecord] = field(default_factory=dict)
+    slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
+    next_slice: int = 0
+
+    def join(self, host: HostRecord) -> int:
+        """A host comes up; returns its epoch, one more than the last one under this number."""
+        known = self.hosts.get(host.host)
+        host.epoch = known.epoch + 1 if known else 1
+        self.hosts[host.host] = host
+        return host.epoch
+
+    def leave(self, host: int, epoch: int) -> None:
+        """A host is gone; news of an older epoch is ignored."""
+        known = self.hosts.get(host)
+        if known is not None and known.epoch == epoch:
+            known.up = False
+
+    def islands(self) -> dict[int, list[HostRecord]]:
+        found: dict[int, list[HostRecord]] = {}
+        for host in sorted(self.hosts.values(), key=lambda h: h.host):
+            found.setdefault(host.island, []).append(host)
+        return found
+
+    def load(self) -> dict[Device, int]:
+        """How many slices share each device."""
+        load = {Device(h.host, k): 0 for h in self.hosts.values() for k in range(h.devices)}
+        for record in self.slices.values():
+            for device in record.placed.devices:
+                load[device] += 1
+        return load
+
+    def create(self, session: int, wish: Wish) -> PlacedSlice:
+        """Maps a slice.
+
+        Raises:
+            Unschedulable: no island can hold it; the message lists what exists.
+        """
+        check_shape(wish)
+        load = self.load()
+        best: tuple[tuple[float, int], list[Device]] | None = None
+        for island, hosts in self.islands().items():
+            if wish.island not in (-1, island) or (wish.platform and hosts[0].platform != wish.platform):
+                continue
+            devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
+            size = math.prod(wish.shape) if wish.shape else len(devices)
+            if size > len(devices):
+                continue
+            chosen = sorted(sorted(devices, key=lambda d: (load[d], d))[:size])
+            rank = (sum(load[d] for d in chosen) / size, island)
+            if best is None or rank < best[0]:
+                best = (rank, chosen)
+        if best is None:
+            raise Unschedulable(f"no island can hold {_wish_text(wish)}; there is {self.describe()}")
+        shape = wish.shape or (len(best[1]),)
+        self.next_slice += 1
+        mesh = SliceType(self.next_slice, shape, wish.axes)
+        placed = PlacedSlice(mesh, self.hosts[best[1][0].host].island, tuple(best[1]))
+        self.slices[session, mesh.id] = SliceRecord(session, wish.name, placed)
+        return placed
+
+    def release(self, session: int, slice_id: int) -> bool:
+        return self.slices.pop((session, slice_id), None) is not None
+
+    def release_session(self, session: int) -> int:
+        """Releases all slices of a session; returns how many."""
+        held = [key for key in self.slices if key[0] == session]
+        for key in held:
+            del self.slices[key]
+        return len(held)
+
+    def describe(self) -> str:
+        """What exists, in words."""
+        parts = []
+        for island, hosts in self.islands().items():
+            devices = sum(h.devices for h in hosts)
+            parts.append(f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)")
+        return ", ".join(parts) or "nothing"
+
+
+def check_shape(wish: Wish) -> None:
+    """Raises `Unschedulable` for a shape no mesh can have: one to three sizes of at least 1, as many axes."""
+    if wish.shape and not 1 <= len(wish.shape) <= 3:
+        raise Unschedulable(f"a slice has 1 to 3 axes, {wish.shape} has {len(wish.shape)}")
+    if any(size < 1 for size in wish.shape):
+        raise Unschedulable(f"slice shape {wish.shape} has a size below 1; every axis needs at least one device")
+    if len(wish.axes) != max(len(wish.shape), 1):
+        raise Unschedulable(f"slice shape {wish.shape} and axis names {wish.axes} differ in number")
+    if len(set(wish.axes)) != len(wish.axes) or not all(wish.axes):
+        raise Unschedulable(f"axis names {wish.axes} must be different and not empty")
+
+
+def _wish_text(wish: Wish) -> str:
+    size = f"a slice of shape {wish.shape} ({math.prod(wish.shape)} devices)" if wish.shape else "a slice"
+    island = f" on island {wish.island}" if wish.island != -1 else ""
+    platform = f" of platform {wish.platform!r}" if wish.platform else ""
+    return size + island + platform

@@ -1,0 +1,1 @@
+"""The scheduler of one island: one total order of gangs for all its devices."""

@@ -1,0 +1,123 @@
+"""The scheduler of one island as a Ray actor: streams in, `IslandOrder` decides, streams out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from pathways_ray import limits
+from pathways_ray.scheduler.order import Command, IslandOrder, Refuse, ToController, ToHosts
+from pathways_ray.transport import streams
+from pathways_ray.transport.messages import (
+    FROM_HOST,
+    TO_HOST,
+    Heartbeat,
+    HostUp,
+    IslandUp,
+)
+
+SILENCE_LIMIT_S = 8.0
+"""A host that says nothing for this long is taken for dead; hosts send a heartbeat every second."""
+
+
+class IslandScheduler:
+    """One for an island. Everything runs on the actor's event loop."""
+
+    def __init__(self, resource_manager: Any, island: int, hosts: list[int], bind: str) -> None:
+        self.resource_manager = resource_manager
+        self.island = island
+        self.bind = bind
+        self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
+        self.outboxes: dict[int, streams.AsyncOutbox] = {}
+        self.heard: dict[int, float] = {}
+        self.controller = streams.AsyncOutbox()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Serves the hosts and joins the controller; returns the address it serves on."""
+        _, self.link_secret = await self.resource_manager.secrets.remote()
+        self.server, address = await streams.serve({streams.HOST_STREAM: self._host_stream}, {}, self.bind)
+        controller = await self.resource_manager.lookup.remote("controller")
+        self.channel = grpc.aio.insecure_channel(controller, options=streams.OPTIONS)
+        self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(
+            metadata=(("authorization", self.link_secret),)
+        )
+        self.controller.send(IslandUp(self.island))
+        self._spawn(self.controller.pump(self.stream.write))
+        self._spawn(self._from_controller())
+        self._spawn(self._watch())
+        await self.resource_manager.publish.remote(f"scheduler-{self.island}", address)
+        return address
+
+    async def statistics(self) -> dict[str, int]:
+        return {"queued": len(self.order.queue), "outstanding": len(self.order.outstanding)}
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _from_controller(self) -> None:
+        while (data := await streams.reading(self.stream)) is not None:
+            for message in TO_HOST.decode_batch(data):
+                self._do(self.order.from_controller(message))
+
+    async def _host_stream(self, context: grpc.aio.ServicerContext) -> None:
+        if not streams.authorised(streams.metadata_of(context), self.link_secret):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
+        data = await streams.reading(context)
+        hello = FROM_HOST.decode_batch(data)[0] if data else None
+        if not isinstance(hello, HostUp):
+            return
+        commands = self.order.host_up(hello)
+        if any(isinstance(command, Refuse) for command in commands):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over")
+        outbox = streams.AsyncOutbox()
+        self.outboxes[hello.host] = outbox
+        self.heard[hello.host] = time.monotonic()
+        self._do(commands)
+        pump = asyncio.ensure_future(outbox.pump(context.write))
+        try:
+            while (data := await streams.reading(context)) is not None:
+                self.heard[hello.host] = time.monotonic()
+                for message in FROM_HOST.decode_batch(data):
+                    if not isinstance(message, Heartbeat | HostUp):
+                        self._do(self.order.from_host(hello.host, hello.epoch, message))
+        finally:
+            pump.cancel()
+            self._lost(hello.host, hello.epoch, "its process ended")
+
+    def _lost(self, host: int, epoch: int, reason: str) -> None:
+        commands = self.order.host_lost(host, epoch, reason)
+        if commands:
+            self.outboxes.pop(host, None)
+            self._do(commands)
+
+    async def _watch(self) -> None:
+        """Declares silent hosts dead and has their processes killed, so that they come back under a new epoch."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            if now - before > SILENCE_LIMIT_S / 2:
+                # This process did not run either: it cannot judge others.
+                self.heard = dict.fromkeys(self.heard, now)
+            for host, heard in self.heard.items():
+                epoch = self.order.epochs.get(host, 0)
+                if epoch > 0 and now - heard > SILENCE_LIMIT_S:
+                    self._lost(host, epoch, f"it did not answer for {SILENCE_LIMIT_S:.0f} s")
+                    await self.resource_manager.kill_host.remote(host)
+
+    def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case ToHosts(message):
+                    for outbox in self.outboxes.values():
+                        outbox.send(message)
+                case ToController(message):
+                    self.controller.send(message)
+                case Refuse():
+                    pass

@@ -1,0 +1,46 @@
+"""`pw.init`: a cluster of one's own, and the first session on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.client import api
+from pathways_ray.errors import AlreadyInitialized
+
+
+def init(
+    islands: int = 1,
+    hosts_per_island: int = 1,
+    devices_per_host: int = 1,
+    *,
+    address: str | None = None,
+    dispatch: str = "parallel",
+    fusion: bool = True,
+    platform: str = "cpu",
+    ray_options: dict[str, Any] | None = None,
+) -> api.ClusterSession:
+    """Starts a cluster and opens its first session; a context manager that stops it again.
+
+    Embedded (`address=None`) it starts Ray on this machine when none runs in this process. With `address="auto"` or a Ray
+    address the same processes start on an existing Ray cluster, hosts spread over its nodes.
+
+    Args:
+        islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual.
+        dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
+        fusion: compose chains of nodes on one slice into one computation; results are the same bits.
+        platform: "cpu", "gpu" or "tpu".
+        ray_options: further options for `ray.init`.
+
+    Raises:
+        AlreadyInitialized: this process runs a cluster already.
+        UsageError: a bad option, or no Ray cluster at `address`.
+        Unschedulable: Ray cannot place the hosts.
+    """
+    running = api.own_cluster()
+    if running is not None:
+        raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
+    # Ray loads here and not with the package: clients of a remote cluster do without it.
+    from pathways_ray import cluster
+
+    shape = cluster.Shape(islands, hosts_per_island, devices_per_host)
+    return api.adopt(cluster.start(shape, address, dispatch, fusion, platform, dict(ray_options or {})))

@@ -1,0 +1,436 @@
+"""Every message on the wire, as typed structs. One definition is both the data type and the schema.
+
+Messages travel as MessagePack lists of tagged arrays: `[tag, field, field, …]`. Decoding checks every type, so that a
+malformed message is a `WireError` before any of it is used, and nothing is ever unpickled. A field may be added at the
+end (older readers ignore it); anything else raises `VERSION`, which both ends compare when a session opens.
+
+The life of a launch, in messages: `Launch` (client → controller), `Run` (controller → scheduler → hosts), `Done` (hosts →
+scheduler → controller), `Completed` (controller → client); or `RunFailed` and `LaunchFailed` on the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from pathways_ray.errors import Failure, WireError
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, Spec
+
+VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message"):
+    """Base of all messages."""
+
+
+# --- client → controller, hot stream ---------------------------------------------------------------------------------
+
+
+class Register(Message, tag=1):
+    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
+
+    program: int
+    graph: bytes
+    functions: dict[str, bytes]
+
+
+class Launch(Message, tag=2):
+    """One call. Result k becomes buffer `results + k`; both ids are made by the client."""
+
+    launch: int
+    program: int
+    arguments: tuple[int, ...]
+    results: int
+
+
+class Put(Message, tag=3):
+    """A buffer that the client uploaded to the hosts of a slice."""
+
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+class Free(Message, tag=4):
+    """Handles that the client dropped."""
+
+    buffers: tuple[int, ...]
+
+
+ToController = Register | Launch | Put | Free
+
+
+# --- controller → client ---------------------------------------------------------------------------------------------
+
+
+class Completed(Message, tag=10):
+    """Launches that ended in a value."""
+
+    launches: tuple[int, ...]
+
+
+class LaunchFailed(Message, tag=11):
+    """A launch that ended in an error."""
+
+    launch: int
+    failure: Failure
+
+
+class BuffersLost(Message, tag=12):
+    """Ready buffers whose host is gone."""
+
+    buffers: tuple[int, ...]
+    failure: Failure
+
+
+class HostAddress(Message, tag=13):
+    """Where clients reach a host; an empty address means that it is down."""
+
+    host: int
+    epoch: int
+    address: str
+
+
+class SessionEnded(Message, tag=14):
+    """The controller closed the session; everything it held is freed."""
+
+    reason: str
+
+
+ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded
+
+
+# --- controller → scheduler → hosts ----------------------------------------------------------------------------------
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """A host as other hosts reach it."""
+
+    host: int
+    epoch: int
+    transfer_address: str
+
+
+class Peers(Message, tag=20):
+    """The hosts of the whole cluster that are up."""
+
+    peers: tuple[Peer, ...]
+
+
+class Program(Message, tag=21):
+    """A plan to prepare; the functions are those it names."""
+
+    program: int
+    plan: bytes
+    functions: dict[str, bytes]
+
+
+class Run(Message, tag=22):
+    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0."""
+
+    sequence: int
+    session: int
+    program: int
+    arguments: tuple[int, ...]
+    results: int
+    first: int = 0
+    gangs: int = 0
+
+
+class Drop(Message, tag=23):
+    """Buffers that nobody needs any more."""
+
+    session: int
+    buffers: tuple[int, ...]
+
+
+class DropSession(Message, tag=24):
+    """Everything of a session."""
+
+    session: int
+
+
+class DropProgram(Message, tag=25):
+    """A program that no session can launch any more."""
+
+    program: int
+
+
+ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram
+ToHost = ToIsland
+
+
+# --- hosts → scheduler → controller ----------------------------------------------------------------------------------
+
+
+class HostUp(Message, tag=30):
+    """A host joins under a new epoch: first message of its stream."""
+
+    host: int
+    epoch: int
+    transfer_address: str
+    data_address: str
+    devices: int
+    pid: int
+
+
+class HostDown(Message, tag=31):
+    """The scheduler lost a host; `reason` says how it knew."""
+
+    host: int
+    epoch: int
+    reason: str
+
+
+class Ready(Message, tag=32):
+    """A host prepared a program, or could not. Bytes are per device, the largest computation's."""
+
+    host: int
+    program: int
+    temporary_bytes: int
+    failure: Failure | None = None
+
+
+class Done(Message, tag=33):
+    """Launches whose part on this host (or island) is complete, without error."""
+
+    sequences: tuple[int, ...]
+
+
+class RunFailed(Message, tag=34):
+    """A launch whose part on this host ended in an error. Counts as its completion there."""
+
+    sequence: int
+    failure: Failure
+
+
+class Enqueued(Message, tag=35):
+    """Gangs of a launch that were dispatched one at a time are on the device queues."""
+
+    sequence: int
+    first: int
+
+
+class Heartbeat(Message, tag=36):
+    """The host's process runs."""
+
+    host: int
+
+
+class IslandUp(Message, tag=37):
+    """A scheduler joins the controller: first message of its stream."""
+
+    island: int
+
+
+FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Heartbeat
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued
+
+
+# --- client ↔ host, data stream --------------------------------------------------------------------------------------
+
+
+class PutOpen(Message, tag=50):
+    """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices."""
+
+    request: int
+    buffer: int
+    type: ArrayType
+    spec: Spec
+    placed: PlacedSlice
+
+
+class PutPart(Message, tag=51):
+    """Bytes of box number `box`, in C order, from `offset` on."""
+
+    request: int
+    box: int
+    offset: int
+    data: bytes
+
+
+class Fetch(Message, tag=52):
+    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready."""
+
+    request: int
+    buffer: int
+    devices: tuple[int, ...]
+
+
+ToHostData = PutOpen | PutPart | Fetch
+
+
+class PutDone(Message, tag=55):
+    """The array lies on the devices."""
+
+    request: int
+
+
+class FetchPart(Message, tag=56):
+    """Bytes of the shard on device `device`, in C order, from `offset` on; `total` bytes in all."""
+
+    request: int
+    device: int
+    offset: int
+    total: int
+    data: bytes
+
+
+class DataFailed(Message, tag=57):
+    """A put or fetch that could not be served."""
+
+    request: int
+    failure: Failure
+
+
+FromHostData = PutDone | FetchPart | DataFailed
+
+
+# --- client → controller, one call and one reply ---------------------------------------------------------------------
+
+
+class OpenSession(Message, tag=70):
+    """First call of a client."""
+
+    version: int
+    name: str
+
+
+class SessionOpened(Message, tag=71):
+    """`secret` opens the hot stream, `data_token` the data streams; `platforms` are what functions are exported for."""
+
+    session: int
+    secret: str
+    data_token: str
+    hosts: tuple[HostAddress, ...]
+    platforms: tuple[str, ...]
+    fusion: bool
+    max_launches: int
+
+
+class CreateSlice(Message, tag=72):
+    """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open."""
+
+    session: int
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    island: int
+    platform: str
+    name: str
+
+
+class SliceCreated(Message, tag=73):
+    placed: PlacedSlice
+
+
+class ReleaseSlice(Message, tag=74):
+    session: int
+    slice: int
+
+
+class CloseSession(Message, tag=75):
+    session: int
+
+
+class Explain(Message, tag=76):
+    """Asks how a program of this session would be placed; `program` is its id, or -1 when it is not registered."""
+
+    session: int
+    program: int
+    graph: bytes
+
+
+class Explained(Message, tag=77):
+    plan: str
+    order: str
+    temporary_bytes: dict[int, int]
+
+
+class Status(Message, tag=78):
+    session: int
+
+
+class StatusReply(Message, tag=79):
+    """JSON text: islands, hosts, devices, slices, sessions, buffers."""
+
+    text: str
+
+
+class Accepted(Message, tag=80):
+    pass
+
+
+class Refused(Message, tag=81):
+    failure: Failure
+
+
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status
+Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
+
+
+# --- resource manager, carried as bytes by Ray calls ------------------------------------------------------------------
+
+
+class HostInfo(Message):
+    """What a host reports when it joins."""
+
+    host: int
+    island: int
+    platform: str
+    devices: int
+    node: str
+    pid: int
+
+
+class JoinReply(Message):
+    epoch: int
+    scheduler_address: str
+    data_secret: str
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+encode = _ENCODER.encode
+
+M = TypeVar("M")
+
+
+class Codec(Generic[M]):
+    """Encodes and strictly decodes one family of messages, singly or as a batch."""
+
+    def __init__(self, family: Any) -> None:
+        self._one = msgspec.msgpack.Decoder(family)
+        self._many = msgspec.msgpack.Decoder(list[family])
+
+    def decode(self, data: bytes) -> M:
+        """Raises `WireError` unless `data` is one message of the family."""
+        try:
+            return self._one.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise WireError(f"message of {len(data)} bytes refused: {error}") from None
+
+    def decode_batch(self, data: bytes) -> list[M]:
+        """Raises `WireError` unless `data` is a batch of messages of the family."""
+        try:
+            return self._many.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise WireError(f"batch of {len(data)} bytes refused: {error}") from None
+
+
+def encode_batch(messages: Sequence[Message]) -> bytes:
+    return encode(messages)
+
+
+TO_CONTROLLER: Codec[ToController] = Codec(ToController)
+TO_CLIENT: Codec[ToClient] = Codec(ToClient)
+TO_HOST: Codec[ToHost] = Codec(ToHost)
+FROM_HOST: Codec[FromHost] = Codec(FromHost)
+FROM_ISLAND: Codec[FromIsland] = Codec(FromIsland)
+TO_HOST_DATA: Codec[ToHostData] = Codec(ToHostData)
+FROM_HOST_DATA: Codec[FromHostData] = Codec(FromHostData)
+REQUEST: Codec[Request] = Codec(Request)
+REPLY: Codec[Reply] = Codec(Reply)

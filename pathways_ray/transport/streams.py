@@ -1,0 +1,180 @@
+"""gRPC streams that batch by themselves.
+
+A sender puts messages into an outbox at any time. While one gRPC message is on its way, what is put meanwhile gathers,
+and all of it goes in the next: a lone message leaves at once, a busy stream batches, and there is no timer.
+
+Two kinds of outbox: `AsyncOutbox` for processes whose decisions run on an event loop (controller, schedulers, a host's
+data server), `ThreadOutbox` for those with a thread of their own (client, a host's dispatcher).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import queue
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import grpc
+
+from pathways_ray import limits
+from pathways_ray.transport.messages import Message, encode
+
+BATCH_BYTES = 8 << 20
+"""A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A channel must not share its connection with another one of this process, or two sessions would share fate.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+CALL = "/pathways.Front/Call"
+CLIENT_STREAM = "/pathways.Front/Stream"
+ISLAND_STREAM = "/pathways.Link/Island"
+HOST_STREAM = "/pathways.Link/Host"
+DATA_STREAM = "/pathways.Data/Stream"
+
+
+def batches(messages: Iterable[Message]) -> Iterator[bytes]:
+    """Encodes messages into as few batches as `BATCH_BYTES` allows: MessagePack arrays, header first."""
+    bodies: list[bytes] = []
+    size = 0
+    for message in messages:
+        body = encode(message)
+        if bodies and size + len(body) > BATCH_BYTES:
+            yield _joined(bodies)
+            bodies, size = [], 0
+        bodies.append(body)
+        size += len(body)
+    if bodies:
+        yield _joined(bodies)
+
+
+def _joined(bodies: list[bytes]) -> bytes:
+    count = len(bodies)
+    if count < 16:
+        header = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        header = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        header = b"\xdd" + count.to_bytes(4, "big")
+    return header + b"".join(bodies)
+
+
+class AsyncOutbox:
+    """Outgoing messages of one stream on an event loop."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+        self._wake.set()
+
+    def close(self) -> None:
+        """What was sent before still goes out."""
+        self._closed = True
+        self._wake.set()
+
+    async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
+        """Writes until closed. Run it as a task beside the reader of the same stream."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._messages = self._messages, []
+            for batch in batches(messages):
+                await write(batch)
+            if self._closed and not self._messages:
+                return
+
+
+class ThreadOutbox:
+    """Outgoing messages of one stream, put by any thread; iterate it as the request iterator of a gRPC call."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.send = self._queue.put
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            messages = [self._queue.get()]
+            try:
+                while len(messages) < 4096:
+                    messages.append(self._queue.get_nowait())
+            except queue.Empty:
+                pass
+            yield from batches([m for m in messages if m is not None])
+            if None in messages:
+                return
+
+
+def channel(address: str) -> grpc.Channel:
+    """An insecure channel with the options above; the caller closes it."""
+    return grpc.insecure_channel(address, OPTIONS)
+
+
+def stream_call(connection: grpc.Channel, method: str, outbox: ThreadOutbox, metadata: dict[str, str]) -> grpc.Call:
+    """Opens a bidirectional stream of raw batches; iterate the call for what comes in."""
+    return connection.stream_stream(method)(iter(outbox), metadata=tuple(metadata.items()))
+
+
+def authorised(metadata: dict[str, str], secret: str) -> bool:
+    """Whether the call carries the secret; compared in constant time."""
+    return hmac.compare_digest(metadata.get("authorization", "").encode(), secret.encode())
+
+
+def metadata_of(context: grpc.aio.ServicerContext) -> dict[str, str]:
+    return {key: value for key, value in (context.invocation_metadata() or ()) if isinstance(value, str)}
+
+
+Handler = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+
+
+async def serve(
+    streams: dict[str, Handler], calls: dict[str, Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]], bind: str
+) -> tuple[grpc.aio.Server, str]:
+    """Starts a server on a free port of address `bind`; returns it and `address:port`.
+
+    A stream handler reads and writes raw batches through its context (`read()` gives `grpc.aio.EOF` at the end).
+    """
+    server = grpc.aio.server(options=OPTIONS)
+    services: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+    for path, stream in streams.items():
+        _, service, method = path.split("/")
+        services.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(_stream_adapter(stream))
+    for path, call in calls.items():
+        _, service, method = path.split("/")
+        services.setdefault(service, {})[method] = grpc.unary_unary_rpc_method_handler(call)
+    for service, methods in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port(f"{bind}:0")
+    await server.start()
+    return server, f"{bind}:{port}"
+
+
+def _stream_adapter(handler: Handler) -> Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]:
+    async def handle(_requests: object, context: grpc.aio.ServicerContext) -> None:
+        await handler(context)
+
+    return handle
+
+
+async def reading(context: grpc.aio.ServicerContext | grpc.aio.StreamStreamCall) -> bytes | None:
+    """The next batch of a stream, or None at its end, whatever ended it."""
+    try:
+        data = await context.read()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+        return None
+    return None if data is grpc.aio.EOF else data
