@@ -137,7 +137,7 @@ def _start_actors(shape: Shape, owns_ray: bool, parallel: bool, fusion: bool, pl
             schedulers.append(scheduler)
             for number in numbers:
                 hosts[number] = _host_actor(group, number, resources).remote(
-                    name, number, island, shape.devices_per_host, platform, bind
+                    name, number, island, shape.devices_per_host, platform, bind, fusion
                 )
         made += [*schedulers, *hosts.values()]
         manager.watch_over.remote(hosts)

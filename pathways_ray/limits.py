@@ -18,7 +18,7 @@ PART_BYTES = 4 << 20
 MAX_LAUNCHES_IN_FLIGHT = 1024
 """Launches of one session without an outcome; a further call waits."""
 
-ISLAND_WINDOW = 64
+ISLAND_WINDOW = 128
 """Launches of one island handed to its hosts without a completion: PJRT itself would run ahead without bound."""
 
 MAX_FUSED_NODES = 32

@@ -71,6 +71,9 @@ from pathways_ray.transport.messages import (
     encode,
 )
 
+_CAUSE_LIMIT_S = 10.0
+"""How long a fetch that failed waits for the controller to name the cause."""
+
 _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader cannot leave anybody waiting."""
 
@@ -111,7 +114,7 @@ class Session:
         self._named: dict[int, weakref.ref[Buffer]] = {}
         self._lock = threading.Lock()
         self._queue: deque[tuple[Message, tuple[Upload, ...], tuple[Buffer, ...]]] = deque()
-        self._outbox = streams.ThreadOutbox()
+        self._outbox = streams.ThreadOutbox(self._pending.__len__)
         self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed)
         metadata = {"session": str(self.id), "authorization": self._secret}
         self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._outbox, metadata)
@@ -320,8 +323,9 @@ class Session:
             return self._data.fetch(buffer, kind.array, kind.spec, kind.slice.placed, lambda: self._check_fetch(buffer))
         except PathwaysError as error:
             # The host saw a symptom; the controller knows the cause, and tells shortly after.
-            if error.failure is not None and buffer.state == PENDING:
-                self.wait(buffer, timeout=30.0)
+            if error.failure is not None and (buffer.state == PENDING or error.failure.kind == "HostLost"):
+                with self._changed:
+                    self._changed.wait_for(lambda: buffer.failure or self.closed_because, _CAUSE_LIMIT_S)
             if buffer.failure is not None:
                 raise from_failure(buffer.failure) from None
             raise

@@ -72,11 +72,11 @@ COMPILE_LIMIT_S = 120.0
 class _Client:
     """A session's secrets, its stream once it has one, and the functions it has sent."""
 
-    def __init__(self, session: int, name: str) -> None:
+    def __init__(self, session: int, name: str, outbox: streams.AsyncOutbox) -> None:
         self.session = session
         self.name = name
         self.secret = secrets.token_hex(16)
-        self.outbox = streams.AsyncOutbox()
+        self.outbox = outbox
         self.functions: dict[str, bytes] = {}
         self.opened = time.time()
 
@@ -132,7 +132,7 @@ class Controller:
         hello, *rest = FROM_ISLAND.decode_batch(data) if data else [None]
         if not isinstance(hello, IslandUp):
             return
-        outbox = self.islands[hello.island] = streams.AsyncOutbox()
+        outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
         pump = asyncio.ensure_future(outbox.pump(context.write))
         try:
             while True:
@@ -249,7 +249,7 @@ class Controller:
         if request.version != VERSION:
             raise WireError(f"the client speaks protocol version {request.version}, this cluster {VERSION}")
         self.sessions_made += 1
-        client = _Client(self.sessions_made, request.name)
+        client = _Client(self.sessions_made, request.name, streams.AsyncOutbox(self.launches.in_flight.__len__))
         self.clients[client.session] = client
         self.launches.open_session(client.session)
         hosts = (h for h in self.launches.hosts.values() if h.down_since is None)

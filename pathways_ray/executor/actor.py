@@ -28,13 +28,15 @@ def pool_threads(devices: int) -> int:
 class HostExecutor:
     """One for a host. Methods answer Ray's calls; the work happens in threads (see `dispatcher`)."""
 
-    def __init__(self, resource_manager: str, host: int, island: int, devices: int, platform: str, bind: str) -> None:
+    def __init__(
+        self, resource_manager: str, host: int, island: int, devices: int, platform: str, bind: str, fusion: bool
+    ) -> None:
         self.host, self.island, self.bind = host, island, bind
         self.resource_manager = ray.get_actor(resource_manager)
         _configure(devices, platform)
-        self._start(devices, platform)
+        self._start(devices, platform, fusion)
 
-    def _start(self, devices: int, platform: str) -> None:
+    def _start(self, devices: int, platform: str, fusion: bool) -> None:
         # Imported here, after the environment is set: XLA reads it once, when it starts.
         import jax
 
@@ -57,8 +59,8 @@ class HostExecutor:
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices])
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
-        self.outbox = streams.ThreadOutbox()
-        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send)
+        self.outbox = streams.ThreadOutbox(lambda: self.dispatcher.under_way())
+        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, fusion)
 
         def token_of(session: int) -> str:
             return hmac.new(reply.data_secret.encode(), str(session).encode(), hashlib.sha256).hexdigest()
@@ -78,8 +80,7 @@ class HostExecutor:
         def dispatch() -> None:
             try:
                 for data in call:
-                    for message in TO_HOST.decode_batch(data):
-                        self.dispatcher.handle(message)
+                    self.dispatcher.handle_batch(TO_HOST.decode_batch(data))
             except Exception as error:
                 print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
             # Without its scheduler a host must not go on: its queue would be nobody's. Ray starts it anew.

@@ -6,15 +6,21 @@ it on. So a launch always runs to its end and always has an outcome.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pathways_ray.errors import Failure
+import msgspec
+
+from pathways_ray.errors import Failure, PathwaysError
+from pathways_ray.executor.chains import Chain, Feeds
 from pathways_ray.executor.compile import Compiler
 from pathways_ray.executor.device_transfer import DeviceTransfer
 from pathways_ray.executor.edges import Incoming, Outgoing
 from pathways_ray.executor.store import BufferStore
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.graph import Part, Recipe, Ref
+from pathways_ray.ir.plan import Executable, Execute, IslandPlan, Receive, Reshard, Send, Step
 from pathways_ray.transport.messages import Run
 
 
@@ -43,13 +49,13 @@ class _Execute:
         try:
             outputs = self.compiled(*inputs)
         except Exception as error:
-            outputs = [self._failure(inputs, error)] * len(self.outputs)
+            outputs = [self.failure(inputs, error)] * len(self.outputs)
         for slot, value in zip(self.outputs, outputs, strict=True):
             values[slot] = value
         for slot in self.drops:
             values[slot] = None
 
-    def _failure(self, inputs: list[Any], error: Exception) -> Failure:
+    def failure(self, inputs: list[Any], error: Exception) -> Failure:
         for value in inputs:
             if isinstance(value, Failure):
                 return value
@@ -109,6 +115,16 @@ class _Reshard:
             active.values[slot] = None
 
 
+CHAIN_LENGTHS = (16, 8, 4)
+"""Lengths for which a chain of launches is compiled as one computation, longest first."""
+
+CHAIN_SIGHTINGS = 4
+"""A length is compiled, in the background, once that many chains could have used it."""
+
+CHAIN_LIMIT_S = 0.005
+"""A chain may take this long on the devices: another tenant waits for it."""
+
+
 class PreparedProgram:
     """A plan with everything compiled that this host runs of it.
 
@@ -142,6 +158,11 @@ class PreparedProgram:
             if prepared is not None:
                 self.steps.append(prepared)
         self.last_gang = max((step.gang for step in self.steps), default=0)
+        self.functions = functions
+        self.compiler = compiler
+        self.seconds = 0.0
+        self._chains: dict[tuple[int, Feeds], Any] = {}
+        self._sightings: dict[tuple[int, Feeds], int] = {}
 
     def _prepare(self, step: Step, executables: list[Any], compiler: Compiler) -> Any:
         plan, host = self.plan, compiler.host
@@ -165,6 +186,65 @@ class PreparedProgram:
                     ends = ((source, edge.source.spec), (target, edge.target.spec))
                     return _Reshard(step, compiler.reshard(edge.type, *ends), host)
         return None
+
+    # --- chains of launches ---------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def chain_outputs(self) -> int:
+        """How many outputs a launch has if launches of this program may be chained, else 0.
+
+        They may when a launch is one computation of one slice that donates nothing and whose results are its outputs.
+        """
+        plan = self.plan
+        if len(plan.steps) != 1 or not isinstance(plan.steps[0], Execute) or len(self.steps) != 1:
+            return 0
+        step = plan.steps[0]
+        plain = tuple(plan.results) == tuple((slot, k) for k, slot in enumerate(step.outputs))
+        ordered = tuple(plan.arguments) == tuple((slot, k) for k, slot in enumerate(step.inputs))
+        return len(step.outputs) if plain and ordered and not plan.executables[0].donated else 0
+
+    def chain_for(self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]) -> tuple[int, Any]:
+        """The longest compiled chain of at most `length` launches, (0, None) while there is none.
+
+        Args:
+            compile_later: runs a function on the compiling thread.
+        """
+        for size in CHAIN_LENGTHS:
+            if size > length or not 0 < self.seconds * size <= CHAIN_LIMIT_S:
+                continue
+            key = (size, feeds)
+            compiled = self._chains.get(key)
+            if compiled is not None:
+                return size, compiled
+            seen = self._sightings[key] = self._sightings.get(key, 0) + 1
+            if seen == CHAIN_SIGHTINGS:
+                compile_later(lambda key=key: self._compile_chain(*key))  # type: ignore[misc]
+        return 0, None
+
+    def _compile_chain(self, size: int, feeds: Feeds) -> None:
+        base = self.plan.executables[0]
+        if any(base.input_layouts[i].spec != base.output_layouts[k].spec for i, k in feeds):
+            return
+        # A chain is only an economy: when it cannot be compiled, launches go on one by one.
+        with contextlib.suppress(PathwaysError):
+            executable = _repeated(base, size, dict(feeds))
+            self._chains[size, feeds] = self.compiler.executable(executable, self.plan.placed(base.slice), self.functions)
+
+    def run_chain(self, chain: Chain, compiled: Any) -> list[Any]:
+        """Enqueues the launches of a chain as one; stores what the last one results in."""
+        first, last = chain.runs[0], chain.runs[-1]
+        values = self.start(first).values
+        step = self.steps[0]
+        inputs = [values[slot] for slot in step.inputs]
+        try:
+            outputs = list(compiled(*inputs))
+        except Exception as error:
+            outputs = [step.failure(inputs, error)] * len(step.outputs)
+        for k, value in enumerate(outputs):
+            self.store.put(last.session, last.results + k, value)
+        return outputs
+
+    # --- launches -------------------------------------------------------------------------------------------------------
 
     def start(self, run: Run) -> ActiveRun:
         """Takes the arguments of a launch from the store."""
@@ -201,3 +281,21 @@ class PreparedProgram:
         for slot, number in self.plan.results:
             self.store.put(run.session, run.results + number, active.values[slot])
         return [active.values[slot] for slot in self.plan.awaited]
+
+
+def _repeated(base: Executable, size: int, feeds: dict[int, int]) -> Executable:
+    """`base` applied `size` times, its outputs fed back into its inputs as `feeds` says."""
+    parts: list[Part] = []
+    previous: tuple[Ref, ...] = ()
+    for _ in range(size):
+        start = len(parts)
+        for part in base.recipe.parts:
+            inputs = tuple(
+                (previous[feeds[r.output]] if previous and r.output in feeds else r)
+                if r.node == -1
+                else Ref(r.node + start, r.output)
+                for r in part.inputs
+            )
+            parts.append(Part(part.name, part.function, inputs))
+        previous = tuple(Ref(r.node + start, r.output) for r in base.recipe.outputs)
+    return msgspec.structs.replace(base, recipe=Recipe(tuple(parts), previous))

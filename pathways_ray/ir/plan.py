@@ -207,6 +207,7 @@ class _IslandPlanner:
                     pass
         results = tuple((self.slots[ref], k) for k, ref in enumerate(graph.result.inputs) if ref in self.slots)
         used = tuple(self.placement[s.id] for s in graph.slices if _touches(graph, s.id))
+        awaited = self._awaited(results)
         return IslandPlan(
             name=graph.name,
             island=self.island,
@@ -214,7 +215,7 @@ class _IslandPlanner:
             slots=len(self.slots),
             arguments=tuple(arguments),
             results=results,
-            awaited=self._awaited(results),
+            awaited=awaited,
             slices=used,
             executables=tuple(self.executables),
             edges=tuple(
@@ -222,7 +223,7 @@ class _IslandPlanner:
                 for node in graph.nodes
                 if isinstance(node, Transfer)
             ),
-            steps=_with_drops(self.steps, {slot for slot, _ in results}),
+            steps=_with_drops(self.steps, {slot for slot, _ in results} | set(awaited)),
             labels=tuple(
                 NodeLabel(node.name, node.where) if isinstance(node, Compute) else NodeLabel("transfer", "")
                 for node in graph.nodes
@@ -281,7 +282,7 @@ class _IslandPlanner:
 
 
 def _with_drops(steps: list[Step], kept: set[int]) -> tuple[Step, ...]:
-    """Marks on each step the slots that no later step uses and that are no results."""
+    """Marks on each step the slots that no later step uses and that are not in `kept`."""
     seen = set(kept)
     marked: list[Step] = []
     for step in reversed(steps):

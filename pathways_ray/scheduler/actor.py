@@ -33,7 +33,7 @@ class IslandScheduler:
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
         self.outboxes: dict[int, streams.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
-        self.controller = streams.AsyncOutbox()
+        self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
@@ -75,7 +75,7 @@ class IslandScheduler:
         commands = self.order.host_up(hello)
         if any(isinstance(command, Refuse) for command in commands):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over")
-        outbox = streams.AsyncOutbox()
+        outbox = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.outboxes[hello.host] = outbox
         self.heard[hello.host] = time.monotonic()
         self._do(commands)

@@ -1,7 +1,9 @@
 """gRPC streams that batch by themselves.
 
-A sender puts messages into an outbox at any time. While one gRPC message is on its way, what is put meanwhile gathers,
-and all of it goes in the next: a lone message leaves at once, a busy stream batches, and there is no timer.
+A sender puts messages into an outbox at any time; all that is there when the stream is free goes in one gRPC message. A
+gRPC message costs some 100 us of Python on each side whatever is in it, so a stream that has plenty of work under way
+beyond it (`depth`) pauses for a millisecond between two messages: nobody downstream can run dry in that time. A lone
+message, or one of few, leaves at once.
 
 Two kinds of outbox: `AsyncOutbox` for processes whose decisions run on an event loop (controller, schedulers, a host's
 data server), `ThreadOutbox` for those with a thread of their own (client, a host's dispatcher).
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import queue
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import grpc
@@ -21,6 +24,11 @@ from pathways_ray.transport.messages import Message, encode
 
 BATCH_BYTES = 8 << 20
 """A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
+
+DEEP = 8
+"""With more than this many launches under way beyond a stream, its messages are gathered."""
+
+PAUSE_S = 0.001
 
 OPTIONS = [
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
@@ -69,9 +77,14 @@ def _joined(bodies: list[bytes]) -> bytes:
 
 
 class AsyncOutbox:
-    """Outgoing messages of one stream on an event loop."""
+    """Outgoing messages of one stream on an event loop.
 
-    def __init__(self) -> None:
+    Args:
+        depth: how many launches are under way beyond the stream.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._depth = depth
         self._messages: list[Message] = []
         self._wake = asyncio.Event()
         self._closed = False
@@ -95,12 +108,19 @@ class AsyncOutbox:
                 await write(batch)
             if self._closed and not self._messages:
                 return
+            if self._depth() > DEEP:
+                await asyncio.sleep(PAUSE_S)
 
 
 class ThreadOutbox:
-    """Outgoing messages of one stream, put by any thread; iterate it as the request iterator of a gRPC call."""
+    """Outgoing messages of one stream, put by any thread; iterate it as the request iterator of a gRPC call.
 
-    def __init__(self) -> None:
+    Args:
+        depth: how many launches are under way beyond the stream.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._depth = depth
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.send = self._queue.put
 
@@ -118,6 +138,8 @@ class ThreadOutbox:
             yield from batches([m for m in messages if m is not None])
             if None in messages:
                 return
+            if self._depth() > DEEP:
+                time.sleep(PAUSE_S)
 
 
 def channel(address: str) -> grpc.Channel:

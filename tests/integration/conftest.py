@@ -1,0 +1,209 @@
+"""Tests on the real runtime: one embedded cluster of two islands, four devices each, for the whole run.
+
+`session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python` runs a
+script in a process of its own, for what one process can do only once: a second client, other options, a signal.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "PATHWAYS_TEST_PROCESS"
+BUFFERS_FREE_WITHIN_S = 5.0
+FAILED = pytest.StashKey[bool]()
+
+
+class Slices(NamedTuple):
+    """Slices that tests share: making one costs a call to the controller."""
+
+    a4: pw.VirtualSlice  # island 0, x=4
+    b4: pw.VirtualSlice  # island 1, x=4
+    a22: pw.VirtualSlice  # island 0, x=2, y=2, on the devices of a4
+    b2: pw.VirtualSlice  # island 1, x=2
+    a1: pw.VirtualSlice  # island 0, x=1
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[pw.Session]:
+    with pw.init(islands=2, hosts_per_island=1, devices_per_host=4) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def slices(cluster: pw.Session) -> Slices:
+    return Slices(
+        cluster.virtual_slice((4,), ("x",), island=0, name="a4"),
+        cluster.virtual_slice((4,), ("x",), island=1, name="b4"),
+        cluster.virtual_slice((2, 2), ("x", "y"), island=0, name="a22"),
+        cluster.virtual_slice((2,), ("x",), island=1, name="b2"),
+        cluster.virtual_slice((1,), ("x",), island=0, name="a1"),
+    )
+
+
+@pytest.fixture(scope="session")
+def probe(slices: Slices) -> Callable[[], None]:
+    """Runs a program over both islands and checks its result."""
+    here = pw.compiled(lambda v: v + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(lambda v: v * 2.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: there(here(v)), name="probe")
+
+    def run() -> None:
+        v = np.arange(8, dtype=np.float32)
+        np.testing.assert_array_equal(np.asarray(program(v)), (v + 1) * 2)
+
+    return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
+    return report
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest, cluster: pw.Session, probe: Callable[[], None]) -> Iterator[pw.Session]:
+    """The shared cluster; afterwards it must compute, and hold no buffer that it did not hold before."""
+    gc.collect()
+    before = settled(cluster)
+    yield cluster
+    probe()
+    if request.node.stash[FAILED]:
+        return  # its traceback holds arrays
+    gc.collect()
+    deadline = time.monotonic() + BUFFERS_FREE_WITHIN_S
+    while (now := cluster.status()["buffers"]) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert now <= before, f"{now} buffers live after the test, {before} before it: {cluster.status()['sessions']}"
+
+
+def settled(cluster: pw.Session) -> int:
+    """The number of live buffers once frees that are under way have arrived."""
+    count = -1
+    while count != (count := cluster.status()["buffers"]):
+        time.sleep(0.02)
+    return count
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails when the block takes longer; prints how long it took."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        took = time.monotonic() - start
+        print(f"took {took:.2f} s")
+    assert took < seconds, f"took {took:.1f} s, the bound is {seconds} s"
+
+
+@pytest.fixture(name="within")
+def within_fixture() -> Callable[[float], Any]:
+    return within
+
+
+def equal(actual: Any, expected: Any) -> None:
+    """Two pytrees of arrays have the same structure, shapes, dtypes and bits."""
+    actual_leaves, actual_tree = jax.tree.flatten(actual)
+    leaves, tree = jax.tree.flatten(expected)
+    assert actual_tree == tree
+    for one, other in zip(actual_leaves, leaves, strict=True):
+        a, b = np.asarray(one), np.asarray(other)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert a.tobytes() == b.tobytes(), f"{a} is not {b}"
+
+
+@pytest.fixture(name="equal")
+def equal_fixture() -> Callable[[Any, Any], None]:
+    return equal
+
+
+class Scripts:
+    """Starts scripts in processes of their own, and knows all processes that these started in turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.numbers = itertools.count(1)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, source: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
+        file = self.folder / f"script{next(self.numbers)}.py"
+        file.write_text(textwrap.dedent(source))
+        return self.command("-W", "error", str(file), *arguments, **environment)
+
+    def command(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Python with these command line arguments, in the same way."""
+        known = {MARK: self.mark, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **known, **environment},
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], timeout: float = 90.0) -> str:
+        """Waits for the end of a script, which must be a good one; returns its output."""
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == 0, f"exit status {process.returncode}\n{out}\n{err}"
+        return out
+
+    def run(self, source: str, *arguments: str, timeout: float = 90.0, **environment: str) -> str:
+        return self.finish(self.start(source, *arguments, **environment), timeout)
+
+    def alive(self) -> list[psutil.Process]:
+        """Processes started by these scripts, directly or not, that still run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def stop(self) -> None:
+        for process in self.alive():
+            process.kill()
+        for script in self.started:
+            script.communicate()
+
+    def assert_none_left(self, within_s: float = 10.0) -> None:
+        deadline = time.monotonic() + within_s
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left, f"still running: {left}"
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Iterator[Scripts]:
+    scripts = Scripts(tmp_path)
+    yield scripts
+    scripts.stop()

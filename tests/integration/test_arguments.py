@@ -1,0 +1,172 @@
+"""What goes into compiled functions and programs and what comes out: pytrees, keywords, static and donated arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+
+V = np.arange(8, dtype=np.float32)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    weights: Any
+    bias: Any
+    name: str = dataclasses.field(metadata={"static": True}, default="layer")
+
+
+def test_any_pytrees_in_and_out(session, slices, equal) -> None:
+    @pw.compiled(slice=slices.a4)
+    def scale(tree, by):
+        return jax.tree.map(lambda leaf: leaf * by, tree)
+
+    @pw.program
+    def f(tree, *, by):
+        return {"scaled": scale(tree, by), "nothing": None, "again": [tree.y[0]]}
+
+    tree = Point(V, (Layer(V + 1, V + 2), {"k": V + 3, "none": None}, [], ()))
+    plain = jax.tree.map(lambda leaf: leaf * np.float32(2), tree)
+    result = f(tree, by=np.float32(2))
+    equal(result, {"scaled": plain, "nothing": None, "again": [tree.y[0]]})
+    assert isinstance(result["scaled"], Point)
+    assert isinstance(result["again"][0], Layer)
+    assert result["again"][0].name == "layer"
+
+
+def test_keyword_arguments(session, slices, equal) -> None:
+    @pw.compiled(slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    def f(a, b, *, c):
+        return a + 2 * b + 3 * c
+
+    equal(f(V, b=V, c=V), V * 6)
+    equal(pw.program(lambda v, *, w: f(v, v, c=w))(V, w=V), V * 6)
+
+
+def test_tuple_of_specs_leaves_keywords_replicated(session, slices, equal) -> None:
+    f = pw.compiled(lambda a, *, b: a + b, slice=slices.a4, in_specs=(P("x"),), out_specs=P("x"))
+    equal(f(V, b=V), V * 2)
+    assert f.lower(V, b=V).as_text().count("slice2:P()") <= 1
+
+
+def test_too_few_specs_are_refused(session, slices) -> None:
+    f = pw.compiled(lambda a, b: a + b, slice=slices.a4, in_specs=(P("x"), P("x"), P()))
+    with pytest.raises(pw.errors.UsageError, match="in_specs of <lambda> has 3 entries; it was called with 2 arguments"):
+        f(V, V)
+
+
+def test_specs_that_are_no_prefix_are_refused(session, slices) -> None:
+    f = pw.compiled(lambda tree: tree["a"], slice=slices.a4, in_specs=({"b": P()},))
+    with pytest.raises(pw.errors.SpecError, match="in_specs of <lambda> is no pytree prefix"):
+        f({"a": V})
+
+
+def test_static_arguments(session, slices, equal) -> None:
+    seen = []
+
+    @pw.compiled(slice=slices.a4, in_specs=P("x"), out_specs=P("x"), static_argnums=(1, 2))
+    def f(v, power, mode):
+        seen.append((power, mode))
+        return v**power if mode == "power" else v
+
+    equal(f(V, 2, "power"), V**2)
+    equal(f(V, 3, "power"), V**3)
+    equal(f(V, 3, "other"), V)
+    equal(f(V, 2, "power"), V**2)
+    equal(pw.program(lambda v: f(f(v, 2, "power"), 2, "power"))(V), V**4)
+    assert set(seen) == {(2, "power"), (3, "power"), (3, "other")}
+    with pytest.raises(pw.errors.UsageError, match=r"static argument 1 of f is not hashable: \[2\]"):
+        f(V, [2], "power")
+    with pytest.raises(pw.errors.UsageError, match="f has static argument 1, but was called with 1 arguments"):
+        f(V)
+
+
+def test_negative_static_position_counts_from_the_end(session, slices, equal) -> None:
+    f = pw.compiled(lambda v, n: v * n, slice=slices.a4, static_argnums=-1)
+    equal(f(V, 3), V * 3)
+
+
+def test_donated_argument_is_deleted_by_the_call(session, slices, equal) -> None:
+    f = pw.compiled(lambda a, b: a + b, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    x, y = pw.put(V, slice=slices.a4, spec=P("x")), pw.put(V, slice=slices.a4, spec=P("x"))
+    equal(f(x, y), V * 2)
+    assert x.is_deleted()
+    assert not y.is_deleted()
+    with pytest.raises(pw.errors.BufferDeleted, match=r"float32\[8\] cannot be used: it was donated to f|<lambda>"):
+        np.asarray(x)
+    with pytest.raises(pw.errors.BufferDeleted, match="donated"):
+        f(x, y)
+    equal(y, V)
+
+
+def test_state_donated_step_by_step_keeps_one_copy(session, slices, equal) -> None:
+    step = pw.compiled(lambda s: s + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    before = session.status()["buffers"]
+    state = step(V)
+    for _ in range(20):
+        state = step(state)
+    equal(state, V + 21)
+    assert session.status()["buffers"] <= before + 1
+
+
+def test_donation_through_another_layout_keeps_the_right_bits(session, slices, equal) -> None:
+    f = pw.compiled(lambda a: a * 2, slice=slices.b4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    x = pw.put(V, slice=slices.a4, spec=P())
+    equal(f(x), V * 2)
+    assert x.is_deleted()
+
+
+def test_use_after_donation_in_a_program_is_refused(session, slices) -> None:
+    f = pw.compiled(lambda a: a * 2, slice=slices.a4, donate_argnums=0)
+    g = pw.compiled(lambda a: a + 1, slice=slices.a4)
+
+    @pw.program
+    def wrong(v):
+        return f(v), g(v)
+
+    with pytest.raises(pw.errors.GraphError, match=r"donates %0 as argument 0, but <lambda> uses it afterwards"):
+        wrong(V)
+
+
+def test_returning_a_donated_argument_is_refused(session, slices) -> None:
+    f = pw.compiled(lambda a: a * 2, slice=slices.a4, donate_argnums=0)
+    x = pw.put(V, slice=slices.a4)
+    with pytest.raises(pw.errors.GraphError, match="donates"):
+        pw.program(lambda v: (f(v), v))(x)
+
+
+def test_numpy_and_jax_and_scalars_and_handles_are_arguments(session, slices, equal) -> None:
+    f = pw.compiled(lambda *args: sum(args), slice=slices.a4)
+    x = pw.put(V, slice=slices.b4, spec=P("x"))
+    equal(f(V, jnp.asarray(V), 2, 0.5, True, np.float32(1), x), V * 3 + 4.5)
+
+
+def test_what_is_no_array_is_refused(session, slices) -> None:
+    f = pw.compiled(lambda v: v, slice=slices.a4)
+    with pytest.raises(pw.errors.InvalidArray, match="argument is a str; pass numbers, NumPy arrays"):
+        f("text")
+    with pytest.raises(pw.errors.InvalidArray, match="argument is a object"):
+        pw.program(lambda v: f(v))(object())
+    with pytest.raises(pw.errors.UsageError, match="pw.compiled decorates a function, not 3"):
+        pw.compiled(3)
+    with pytest.raises(pw.errors.UsageError, match="slice= takes what pw.virtual_slice returns, not 'x'"):
+        pw.compiled(lambda v: v, slice="x")
+
+
+def test_number_of_arguments_is_checked_by_python(session, slices) -> None:
+    f = pw.compiled(lambda a, b: a + b, slice=slices.a4)
+    with pytest.raises(pw.errors.TraceError, match="missing 1 required positional argument"):
+        f(V)
