@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from benchmarks.systems import CHAIN, DEVICES, Jax, Pathways, Ray, System
+from benchmarks.systems import CHAIN, DEVICES, Jax, Pathways, Ray, RayStateful, System
 
 COMPUTATIONS = 2048  # per measured run: 16 chains, so that fetching the last value weighs little
 REPETITIONS = 9
 SMOKE = {"repetitions": 1, "computations": 2 * CHAIN}  # proves that everything runs; its numbers mean nothing
-SYSTEMS = ("pathways", "jax", "ray")
+SYSTEMS = ("pathways", "jax", "ray", "ray-stateful")
 
 MEASURED = (
     "One computation is an all-reduce of a float32 scalar over {devices} CPU devices of one host, a division by "
@@ -51,6 +51,7 @@ RATIOS = (
     (Case("pathways", "chained"), Case("jax", "opbyop")),
     (Case("pathways", "fused"), Case("jax", "fused")),
     (Case("pathways", "opbyop"), Case("ray", "opbyop")),
+    (Case("pathways", "opbyop"), Case("ray-stateful", "opbyop")),
     (Case("pathways", "chained"), Case("ray", "chained")),
     (Case("pathways", "fused"), Case("ray", "fused")),
 )
@@ -86,7 +87,12 @@ def run(
 @contextlib.contextmanager
 def start(names: Sequence[str], reuse_session: bool) -> Iterator[dict[str, System]]:
     """Starts the systems and closes them in reverse: Pathways comes first, so that Ray's actor joins its cluster."""
-    makers: dict[str, Callable[[], System]] = {"pathways": lambda: Pathways(reuse_session), "jax": Jax, "ray": Ray}
+    makers: dict[str, Callable[[], System]] = {
+        "pathways": lambda: Pathways(reuse_session),
+        "jax": Jax,
+        "ray": Ray,
+        "ray-stateful": RayStateful,
+    }
     with contextlib.ExitStack() as stack:
         systems = {}
         for name in [name for name in makers if name in names]:

@@ -21,8 +21,8 @@ def init(
 ) -> api.ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
 
-    Embedded (`address=None`) it starts Ray on this machine when none runs in this process. With `address="auto"` or a Ray
-    address the same processes start on an existing Ray cluster, hosts spread over its nodes.
+    Embedded (`address=None`) it starts Ray on this machine when none runs in this process. With `address="auto"` or a
+    Ray address the same processes start on an existing Ray cluster, hosts spread over its nodes.
 
     Args:
         islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual.

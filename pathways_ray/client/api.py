@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from pathways_ray.client import context
 from pathways_ray.client.session import Session

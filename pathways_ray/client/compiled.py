@@ -195,7 +195,7 @@ class CompiledFunction:
         return tuple(value for k, value in enumerate(args) if k not in self._static_positions(len(args)))
 
     def _static_positions(self, count: int) -> tuple[int, ...]:
-        return tuple(k % count if count else k for k in self.static_argnums)
+        return _counted_from_start(self.static_argnums, count)
 
     def _program(self, args: tuple[Any, ...]) -> Any:
         """The program of one node, one for each combination of static arguments."""
@@ -246,7 +246,14 @@ class CompiledFunction:
             avals: a `jax.ShapeDtypeStruct` for each leaf.
         """
         platforms = current_session().platforms
-        key = (where.id, where.session.id, static, tree, tuple((a.shape, a.dtype, a.weak_type) for a in avals), platforms)
+        key = (
+            where.id,
+            where.session.id,
+            static,
+            tree,
+            tuple((a.shape, a.dtype, a.weak_type) for a in avals),
+            platforms,
+        )
         found = self._exported.get(key)
         if found is None:
             found = self._exported[key] = self._export(where, dict(static), tree, avals, platforms)
@@ -304,7 +311,7 @@ class CompiledFunction:
     def _donated_leaves(self, args: tuple[Any, ...], static: dict[int, Any]) -> tuple[int, ...]:
         """Donated positions as leaf numbers; positions count all arguments, static ones included, as in `jax.jit`."""
         count = len(args) + len(static)
-        donated = {k % count if count else k for k in self.donate_argnums}
+        donated = _counted_from_start(self.donate_argnums, count)
         leaves: list[int] = []
         start = 0
         positions = [k for k in range(count) if k not in static]
@@ -326,6 +333,11 @@ def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
     if not all(isinstance(k, int) for k in found):
         raise UsageError(f"{what} takes argument positions, not {value!r}")
     return found
+
+
+def _counted_from_start(positions: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Negative positions of `count` arguments, as positions from the start."""
+    return tuple(k + count if k < 0 else k for k in positions)
 
 
 def compiled(

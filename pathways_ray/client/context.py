@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from pathways_ray.errors import NotInitialized
 
 if TYPE_CHECKING:
+    from pathways_ray.client.array import Array
     from pathways_ray.client.session import Session
 
 
 class _Tracing(threading.local):
-    """`session` is that of the program being traced on this thread, or None."""
+    """`session` is that of the program being traced on this thread, or None; `captured` are the arrays it uses."""
 
     session: Session | None = None
+
+    def __init__(self) -> None:
+        self.captured: list[Array] = []
 
 
 tracing = _Tracing()

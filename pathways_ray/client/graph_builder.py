@@ -86,10 +86,12 @@ class GraphBuilder:
     slices: dict[int, VirtualSlice] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     donated: set[int] = field(default_factory=set)
+    debug_info: Any = None
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
         closed = traced.closed
+        self.debug_info = closed.jaxpr.debug_info
         size = constant_bytes(closed)
         if size > limits.MAX_CONSTANT_BYTES:
             raise TooLarge(
@@ -120,6 +122,11 @@ class GraphBuilder:
     def _output(self, value: _Value, refs: list[Ref]) -> Output:
         """A value that is an argument, a captured array or a constant is handed back without a launch."""
         if value.leaf >= 0:
+            if value.leaf in self.donated:
+                raise GraphError(
+                    f"program {self.name!r} donates argument {value.leaf} and returns it as well; drop donate_argnums or "
+                    "return a computed value"
+                )
             return Output(leaf=value.leaf)
         if value.array is not None:
             return Output(held=value.array)
@@ -139,7 +146,7 @@ class GraphBuilder:
                 return _Value(constant=np.asarray(atom.val, atom.aval.dtype))
             return values[atom]
 
-        for equation in jaxpr.eqns:
+        for equation in _used_equations(jaxpr):
             if equation.primitive is capture_p:
                 outputs = [_Value(array=equation.params["captured"].array)]
                 outputs[0].kind = outputs[0].array._type  # type: ignore[union-attr]
@@ -169,9 +176,9 @@ class GraphBuilder:
         self._use_slice(where)
         layouts = tuple(Layout(where.id, spec) for spec in exported.input_specs)
         refs = tuple(self._ref(value, where, layout.spec) for value, layout in zip(inputs, layouts, strict=True))
-        for k in exported.donated:
-            if inputs[k].leaf >= 0:
-                self.donated.add(inputs[k].leaf)
+        # What a program holds is an argument of every launch: as under jax.jit, it is not given away.
+        donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
+        self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
         part = Part(exported.name, exported.digest, tuple(Ref(-1, k) for k in range(len(refs))))
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
@@ -185,7 +192,7 @@ class GraphBuilder:
                 input_layouts=layouts,
                 outputs=exported.outputs,
                 output_layouts=tuple(Layout(where.id, spec) for spec in exported.output_specs),
-                donated=exported.donated,
+                donated=donated,
                 where=line,
             )
         )
@@ -223,7 +230,7 @@ class GraphBuilder:
 
         def flat(*leaves: Any) -> list[Any]:
             environment = dict(zip(atoms, leaves, strict=True))
-            jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects)
+            jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects, self.debug_info)
             return list(jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*[environment[a] for a in atoms]))
 
         output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
@@ -250,7 +257,9 @@ class GraphBuilder:
         for value in inputs:
             specs.append(lead if self._type(value).shape == shape else ())
         if len({self._type(v).shape for v in inputs if self._type(v).shape}) > 1:
-            specs = [layout[1] if (layout := self._layout(v)) is not None and layout[0] is where else () for v in inputs]
+            specs = [
+                layout[1] if (layout := self._layout(v)) is not None and layout[0] is where else () for v in inputs
+            ]
         return where, specs
 
     def _same_shape(self, inputs: list[_Value], atoms: list[Any], shapes: set[tuple[int, ...]]) -> bool:
@@ -276,6 +285,17 @@ class GraphBuilder:
             return value.kind.array
         assert value.constant is not None
         return array_type(value.constant)
+
+
+def _used_equations(jaxpr: Any) -> list[Any]:
+    """The equations whose results are used, so that nothing is placed for the sake of those that are not."""
+    needed = {atom for atom in jaxpr.outvars if isinstance(atom, jex_core.Var)}
+    used = []
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            used.append(equation)
+            needed.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
+    return used[::-1]
 
 
 def _inner_equations(equation: Any) -> Any:

@@ -13,7 +13,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__))
 
 
 def _foreign(file: str) -> bool:
-    return not (file.startswith((_OURS, _JAX)) or file.startswith("<frozen") or os.sep + "contextlib.py" in file)
+    return not (file.startswith((_OURS, _JAX, "<frozen")) or os.sep + "contextlib.py" in file)
 
 
 def here() -> str:

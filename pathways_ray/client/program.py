@@ -41,7 +41,12 @@ class Program:
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         session = current_session()
-        key = (session.id, session.url, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
+        key = (
+            session.id,
+            session.url,
+            tree,
+            *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves],
+        )
         lowered = self._cache.get(key)
         if lowered is None:
             lowered = self._cache[key] = self._lower(session, tree, list(key[3:]))
@@ -117,6 +122,8 @@ class LoweredProgram:
             if buffer.state == DELETED or buffer.session is not session:
                 session.check_mine(buffer)
             buffers.append(buffer)
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers):
+            self._check_donated(leaves, buffers)
         results: list[Array] = []
         if built.result_kinds:
             if self._number < 0:
@@ -126,6 +133,13 @@ class LoweredProgram:
             self._donate(leaves)
         outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
         return jax.tree.unflatten(self._output_tree, outputs)
+
+    def _check_donated(self, leaves: list[Any], buffers: list[Buffer]) -> None:
+        for k in self._built.donated_leaves:
+            if isinstance(leaves[k], Array) and buffers.count(leaves[k]._buffer) > 1:
+                raise UsageError(
+                    f"{self._built.graph.name} donates argument {k}, which is passed or captured a second time"
+                )
 
     def _donate(self, leaves: list[Any]) -> None:
         for k in self._built.donated_leaves:

@@ -146,9 +146,7 @@ class Session:
     ) -> VirtualSlice:
         """See `pw.virtual_slice`."""
         sizes, names = _mesh(shape, axes)
-        reply = self._call(
-            CreateSlice(self.id, sizes, names, -1 if island is None else island, platform or "", name)
-        )
+        reply = self._call(CreateSlice(self.id, sizes, names, -1 if island is None else island, platform or "", name))
         assert isinstance(reply, SliceCreated)
         return VirtualSlice(self, reply.placed, name)
 

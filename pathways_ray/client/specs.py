@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -34,6 +35,13 @@ def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...]) -> Spec:
     return spec
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """A spec as an opaque leaf of a pytree."""
+
+    spec: PartitionSpec | None
+
+
 def is_spec(value: Any) -> bool:
     return value is None or isinstance(value, PartitionSpec)
 
@@ -52,8 +60,11 @@ def broadcast_specs(specs: Any, tree: Any, axes: tuple[str, ...], what: str) -> 
     Raises:
         SpecError: `specs` is no prefix of `tree`.
     """
+    # A None among the specs is one (replicated), a None among the values is no value: wrap the specs to tell them apart.
+    leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
+    wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in leaves])
     try:
-        full = jax.tree.broadcast(specs, tree, is_leaf=is_spec)
+        full = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))
     except ValueError as error:
         raise SpecError(f"{what} is no pytree prefix of the values it describes: {error}") from None
-    return [spec_from_user(leaf, axes) for leaf in jax.tree.leaves(full, is_leaf=is_spec)]
+    return [spec_from_user(leaf.spec, axes) for leaf in full]

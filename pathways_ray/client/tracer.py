@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.values import ArgumentType, dtype_named, to_numpy
-from pathways_ray.errors import GraphError, PathwaysError, TraceError
+from pathways_ray.errors import BufferDeleted, GraphError, PathwaysError, TraceError
+from pathways_ray.ir.types import ArrayType
 
 if TYPE_CHECKING:
     from pathways_ray.client.compiled import CompiledFunction, Exported
@@ -44,9 +46,21 @@ class CallSite:
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A `pw.Array` that a program uses without taking it as an argument."""
+    """A `pw.Array` that a program uses without taking it as an argument.
 
-    array: Array
+    Weak: JAX keeps the parameters of operations in its caches, and an array must go when its last user goes. While a program
+    is traced, `tracing.captured` holds it; afterwards the program does.
+    """
+
+    reference: weakref.ref[Array]
+    type: ArrayType
+
+    @property
+    def array(self) -> Array:
+        found = self.reference()
+        if found is None:
+            raise BufferDeleted(f"{self.type}, which a jitted function captured, is gone")
+        return found
 
 
 @call_p.def_abstract_eval
@@ -56,7 +70,7 @@ def _call_types(*_: Any, site: CallSite) -> list[Any]:
 
 @capture_p.def_abstract_eval
 def _capture_type(*, captured: Captured) -> Any:
-    return jax.core.ShapedArray(captured.array.shape, captured.array.dtype)
+    return jax.core.ShapedArray(captured.type.shape, dtype_named(captured.type.dtype))
 
 
 def bind_call(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,9 +88,14 @@ def _operand(leaf: Any, name: str, number: int) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         return leaf
     if isinstance(leaf, Array):
-        leaf._check_alive()
-        return capture_p.bind(captured=Captured(leaf))
+        return _capture(leaf)
     return to_numpy(leaf, f"argument {number} of {name}")[0]
+
+
+def _capture(array: Array) -> Any:
+    array._check_alive()
+    tracing.captured.append(array)
+    return capture_p.bind(captured=Captured(weakref.ref(array), array._type.array))
 
 
 def _aval(value: Any) -> jax.ShapeDtypeStruct:
@@ -86,15 +105,14 @@ def _aval(value: Any) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program: a jaxpr over the leaves of its arguments, and the tree of its results."""
+    """A traced program: a jaxpr over the leaves of its arguments, the tree of its results, and the arrays it captured."""
 
     closed: jex_core.ClosedJaxpr
     output_tree: Any
+    captured: list[Array]
 
 
-def trace(
-    session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]
-) -> Trace:
+def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Trace:
     """Runs `fun` once on tracers.
 
     Args:
@@ -113,7 +131,7 @@ def trace(
         trees.append(out_tree)
         return [_result(leaf, name, k) for k, leaf in enumerate(out)]
 
-    tracing.session = session
+    tracing.session, tracing.captured = session, []
     try:
         with jax.checking_leaks():
             closed = jax.make_jaxpr(flat)(*[kind.aval for kind in kinds])
@@ -130,20 +148,20 @@ def trace(
             f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {type(error).__name__}: {error}"
         ) from error
     finally:
+        captured, tracing.captured = tracing.captured, []
         tracing.session = None
     if not closed.jaxpr.outvars:
         raise GraphError(f"program {name!r} returns no array; return what should be computed")
     if closed.effects:
         raise TraceError(f"program {name!r} has side effects: {', '.join(map(str, closed.effects))}")
-    return Trace(closed, trees[-1])
+    return Trace(closed, trees[-1], captured)
 
 
 def _result(leaf: Any, name: str, number: int) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         return leaf
     if isinstance(leaf, Array):
-        leaf._check_alive()
-        return capture_p.bind(captured=Captured(leaf))
+        return _capture(leaf)
     return jax.numpy.asarray(to_numpy(leaf, f"result {number} of {name}")[0])
 
 

@@ -129,7 +129,8 @@ class Controller:
         if not streams.authorised(streams.metadata_of(context), self.link_secret):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
         data = await streams.reading(context)
-        hello, *rest = FROM_ISLAND.decode_batch(data) if data else [None]
+        rest = FROM_ISLAND.decode_batch(data) if data else []
+        hello = rest.pop(0) if rest else None
         if not isinstance(hello, IslandUp):
             return
         outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
@@ -188,7 +189,9 @@ class Controller:
         finally:
             await self._close(client.session)
             client.outbox.close()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError, Exception):
+            with contextlib.suppress(
+                asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError, Exception
+            ):
                 await asyncio.wait_for(pump, 1.0)
 
     def _register(self, client: _Client, message: Register) -> None:
@@ -311,5 +314,3 @@ class Controller:
 def data_token(secret: str, session: int) -> str:
     """What proves to a host that a data stream belongs to a session: hosts compute it themselves."""
     return hmac.new(secret.encode(), str(session).encode(), hashlib.sha256).hexdigest()
-
-

@@ -274,7 +274,14 @@ class Launches:
         for k, held in enumerate(program.results):
             buffers[launch.results + k] = _Buffer(held, sequence)
         record = _InFlight(
-            sequence, session.id, launch.launch, program, launch.results, launch.arguments, set(program.plans), producers
+            sequence,
+            session.id,
+            launch.launch,
+            program,
+            launch.results,
+            launch.arguments,
+            set(program.plans),
+            producers,
         )
         self.in_flight[sequence] = record
         session.in_flight += 1
@@ -407,7 +414,9 @@ class Launches:
         host.down_since = self.now
         commands: list[Command] = list(self._peers())
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in self.sessions]
-        lost = Failure("BufferLost", f"the buffer was on host {host.host}, which is gone: {message.reason}", host=host.host)
+        lost = Failure(
+            "BufferLost", f"the buffer was on host {host.host}, which is gone: {message.reason}", host=host.host
+        )
         for session in self.sessions.values():
             commands += self._lose_buffers(session, host.host, lost)
         for program in self.programs.values():

@@ -77,7 +77,9 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
     """
     for mesh in graph.slices:
         if mesh.id not in slices:
-            raise GraphError(f"program {graph.name!r} uses slice {mesh.id}, which this session does not hold (released?)")
+            raise GraphError(
+                f"program {graph.name!r} uses slice {mesh.id}, which this session does not hold (released?)"
+            )
         if slices[mesh.id].mesh != mesh:
             raise GraphError(f"program {graph.name!r} takes slice {mesh.id} for {mesh}; it is {slices[mesh.id].mesh}")
     lowered = passes.lower(graph, fusion)

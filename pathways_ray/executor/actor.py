@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import os
 import threading
+
 import msgspec
 import ray
 
@@ -18,9 +19,9 @@ from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 def pool_threads(devices: int) -> int:
     """Threads of XLA's CPU pool for a host with `devices` virtual devices; 0 leaves XLA's own choice.
 
-    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as soon
-    as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device needs
-    none of it, and a larger pool than cores costs compute time.
+    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as
+    soon as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device
+    needs none of it, and a larger pool than cores costs compute time.
     """
     return max(8, 2 * devices) if devices > 1 else 0
 

@@ -1,8 +1,8 @@
 """Recognising runs of repeated small launches: `y = f(y)` called again and again, each value dropped after its use.
 
 The scheduler's stream brings many launches in one batch. Where a launch of a program feeds the next launch of the same
-program, and nobody keeps the value in between (its drop is in the same batch), the launches form a chain that the host may
-execute as one computation. Each launch keeps its own outcome. Pure: messages in, groups out.
+program, and nobody keeps the value in between (its drop is in the same batch), the launches form a chain that the host
+may execute as one computation. Each launch keeps its own outcome. Pure: messages in, groups out.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def grouped(messages: Sequence[ToHost], outputs_of: Callable[[int], int]) -> Ite
         yield from drops
 
 
-def _scan(
-    messages: Sequence[ToHost], at: int, first: Run, outputs: int
-) -> tuple[list[Run], Feeds, list[Drop], int]:
+def _scan(messages: Sequence[ToHost], at: int, first: Run, outputs: int) -> tuple[list[Run], Feeds, list[Drop], int]:
     """The launches from `at` on that feed each other, the drops between them, and where the scan ended."""
     runs, drops = [first], []
     feeds: Feeds = ()

@@ -1,4 +1,4 @@
-"""Compiling what a plan executes: exported functions composed, lowered for the devices of a slice, cached by content."""
+"""Compiling what a plan executes: exported functions composed, lowered for a slice, cached by content."""
 
 from __future__ import annotations
 

@@ -144,7 +144,11 @@ class DataServer:
     async def _fetch(self, session: int, message: Fetch, outbox: streams.AsyncOutbox) -> None:
         loop = asyncio.get_running_loop()
         present = asyncio.Event()
-        self.store.when_present(session, message.buffer, lambda: loop.call_soon_threadsafe(present.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(present.set)
+
+        self.store.when_present(session, message.buffer, wake)
         await present.wait()
         value = self.store.get(session, message.buffer)
         if value is None:
@@ -169,11 +173,11 @@ class DataServer:
             failure = failure_in(text) or to_failure(error, "fetch", host=self.host)
             outbox.send(DataFailed(message.request, failure))
 
-    def _shard_bytes(self, value: jax.Array, device: int) -> memoryview:
+    def _shard_bytes(self, value: Any, device: int) -> memoryview[int]:
         """Waits for the shard on a device of this host and copies it to host memory, in C order."""
         wanted = self.compiler.devices[device]
         for shard in value.addressable_shards:
             if shard.device == wanted:
                 array = np.ascontiguousarray(np.asarray(shard.data))
-                return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+                return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")

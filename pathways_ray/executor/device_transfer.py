@@ -9,6 +9,7 @@ library shape this file: an array without elements never arrives (so none is sen
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class DeviceTransfer:
         self.address = self._server.address()
         self._peers: dict[int, Peer] = {}
         self._connections: dict[tuple[int, int], Any] = {}
+        self._lent: dict[int, weakref.ref[Any]] = {}
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """Learns who is up, under which epoch, at which address."""
@@ -49,6 +51,15 @@ class DeviceTransfer:
 
     def serve(self, name: int, arrays: list[jax.Array]) -> None:
         self._server.await_pull(name, arrays)
+
+    def lend(self, array: jax.Array) -> None:
+        """Notes that peers will read the memory of `array` itself, at a time of their choosing."""
+        number = id(array)
+        self._lent[number] = weakref.ref(array, lambda _: self._lent.pop(number, None))
+
+    def is_lent(self, array: Any) -> bool:
+        """Whether overwriting the memory of `array` could take it from under a peer."""
+        return id(array) in self._lent
 
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""

@@ -1,8 +1,8 @@
 """The dispatcher of a host: takes the island's messages in order and enqueues; watches completions beside it.
 
 Three threads. The *dispatcher* reads the scheduler's stream and is the only one that enqueues computations, so the
-device queues see gangs in the scheduler's order. The *compiler* prepares programs in the background. The *watcher* waits
-for results to be ready and reports outcomes; it is the only one that waits for devices.
+device queues see gangs in the scheduler's order. The *compiler* prepares programs in the background. The *watcher*
+waits for results to be ready and reports outcomes; it is the only one that waits for devices.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ class Dispatcher:
             if not size:
                 break
             values = program.run_chain(Chain(runs[:size], chain.feeds), compiled)
-            self._watched.put(_Watched(tuple(run.sequence for run in runs[:size]), values, program, time.perf_counter()))
+            self._watched.put(
+                _Watched(tuple(run.sequence for run in runs[:size]), values, program, time.perf_counter())
+            )
             runs = runs[size:]
         for run in runs:
             self._run(run)
@@ -160,7 +162,9 @@ class Dispatcher:
         if found is None:
             program = self.programs.get(run.program)
             if program is None:
-                failure = Failure("HostLost", f"host {self.host} restarted before the launch reached it", host=self.host)
+                failure = Failure(
+                    "HostLost", f"host {self.host} restarted before the launch reached it", host=self.host
+                )
                 self.send(RunFailed(run.sequence, failure))
                 return
             found = (program, program.start(run))

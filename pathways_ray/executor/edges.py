@@ -43,6 +43,7 @@ class Outgoing:
             receiver: [target.devices[p.landing].index for p in parcels] for receiver, parcels in self.lists.items()
         }
         self.cuts = self._prepare_cuts(made, shape, compiler)
+        self.lends = any(cut is None for cut, _ in self.cuts.values())
 
     def _prepare_cuts(
         self, made: Exchange, shape: tuple[int, ...], compiler: Compiler
@@ -71,13 +72,18 @@ class Outgoing:
             self._send_failure(value, launch, transfer)
             return value
         cut: dict[int, Sequence[Any]] = {}
+        # Of a replicated array `addressable_data` gives the first device's copy, whichever one was asked for.
+        replicas = value.addressable_shards if value.is_fully_replicated else None
         for ordinal, (compiled, _) in self.cuts.items():
-            shard = value.addressable_data(self.place[ordinal])
+            place = self.place[ordinal]
+            shard = value.addressable_data(place) if replicas is None else replicas[place].data
             cut[ordinal] = (shard,) if compiled is None else compiled(shard)
         local: Pieces = []
         for receiver, parcels in self.lists.items():
             pieces = [cut[p.source][self.cuts[p.source][1][p.box]] for p in parcels]
             if receiver != self.host:
+                if self.lends:
+                    transfer.lend(value)
                 transfer.serve(transfer_id(launch, self.number, receiver), pieces)
                 continue
             for parcel, piece, landing in zip(parcels, pieces, self.landings[receiver], strict=True):
@@ -123,9 +129,11 @@ class Incoming:
             if device.host != host:
                 continue
             parts = made.assembly.get(k, [])
-            whole = len(parts) == 1 and all(a == 0 for a, _ in parts[0][2]) and made.parcels[
-                parts[0][0], host
-            ][parts[0][1]].shape == shape
+            whole = (
+                len(parts) == 1
+                and all(a == 0 for a, _ in parts[0][2])
+                and made.parcels[parts[0][0], host][parts[0][1]].shape == shape
+            )
             join = None
             if not whole and made.assembly:
                 join = compiler.join(shape, edge.type.dtype, [box for _, _, box in parts], device.index)

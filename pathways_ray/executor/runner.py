@@ -1,7 +1,7 @@
 """Running plans: a prepared program is a list of steps over numbered slots, each of which only enqueues.
 
-Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs passes
-it on. So a launch always runs to its end and always has an outcome.
+Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs
+passes it on. So a launch always runs to its end and always has an outcome.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError
@@ -20,7 +21,7 @@ from pathways_ray.executor.device_transfer import DeviceTransfer
 from pathways_ray.executor.edges import Incoming, Outgoing
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir.graph import Part, Recipe, Ref
-from pathways_ray.ir.plan import Executable, Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Executable, Execute, IslandPlan, NodeLabel, Receive, Reshard, Send, Step
 from pathways_ray.transport.messages import Run
 
 
@@ -37,16 +38,28 @@ class ActiveRun:
 
 
 class _Execute:
-    __slots__ = ("compiled", "drops", "gang", "host", "inputs", "label", "outputs", "where")
+    __slots__ = ("compiled", "donated", "drops", "gang", "host", "inputs", "label", "outputs", "transfer", "where")
 
-    def __init__(self, step: Execute, compiled: Any, label: str, where: str, host: int) -> None:
+    def __init__(
+        self,
+        step: Execute,
+        compiled: Any,
+        donated: tuple[int, ...],
+        transfer: DeviceTransfer,
+        label: NodeLabel,
+        host: int,
+    ) -> None:
         self.gang, self.inputs, self.outputs, self.drops = step.gang, step.inputs, step.outputs, step.drops
-        self.compiled, self.label, self.where, self.host = compiled, label, where, host
+        self.compiled, self.donated, self.transfer = compiled, donated, transfer
+        self.label, self.where, self.host = label.name, label.where, host
 
     def run(self, active: ActiveRun) -> None:
         values = active.values
         inputs = [values[slot] for slot in self.inputs]
         try:
+            for k in self.donated:
+                if self.transfer.is_lent(inputs[k]):
+                    inputs[k] = jax.numpy.copy(inputs[k])
             outputs = self.compiled(*inputs)
         except Exception as error:
             outputs = [self.failure(inputs, error)] * len(self.outputs)
@@ -147,7 +160,9 @@ class PreparedProgram:
         self.incoming: list[tuple[int, Incoming]] = []
         self.steps: list[Any] = []
         executables = [
-            compiler.executable(e, plan.placed(e.slice), functions) if compiler.host in plan.placed(e.slice).hosts else None
+            compiler.executable(e, plan.placed(e.slice), functions)
+            if compiler.host in plan.placed(e.slice).hosts
+            else None
             for e in plan.executables
         ]
         for compiled in executables:
@@ -168,8 +183,10 @@ class PreparedProgram:
         plan, host = self.plan, compiler.host
         if isinstance(step, Execute):
             compiled = executables[step.executable]
-            label = plan.labels[step.node]
-            return _Execute(step, compiled, label.name, label.where, host) if compiled is not None else None
+            if compiled is None:
+                return None
+            donated = plan.executables[step.executable].donated
+            return _Execute(step, compiled, donated, self.transfer, plan.labels[step.node], host)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
         match step:
@@ -187,7 +204,7 @@ class PreparedProgram:
                     return _Reshard(step, compiler.reshard(edge.type, *ends), host)
         return None
 
-    # --- chains of launches ---------------------------------------------------------------------------------------------
+    # --- chains of launches -------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def chain_outputs(self) -> int:
@@ -203,7 +220,9 @@ class PreparedProgram:
         ordered = tuple(plan.arguments) == tuple((slot, k) for k, slot in enumerate(step.inputs))
         return len(step.outputs) if plain and ordered and not plan.executables[0].donated else 0
 
-    def chain_for(self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]) -> tuple[int, Any]:
+    def chain_for(
+        self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]
+    ) -> tuple[int, Any]:
         """The longest compiled chain of at most `length` launches, (0, None) while there is none.
 
         Args:
@@ -228,7 +247,9 @@ class PreparedProgram:
         # A chain is only an economy: when it cannot be compiled, launches go on one by one.
         with contextlib.suppress(PathwaysError):
             executable = _repeated(base, size, dict(feeds))
-            self._chains[size, feeds] = self.compiler.executable(executable, self.plan.placed(base.slice), self.functions)
+            self._chains[size, feeds] = self.compiler.executable(
+                executable, self.plan.placed(base.slice), self.functions
+            )
 
     def run_chain(self, chain: Chain, compiled: Any) -> list[Any]:
         """Enqueues the launches of a chain as one; stores what the last one results in."""
@@ -244,7 +265,7 @@ class PreparedProgram:
             self.store.put(last.session, last.results + k, value)
         return outputs
 
-    # --- launches -------------------------------------------------------------------------------------------------------
+    # --- launches -----------------------------------------------------------------------------------------------------
 
     def start(self, run: Run) -> ActiveRun:
         """Takes the arguments of a launch from the store."""

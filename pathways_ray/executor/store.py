@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pathways_ray.errors import Failure
-
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
 

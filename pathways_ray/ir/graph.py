@@ -55,7 +55,7 @@ class Argument(msgspec.Struct, frozen=True, tag_field="node", tag="argument"):
 
 
 class Compute(msgspec.Struct, frozen=True, tag_field="node", tag="compute"):
-    """A compiled function on one slice. `donated` lists inputs whose memory it may reuse; `where` is the user's line."""
+    """A compiled function on one slice. `donated`: inputs whose memory it may reuse; `where`: the user's line."""
 
     name: str
     recipe: int

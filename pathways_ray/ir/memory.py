@@ -33,7 +33,11 @@ def peak_bytes(graph: Graph) -> dict[int, int]:
         if isinstance(node, Result):
             continue
         ended = {ref for ref in inputs_of(node) if last.get(ref) == index and not _is_argument(graph, ref)}
-        ended |= {Ref(index, k) for k in range(output_count(node)) if Ref(index, k) not in last and not isinstance(node, Argument)}
+        ended |= {
+            Ref(index, k)
+            for k in range(output_count(node))
+            if Ref(index, k) not in last and not isinstance(node, Argument)
+        }
         for ref in ended:
             live[graph.layout_of(ref).slice] -= shard_bytes(graph, ref)
     return peak

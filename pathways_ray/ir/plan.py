@@ -134,7 +134,7 @@ class IslandPlan(msgspec.Struct, frozen=True):
 
 
 def transfer_id(launch: int, edge: int, receiver: int) -> int:
-    """The name under which a producer serves, and a receiver pulls, one edge of one launch. Unique for 2**38 launches."""
+    """The name under which a producer serves, and a receiver pulls, an edge of a launch. Unique for 2**38 launches."""
     return (launch * limits.MAX_NODES + edge) * limits.MAX_HOSTS + receiver
 
 
@@ -176,15 +176,15 @@ def _gangs(graph: Graph) -> dict[int, int]:
 class _IslandPlanner:
     """Walks the graph once and writes down the steps of one island."""
 
-    def __init__(
-        self, graph: Graph, placement: Mapping[int, PlacedSlice], gangs: dict[int, int], island: int
-    ) -> None:
+    def __init__(self, graph: Graph, placement: Mapping[int, PlacedSlice], gangs: dict[int, int], island: int) -> None:
         self.graph = graph
         self.placement = placement
         self.gangs = gangs
         self.island = island
         self.consumers = graph.consumers()
-        self.edge_numbers = {i: k for k, i in enumerate(i for i, n in enumerate(graph.nodes) if isinstance(n, Transfer))}
+        self.edge_numbers = {
+            i: k for k, i in enumerate(i for i, n in enumerate(graph.nodes) if isinstance(n, Transfer))
+        }
         self.slots: dict[Ref, int] = {}
         self.steps: list[Step] = []
         self.executables: dict[Executable, int] = {}
@@ -314,7 +314,9 @@ def plan_text(plans: tuple[IslandPlan, ...]) -> str:
 def _step_text(plan: IslandPlan, step: Step) -> str:
     match step:
         case Execute():
-            text = f"[{step.gang}] {_slots(step.outputs)} = execute {plan.labels[step.node].name}({_slots(step.inputs)})"
+            text = (
+                f"[{step.gang}] {_slots(step.outputs)} = execute {plan.labels[step.node].name}({_slots(step.inputs)})"
+            )
         case Send():
             edge = plan.edges[step.edge]
             text = f"[{step.gang}] send s{step.source} edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
@@ -323,11 +325,11 @@ def _step_text(plan: IslandPlan, step: Step) -> str:
             text = f"[{step.gang}] s{step.target} = reshard s{step.source}: {edge.type} {edge.source} -> {edge.target}"
         case Receive():
             edge = plan.edges[step.edge]
-            return f"[{step.gang}] s{step.target} = receive edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
+            return (
+                f"[{step.gang}] s{step.target} = receive edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
+            )
     return text + (f"; drop {_slots(step.drops)}" if step.drops else "")
 
 
 def _slots(slots: tuple[int, ...]) -> str:
     return ", ".join(f"s{slot}" for slot in slots)
-
-

@@ -34,7 +34,7 @@ def item_bytes(dtype: str) -> int:
     """Bytes of one element in memory (sub-byte types take a byte each on a host)."""
     if dtype in _ITEM_BYTES:
         return _ITEM_BYTES[dtype]
-    if dtype.startswith("float8") or dtype.startswith("float4"):
+    if dtype.startswith(("float8", "float4")):
         return 1
     return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz").split("_")[0]) // 8
 

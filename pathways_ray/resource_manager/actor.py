@@ -101,7 +101,9 @@ class ResourceManager:
         holders: dict[tuple[int, int], list[str]] = {}
         for record in self.inventory.slices.values():
             for device in record.placed.devices:
-                holders.setdefault((device.host, device.index), []).append(_label(record.session, record.placed, record.name))
+                holders.setdefault((device.host, device.index), []).append(
+                    _label(record.session, record.placed, record.name)
+                )
         islands = [
             {
                 "island": island,

@@ -42,9 +42,7 @@ class IslandScheduler:
         self.server, address = await streams.serve({streams.HOST_STREAM: self._host_stream}, {}, self.bind)
         controller = await self.resource_manager.lookup.remote("controller")
         self.channel = grpc.aio.insecure_channel(controller, options=streams.OPTIONS)
-        self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(
-            metadata=(("authorization", self.link_secret),)
-        )
+        self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
         self.controller.send(IslandUp(self.island))
         self._spawn(self.controller.pump(self.stream.write))
         self._spawn(self._from_controller())
@@ -74,7 +72,9 @@ class IslandScheduler:
             return
         commands = self.order.host_up(hello)
         if any(isinstance(command, Refuse) for command in commands):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over"
+            )
         outbox = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.outboxes[hello.host] = outbox
         self.heard[hello.host] = time.monotonic()

@@ -4,8 +4,8 @@ Messages travel as MessagePack lists of tagged arrays: `[tag, field, field, …]
 malformed message is a `WireError` before any of it is used, and nothing is ever unpickled. A field may be added at the
 end (older readers ignore it); anything else raises `VERSION`, which both ends compare when a session opens.
 
-The life of a launch, in messages: `Launch` (client → controller), `Run` (controller → scheduler → hosts), `Done` (hosts →
-scheduler → controller), `Completed` (controller → client); or `RunFailed` and `LaunchFailed` on the way back.
+The life of a launch, in messages: `Launch` (client → controller), `Run` (controller → scheduler → hosts), `Done` (hosts
+→ scheduler → controller), `Completed` (controller → client); or `RunFailed` and `LaunchFailed` on the way back.
 """
 
 from __future__ import annotations

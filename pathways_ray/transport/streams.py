@@ -165,7 +165,9 @@ Handler = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 
 async def serve(
-    streams: dict[str, Handler], calls: dict[str, Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]], bind: str
+    streams: dict[str, Handler],
+    calls: dict[str, Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]],
+    bind: str,
 ) -> tuple[grpc.aio.Server, str]:
     """Starts a server on a free port of address `bind`; returns it and `address:port`.
 

@@ -144,8 +144,28 @@ def test_use_after_donation_in_a_program_is_refused(session, slices) -> None:
 def test_returning_a_donated_argument_is_refused(session, slices) -> None:
     f = pw.compiled(lambda a: a * 2, slice=slices.a4, donate_argnums=0)
     x = pw.put(V, slice=slices.a4)
-    with pytest.raises(pw.errors.GraphError, match="donates"):
+    with pytest.raises(pw.errors.GraphError, match="donates argument 0 and returns it as well"):
         pw.program(lambda v: (f(v), v))(x)
+    assert not x.is_deleted()
+
+
+def test_donated_argument_passed_twice_is_refused(session, slices) -> None:
+    f = pw.compiled(lambda a, b: a + b, slice=slices.a4, donate_argnums=0)
+    x = pw.put(V, slice=slices.a4)
+    with pytest.raises(pw.errors.UsageError, match="donates argument 0, which is passed or captured a second time"):
+        f(x, x)
+    with pytest.raises(pw.errors.UsageError, match="passed or captured a second time"):
+        pw.program(lambda v: f(v, x))(x)
+    assert not x.is_deleted()
+
+
+def test_what_a_program_holds_is_not_given_away(session, slices, equal) -> None:
+    f = pw.compiled(lambda a: a * 2, slice=slices.a4, donate_argnums=0)
+    held = pw.put(V, slice=slices.a4)
+    constants = pw.program(lambda: (f(held), f(V + 1)))
+    for _ in range(2):
+        equal(constants(), (V * 2, (V + 1) * 2))
+    equal(held, V)
 
 
 def test_numpy_and_jax_and_scalars_and_handles_are_arguments(session, slices, equal) -> None:

@@ -1,4 +1,4 @@
-"""From a traced graph to island plans: prune, insert transfers, fuse, plan. Each pass takes a frozen graph and gives one.
+"""From a traced graph to one that can be planned: prune, insert transfers, fuse. Each takes and gives a frozen graph.
 
 `lower` is the whole pipeline in order, with the verifier after every pass.
 """

@@ -28,7 +28,9 @@ def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
             recipes.append(recipe)
         replaced.update(dict.fromkeys(chain[:-1]))
         replaced[chain[-1]] = msgspec.structs.replace(node, recipe=number[recipe])
-    return _without_unused_recipes(msgspec.structs.replace(graph, recipes=tuple(recipes), nodes=_rebuilt(graph, replaced)))
+    return _without_unused_recipes(
+        msgspec.structs.replace(graph, recipes=tuple(recipes), nodes=_rebuilt(graph, replaced))
+    )
 
 
 def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, ...]:

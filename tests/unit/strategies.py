@@ -1,0 +1,127 @@
+"""Hypothesis strategies: meshes, specs, placements, and whole programs over several islands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from pathways_ray.ir.graph import Compute, Graph, Ref
+from pathways_ray.ir.types import ArrayType, SliceType, Spec, canonical_spec
+from tests.unit.helpers import Sketch
+
+HOSTS_PER_ISLAND = 2
+DEVICES_PER_HOST = 2
+
+
+def repeatable(examples: int, **options: Any) -> settings:
+    """The same examples in every run, and no deadline: the machine may be busy."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        **options,
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn, array: ArrayType, mesh: SliceType) -> Spec:
+    """A spec that fits: every axis at most once, every dimension divides."""
+    free = draw(st.permutations(mesh.axes))
+    entries: list[tuple[str, ...]] = []
+    for size in array.shape:
+        taken: list[str] = []
+        parts = 1
+        while free and draw(st.booleans()) and size % (parts * mesh.axis_size(free[0])) == 0:
+            parts *= mesh.axis_size(free[0])
+            taken.append(free.pop(0))
+        entries.append(tuple(taken))
+    return canonical_spec(tuple(entries))
+
+
+_SHAPES = [(1,), (2,), (4,), (2, 2), (1, 2), (2, 1)]
+_ARRAYS = [ArrayType(shape, "uint64") for shape in [(), (4,), (4, 4), (8, 4), (0, 4)]]
+
+
+@st.composite
+def sketches_with_slices(draw: st.DrawFn, islands: int) -> Sketch:
+    """One to four slices over the devices of some islands; some of them on the very devices of another one."""
+    sketch = Sketch()
+    for _ in range(draw(st.integers(1, 4))):
+        if sketch.placement and draw(st.booleans()):
+            other = draw(st.sampled_from(sorted(sketch.placement)))
+            like = sketch.placement[other]
+            shape = draw(st.sampled_from([s for s in _SHAPES if len(like.devices) == _size(s)]))
+            sketch.slice(*map(str, like.devices), shape=shape, island=like.island)
+            continue
+        island = draw(st.integers(0, islands - 1))
+        shape = draw(st.sampled_from(_SHAPES))
+        hosts = range(island * HOSTS_PER_ISLAND, (island + 1) * HOSTS_PER_ISLAND)
+        there = [f"{host}.{k}" for host in hosts for k in range(DEVICES_PER_HOST)]
+        chosen = draw(st.permutations(there))[: _size(shape)]
+        sketch.slice(*chosen, shape=shape, island=island)
+    return sketch
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) == 1 else shape[0] * shape[1]
+
+
+@st.composite
+def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch, Graph]:
+    """A program of up to `calls` calls, with donations where they are allowed."""
+    sketch = draw(sketches_with_slices(islands))
+    numbers = sorted(sketch.placement)
+    types: dict[Ref, ArrayType] = {}
+    for _ in range(draw(st.integers(0, 3))):
+        array = draw(st.sampled_from(_ARRAYS))
+        home = draw(st.sampled_from(numbers))
+        types[sketch.argument(home, draw(specs(array, sketch.placement[home].mesh)), array)] = array
+    home = numbers[0]
+    for _ in range(draw(st.integers(1, calls))):
+        home = draw(st.sampled_from([home, home, home, *numbers]))
+        mesh = sketch.placement[home].mesh
+        inputs = _inputs(draw, list(types))
+        outputs = draw(st.lists(st.sampled_from(_ARRAYS), min_size=1, max_size=2))
+        name = f"f{len(inputs)}" + "".join(f"_{'x'.join(map(str, array.shape))}" for array in outputs)
+        call = sketch.call(
+            name,
+            *inputs,
+            slice=home,
+            specs=[draw(specs(types[ref], mesh)) for ref in inputs],
+            outputs=outputs,
+            output_specs=[draw(specs(array, mesh)) for array in outputs],
+        )
+        types.update({Ref(call.node, k): array for k, array in enumerate(outputs)})
+    results = draw(st.lists(st.sampled_from(list(types)), min_size=1, max_size=3, unique=True))
+    graph = sketch.graph(*results)
+    for index, donated in _allowed_donations(graph).items():
+        if donated and draw(st.booleans()):
+            node = sketch.nodes[index]
+            assert isinstance(node, Compute)
+            sketch.nodes[index] = _donating(node, tuple(draw(st.lists(st.sampled_from(donated), unique=True))))
+    return sketch, sketch.graph(*results)
+
+
+def _inputs(draw: st.DrawFn, known: list[Ref]) -> list[Ref]:
+    """Up to three values, more often late ones than early ones, so that chains grow."""
+    if not known:
+        return []
+    return draw(st.lists(st.sampled_from([*known, *known[-2:], *known[-2:]]), max_size=3))
+
+
+def _allowed_donations(graph: Graph) -> dict[int, list[int]]:
+    """For each call, the inputs that nothing uses afterwards or beside it."""
+    users = graph.consumers()
+    return {
+        index: [k for k, ref in enumerate(node.inputs) if users[ref][-1] == index and node.inputs.count(ref) == 1]
+        for index, node in enumerate(graph.nodes)
+        if isinstance(node, Compute)
+    }
+
+
+def _donating(node: Compute, donated: tuple[int, ...]) -> Compute:
+    return Compute(**{name: getattr(node, name) for name in node.__struct_fields__} | {"donated": donated})
