@@ -133,7 +133,7 @@ def _start_actors(shape: Shape, owns_ray: bool, parallel: bool, fusion: bool, pl
         hosts: dict[int, Any] = {}
         for island in range(shape.islands):
             numbers = range(island * shape.hosts_per_island, (island + 1) * shape.hosts_per_island)
-            scheduler = _actor(IslandScheduler, max_concurrency=100).remote(manager, island, list(numbers), bind)
+            scheduler = _actor(IslandScheduler, max_concurrency=100, max_restarts=-1).remote(name, island, list(numbers), bind)
             schedulers.append(scheduler)
             for number in numbers:
                 hosts[number] = _host_actor(group, number, resources).remote(

@@ -206,6 +206,7 @@ class _IslandPlanner:
                 case Result():
                     pass
         results = tuple((self.slots[ref], k) for k, ref in enumerate(graph.result.inputs) if ref in self.slots)
+        awaited = self._awaited(results)
         used = tuple(self.placement[s.id] for s in graph.slices if _touches(graph, s.id))
         awaited = self._awaited(results)
         return IslandPlan(
@@ -282,18 +283,35 @@ class _IslandPlanner:
 
 
 def _with_drops(steps: list[Step], kept: set[int]) -> tuple[Step, ...]:
-    """Marks on each step the slots that no later step uses and that are not in `kept`."""
+    """Marks on each step the slots that no later step uses, whether all steps run in order or one gang after another.
+
+    The two orders differ for transfers of arguments: such a slot may have no last user, and then stays to the end. So do
+    those in `kept`.
+    """
+    last_gang: dict[int, int] = {}
+    for step in steps:
+        last_gang.update({slot: max(step.gang, last_gang.get(slot, 0)) for slot in _slots_used(step)})
     seen = set(kept)
     marked: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Receive):
             marked.append(step)
             continue
-        used = step.inputs + step.outputs if isinstance(step, Execute) else (step.source,)
-        drops = tuple(sorted({slot for slot in used if slot not in seen}))
-        seen.update(used)
-        marked.append(msgspec.structs.replace(step, drops=drops))
+        drops = (slot for slot in _slots_used(step) if slot not in seen and step.gang == last_gang[slot])
+        marked.append(msgspec.structs.replace(step, drops=tuple(sorted(set(drops)))))
+        seen.update(_slots_used(step))
     return tuple(reversed(marked))
+
+
+def _slots_used(step: Step) -> tuple[int, ...]:
+    """The slots that a step may drop once it has run."""
+    match step:
+        case Execute():
+            return step.inputs + step.outputs
+        case Send() | Reshard():
+            return (step.source,)
+        case Receive():
+            return ()
 
 
 def plan_text(plans: tuple[IslandPlan, ...]) -> str:

@@ -39,6 +39,10 @@ class ResourceManager:
             self.addresses[name] = address
             self.changed.notify_all()
 
+    async def withdraw(self, name: str) -> None:
+        """`name` is gone; `lookup` waits for its successor."""
+        self.addresses.pop(name, None)
+
     async def lookup(self, name: str) -> str:
         """Waits until `name` has published its address."""
         async with self.changed:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import grpc
+import ray
 
 from pathways_ray import limits
 from pathways_ray.scheduler.order import Command, IslandOrder, Refuse, ToController, ToHosts
@@ -24,10 +25,14 @@ SILENCE_LIMIT_S = 8.0
 
 
 class IslandScheduler:
-    """One for an island. Everything runs on the actor's event loop."""
+    """One for an island. Everything runs on the actor's event loop.
 
-    def __init__(self, resource_manager: Any, island: int, hosts: list[int], bind: str) -> None:
-        self.resource_manager = resource_manager
+    Ray starts it anew when its process dies. The hosts have ended with their stream by then and join again; the
+    controller has failed the launches it had on the island.
+    """
+
+    def __init__(self, resource_manager: str, island: int, hosts: list[int], bind: str) -> None:
+        self.resource_manager = ray.get_actor(resource_manager)
         self.island = island
         self.bind = bind
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
@@ -35,9 +40,17 @@ class IslandScheduler:
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()
+        self.started: asyncio.Future[str] | None = None
+        # Ray calls nothing but the constructor after a restart.
+        ray.get_runtime_context().current_actor.start.remote()
 
     async def start(self) -> str:
-        """Serves the hosts and joins the controller; returns the address it serves on."""
+        """Serves the hosts and joins the controller, once; returns the address it serves on."""
+        if self.started is None:
+            self.started = asyncio.ensure_future(self._start())
+        return await self.started
+
+    async def _start(self) -> str:
         _, self.link_secret = await self.resource_manager.secrets.remote()
         self.server, address = await streams.serve({streams.HOST_STREAM: self._host_stream}, {}, self.bind)
         controller = await self.resource_manager.lookup.remote("controller")

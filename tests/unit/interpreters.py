@@ -68,7 +68,7 @@ def run_graph(graph: Graph, arguments: Sequence[Value], signatures: Signatures) 
 
 
 def cut(array: Value, box: Box) -> Value:
-    return array[tuple(slice(start, stop) for start, stop in box)]
+    return array[(*(slice(start, stop) for start, stop in box), ...)]
 
 
 @dataclass(eq=False)

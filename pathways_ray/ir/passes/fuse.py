@@ -1,8 +1,9 @@
 """Composes chains of compute nodes on one slice into one computation.
 
 A node joins the chain before it when it is the only consumer of the chain's last node and everything else it consumes
-was there before the chain began: then running the chain as one can delay nobody. The executor puts an optimisation
-barrier between the parts, so the bits are those of running them one by one.
+was there before the chain began: then running the chain as one can delay nobody. A chain runs where its last
+node stood, so it ends before a node in between that takes the memory of what the chain reads. The executor puts an
+optimisation barrier between the parts, so the bits are those of running them one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.ir.graph import Compute, Graph, Node, Part, Recipe, Ref, renumbered
+from pathways_ray.ir.graph import Compute, Graph, Node, Part, Recipe, Ref, inputs_of, renumbered
 
 
 def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
@@ -45,13 +46,14 @@ def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, .
 
 def _chains(graph: Graph, most: int) -> list[list[int]]:
     consumers = graph.consumers()
+    takers = {node.inputs[k]: i for i, node in enumerate(graph.nodes) if isinstance(node, Compute) for k in node.donated}
     chains: list[list[int]] = []
     taken: set[int] = set()
     for head, node in enumerate(graph.nodes):
         if not isinstance(node, Compute) or head in taken:
             continue
         chain = [head]
-        while len(chain) < most and (follower := _follower(graph, consumers, chain)) is not None:
+        while len(chain) < most and (follower := _follower(graph, consumers, takers, chain)) is not None:
             chain.append(follower)
         if len(chain) > 1:
             chains.append(chain)
@@ -59,8 +61,10 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
     return chains
 
 
-def _follower(graph: Graph, consumers: dict[Ref, list[int]], chain: list[int]) -> int | None:
-    """The node that may join `chain`, if there is one."""
+def _follower(
+    graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, int], chain: list[int]
+) -> int | None:
+    """The node that may join `chain`, if there is one. `takers` has the node that each donated value is donated to."""
     head, last = chain[0], chain[-1]
     tail = graph.nodes[last]
     assert isinstance(tail, Compute)
@@ -73,41 +77,53 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], chain: list[int]) -
         return None
     if any(ref.node != last and ref.node >= head for ref in node.inputs):
         return None
+    if any(last < takers.get(ref, last) < user for index in chain for ref in inputs_of(graph.nodes[index])):
+        return None
     return user
 
 
 def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
-    """One recipe and one node for a chain of nodes, each with any number of parts of its own."""
+    """One recipe and one node for a chain of nodes, each with any number of parts of its own.
+
+    A value that several of them consume is one input, so that the last of them may take its memory.
+    """
     parts: list[Part] = []
-    inputs: list[Ref] = []
+    numbers: dict[Ref, int] = {}
     layouts = []
-    donated = []
+    donated: set[int] = set()
+    before: int | None = None
     previous: tuple[Ref, ...] = ()
     for index in chain:
         node = graph.nodes[index]
         assert isinstance(node, Compute)
         outer: list[Ref] = []
         for k, ref in enumerate(node.inputs):
-            if index != chain[0] and ref.node == chain[chain.index(index) - 1]:
+            if ref.node == before:
                 outer.append(previous[ref.output])
                 continue
+            if ref not in numbers:
+                numbers[ref] = len(numbers)
+                layouts.append(node.input_layouts[k])
             if k in node.donated:
-                donated.append(len(inputs))
-            outer.append(Ref(-1, len(inputs)))
-            inputs.append(ref)
-            layouts.append(node.input_layouts[k])
+                donated.add(numbers[ref])
+            outer.append(Ref(-1, numbers[ref]))
         base = len(parts)
         recipe = graph.recipes[node.recipe]
         for part in recipe.parts:
             moved = tuple(outer[r.output] if r.node == -1 else Ref(r.node + base, r.output) for r in part.inputs)
             parts.append(Part(part.name, part.function, moved))
-        previous = tuple(Ref(r.node + base, r.output) for r in recipe.outputs)
+        before, previous = index, tuple(Ref(r.node + base, r.output) for r in recipe.outputs)
     last, first = graph.nodes[chain[-1]], graph.nodes[chain[0]]
     assert isinstance(last, Compute)
     assert isinstance(first, Compute)
     name = last.name if last.name == first.name else f"{first.name}..{last.name}"
     node = msgspec.structs.replace(
-        last, name=name, inputs=tuple(inputs), input_layouts=tuple(layouts), donated=tuple(donated), where=first.where
+        last,
+        name=name,
+        inputs=tuple(numbers),
+        input_layouts=tuple(layouts),
+        donated=tuple(sorted(donated)),
+        where=first.where,
     )
     return Recipe(tuple(parts), previous), node
 

@@ -1,0 +1,158 @@
+"""Ordinary `jnp` operations inside programs: the bits of plain JAX, or an error that names the line. Never silently wrong."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+
+RANDOM = np.random.default_rng(7)
+A = RANDOM.standard_normal(8).astype(np.float32)
+M = RANDOM.standard_normal((4, 8)).astype(np.float32)
+K = RANDOM.integers(-50, 50, 8).astype(np.int32)
+
+OPERATIONS = {
+    "arithmetic": lambda a, m, k: (a + a * 2 - a / 3, -a, a**2, k // 3, k % 5),
+    "weak types": lambda a, m, k: (a + 1, k + 1, k * 2.5, 3 / a, True + k, a > 0.5),
+    "promotion": lambda a, m, k: (a + k, k + np.float32(1), k.astype(jnp.bfloat16) + 1, a.astype(jnp.int8) + k),
+    "broadcasting": lambda a, m, k: (m + a, m * k, a[:, None] * a[None, :], m + 1),
+    "elementwise": lambda a, m, k: (jnp.sin(a), jnp.exp(m), jnp.tanh(a), jnp.sqrt(jnp.abs(m)), jax.nn.relu(a)),
+    "comparisons": lambda a, m, k: (jnp.where(a > 0, a, k), jnp.maximum(a, 0), (a > 0) & (k > 0), jnp.isnan(a)),
+    "reductions": lambda a, m, k: (a.sum(), m.mean(axis=0), m.max(axis=1), k.sum(), jnp.any(k > 3), jnp.argmax(m, axis=1)),
+    "indexing": lambda a, m, k: (a[2], a[1:5], a[::-1], m[:, 3], m[1, 2:4], a[jnp.abs(k) % 8], m.at[0, 1].set(5.0)),
+    "shapes": lambda a, m, k: (m.T, m.reshape(8, 4), m.ravel(), jnp.concatenate([m, m]), jnp.stack([a, a]), a[None]),
+    "products": lambda a, m, k: (m @ a, a @ a, jnp.einsum("ij,kj->ik", m, m), jnp.outer(a, a)),
+    "sorting": lambda a, m, k: (jnp.sort(a), jnp.argsort(k), jnp.cumsum(a), jnp.flip(m, 1)),
+    "made from nothing": lambda a, m, k: (jnp.zeros(4), jnp.arange(5) + 1, jnp.eye(3), jnp.full((2, 2), 7)),
+    "mixed with constants": lambda a, m, k: (a + np.arange(8.0, dtype=np.float32), m + M, np.float16(2) * a),
+    "functions": lambda a, m, k: (jax.nn.softmax(m), jax.nn.gelu(a), jnp.linalg.norm(a), jnp.var(m, axis=1)),
+    "derivatives": lambda a, m, k: jax.grad(lambda x: (jnp.sin(x) ** 2).sum())(a),
+    "mapped": lambda a, m, k: jax.vmap(lambda row: row * a.sum())(m),
+    "control flow": lambda a, m, k: (
+        jax.lax.fori_loop(0, 4, lambda i, x: x * 1.5, a),
+        jax.lax.cond(a[0] > 0, jnp.sin, jnp.cos, a),
+        jax.lax.scan(lambda c, r: (c + r, c), a, m),
+    ),
+    "random": lambda a, m, k: jax.random.normal(jax.random.PRNGKey(3), (4,)) + 1,
+    "nested jit": lambda a, m, k: jax.jit(lambda x: jax.jit(jnp.cos)(x) + 1)(a),
+    "integers": lambda a, m, k: (k << 2, k & 7, ~k, jnp.abs(k), k.astype(jnp.uint8), jnp.clip(k, -3, 3)),
+    "complex": lambda a, m, k: (a + 1j, jnp.abs(a * 1j), (a + 2j * a).conj()),
+}
+
+
+def op_by_op(f):
+    """Plain JAX, one operation at a time."""
+    return f(jnp.asarray(A), jnp.asarray(M), jnp.asarray(K))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("spec", ["client", P(), P("x")], ids=str)
+def test_operations_have_the_bits_of_plain_jax(session, slices, equal, name, spec) -> None:
+    if spec == P("x") and name in ("reductions", "products", "functions", "derivatives", "mapped"):
+        pytest.skip("a sum over a sharded dimension is made in another order")
+    arguments = [A, M, K]
+    if spec != "client":
+        arguments = [pw.put(value, slice=slices.a4, spec=spec) for value in arguments]
+    equal(pw.program(OPERATIONS[name])(*arguments), op_by_op(OPERATIONS[name]))
+
+
+@pytest.mark.parametrize("name", ["reductions", "products", "functions", "derivatives", "mapped"])
+def test_sums_over_a_sharded_dimension(session, slices, name) -> None:
+    arguments = [pw.put(value, slice=slices.a4, spec=P("x")) for value in (A, M, K)]
+    result = pw.program(OPERATIONS[name])(*arguments)
+    for one, plain in zip(jax.tree.leaves(result), jax.tree.leaves(op_by_op(OPERATIONS[name])), strict=True):
+        assert np.asarray(one).dtype == plain.dtype
+        np.testing.assert_allclose(np.asarray(one), plain, rtol=2e-6, atol=1e-6)
+
+
+def test_operations_between_compiled_functions(session, slices, equal) -> None:
+    inc = pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    double = pw.compiled(lambda v: v * 2, slice=slices.b2, in_specs=P("x"), out_specs=P("x"))
+
+    def f(inc, double, v):
+        x = jnp.sin(inc(v)) + 1
+        y = double(x * x - v)
+        return jnp.where(y > x, y, 0.5), (x + y).sum(), y[3] * 2
+
+    plain = f(jax.jit(lambda v: v + 1), jax.jit(lambda v: v * 2), jnp.asarray(A))
+    first, total, last = pw.program(lambda v: f(inc, double, v))(A)
+    equal((first, last), (plain[0], plain[2]))
+    np.testing.assert_allclose(np.asarray(total), plain[1], rtol=1e-6)
+    assert first.sharding.mesh == slices.b2.mesh
+
+
+def test_operations_on_values_of_several_slices(session, slices, equal) -> None:
+    places = (slices.a4, P("x")), (slices.b4, P()), (slices.a22, P(("x", "y"))), (slices.b2, P("x"))
+    values = [pw.put(A * k, slice=s, spec=spec) for k, (s, spec) in enumerate(places)]
+
+    def f(*values):
+        return sum(values[1:], values[0]), jnp.stack(values), values[1] @ values[2]
+
+    plain = f(*[jnp.asarray(A * np.float32(k)) for k in range(4)])
+    result = pw.program(f)(*values)
+    equal(result[:2], plain[:2])
+    np.testing.assert_allclose(np.asarray(result[2]), plain[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda f: jax.grad(lambda v: f(v).sum()), "pathways_call"),
+        (lambda f: jax.vmap(f), "pathways_call"),
+        (lambda f: lambda v: jax.lax.fori_loop(0, 3, lambda i, x: f(x), v), "without loops or branches"),
+        (lambda f: lambda v: jax.lax.cond(v[0] > 0, f, f, v), "without loops or branches"),
+        (lambda f: lambda v: jax.lax.map(f, v.reshape(2, 4)), "without loops or branches"),
+        (lambda f: jax.checkpoint(f), "without loops or branches"),
+    ],
+    ids=["grad", "vmap", "loop", "cond", "map", "checkpoint"],
+)
+def test_what_cannot_be_done_to_a_compiled_function_is_refused(session, slices, transform, message) -> None:
+    f = pw.compiled(lambda v: v * 2, slice=slices.a1)
+    with pytest.raises(pw.errors.TraceError, match=message) as caught:
+        pw.program(transform(f), name="transformed")(A)
+    assert "test_operations.py:" in str(caught.value)
+
+
+def test_a_jitted_function_may_call_compiled_functions(session, slices, equal) -> None:
+    f = pw.compiled(lambda v: v * 2, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    held = pw.put(A, slice=slices.a4)
+    jitted = jax.jit(lambda v: f(v) + held)
+    for _ in range(2):
+        equal(pw.program(lambda v: jitted(jitted(v)))(A), (A * 2 + A) * 2 + A)
+
+
+def test_pathways_functions_inside_plain_jit_are_refused(session, slices) -> None:
+    f = pw.compiled(lambda v: v * 2, slice=slices.a1)
+    with pytest.raises(pw.errors.TraceError, match=r"was called inside jax.jit, grad or another JAX transformation"):
+        jax.jit(f)(A)
+
+
+def test_custom_derivatives_and_named_calls(session, slices, equal) -> None:
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defjvp(lambda primals, tangents: (f(primals[0]), tangents[0] * 3))
+
+    @jax.custom_vjp
+    def g(x):
+        return x * 2
+
+    g.defvjp(lambda x: (g(x), None), lambda _, t: (t * 5,))
+
+    def h(a):
+        return f(a), jax.grad(lambda x: f(x).sum())(a), g(a), jax.grad(lambda x: g(x).sum())(a)
+
+    equal(pw.program(h)(A), h(jnp.asarray(A)))
+
+
+def test_typed_random_keys(session, slices, equal) -> None:
+    def f(v):
+        first, second = jax.random.split(jax.random.key(11))
+        return jax.random.normal(first, (8,)) + v, jax.random.uniform(second, (3,))
+
+    equal(pw.program(f)(A), f(jnp.asarray(A)))
