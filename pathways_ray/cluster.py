@@ -7,7 +7,9 @@ manager: controller and schedulers publish their addresses there, hosts ask for 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pathways_ray.controller.actor import Controller
-from pathways_ray.errors import PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import AuthenticationError, PathwaysError, Unschedulable, UsageError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
@@ -39,11 +41,10 @@ class Shape:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.hosts_per_island > 1:
-            raise Unschedulable(
-                f"hosts_per_island={self.hosts_per_island}: islands of several hosts are not supported yet; "
-                "use more devices_per_host, or more islands"
-            )
+
+    def members(self, island: int) -> list[int]:
+        """The numbers of an island's hosts."""
+        return list(range(island * self.hosts_per_island, (island + 1) * self.hosts_per_island))
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Cluster:
     pids: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
-        """Kills every actor; stops Ray where `start` had started it."""
+        """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
         for actor in [*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager]:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -94,15 +95,24 @@ def start(
 
 
 def _connect_ray(address: str | None, options: dict[str, Any]) -> bool:
-    """Joins or starts Ray; True when it was started here."""
+    """Joins or starts Ray; True when this process was not connected before, so that `ray.shutdown()` is ours to call.
+
+    In a driver of an existing cluster `ray.shutdown()` ends the connection and nothing else.
+    """
     if ray.is_initialized():
         return False
     if address is not None:
         try:
+            _check_reachable(os.environ.get("RAY_ADDRESS") or address if address == "auto" else address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
+            if _is_about_tokens(error):
+                raise AuthenticationError(
+                    f"the Ray cluster at {address!r} wants a token that it knows: set RAY_AUTH_MODE=token, and "
+                    "RAY_AUTH_TOKEN to what 'ray get-auth-token' prints where it was started"
+                ) from error
             raise UsageError(f"no Ray cluster at {address!r} ({error}); start one with 'ray start --head'") from error
-        return False
+        return True
     defaults = {
         "address": "local",
         "include_dashboard": False,
@@ -114,7 +124,24 @@ def _connect_ray(address: str | None, options: dict[str, Any]) -> bool:
     return True
 
 
+def _check_reachable(address: str) -> None:
+    """Raises `OSError` where nobody listens: Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+
+
+def _is_about_tokens(error: BaseException | None) -> bool:
+    """Whether Ray's error, or one it came from, is that a token is missing or wrong."""
+    while error is not None:
+        if isinstance(error, ray.exceptions.AuthenticationError) or "InvalidAuthToken" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _start_actors(shape: Shape, owns_ray: bool, parallel: bool, fusion: bool, platform: str) -> Cluster:
+    islands = {island: shape.members(island) for island in range(shape.islands)}
     total = shape.islands * shape.hosts_per_island
     bind = _bind_address()
     token = secrets.token_hex(16)
@@ -126,21 +153,21 @@ def _start_actors(shape: Shape, owns_ray: bool, parallel: bool, fusion: bool, pl
     try:
         # Hosts find the resource manager by name: a handle among the arguments would keep Ray from restarting them.
         name = f"pathways-{secrets.token_hex(8)}"
-        manager = _actor(ResourceManager, max_concurrency=1000, name=name).remote(total)
+        manager = _actor(ResourceManager, max_concurrency=1000, name=name).remote(islands)
         controller = _actor(Controller, max_concurrency=1000).remote(manager, bind, token, parallel, fusion)
         made += [manager, controller]
         schedulers = []
         hosts: dict[int, Any] = {}
-        for island in range(shape.islands):
-            numbers = range(island * shape.hosts_per_island, (island + 1) * shape.hosts_per_island)
-            scheduler = _actor(IslandScheduler, max_concurrency=100, max_restarts=-1).remote(name, island, list(numbers), bind)
+        for island, numbers in islands.items():
+            scheduler = _actor(IslandScheduler, max_concurrency=100, max_restarts=-1).remote(
+                name, island, numbers, bind
+            )
             schedulers.append(scheduler)
             for number in numbers:
                 hosts[number] = _host_actor(group, number, resources).remote(
-                    name, number, island, shape.devices_per_host, platform, bind, fusion
+                    name, number, island, numbers, shape.devices_per_host, platform, bind, fusion
                 )
         made += [*schedulers, *hosts.values()]
-        manager.watch_over.remote(hosts)
         _await(group.ready(), "Ray has no room for the hosts", Unschedulable)
         url = _await(controller.start.remote(), "the controller did not start", PathwaysError)
         _await([s.start.remote() for s in schedulers], "a scheduler did not start", PathwaysError)
@@ -162,7 +189,11 @@ def _actor(kind: type, **options: Any) -> Any:
 def _host_actor(group: Any, number: int, resources: dict[str, float]) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
     return ray.remote(
-        num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), max_restarts=-1, scheduling_strategy=strategy
+        num_cpus=resources["CPU"],
+        num_gpus=resources.get("GPU", 0),
+        resources={k: v for k, v in resources.items() if k not in ("CPU", "GPU")},
+        max_restarts=-1,
+        scheduling_strategy=strategy,
     )(HostExecutor)
 
 
@@ -176,6 +207,6 @@ def _await(refs: Any, what: str, kind: type[PathwaysError]) -> Any:
 
 
 def _bind_address() -> str:
-    """Loopback while all Ray nodes are on this machine, else the address of the driver's node."""
+    """Loopback while all Ray nodes are on this machine; else "", each process serves where Ray reaches its machine."""
     addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    return "127.0.0.1" if len(addresses) == 1 else str(ray.util.get_node_ip_address())
+    return "127.0.0.1" if len(addresses) == 1 else ""

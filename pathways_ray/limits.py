@@ -9,6 +9,9 @@ MAX_HOSTS = 4096
 MAX_CONSTANT_BYTES = 64 << 20
 """Constants captured by one function or program: they are copied into the compiled program on every device."""
 
+MAX_PROGRAM_BYTES = 128 << 20
+"""All functions of a program, exported: they travel in one message."""
+
 MAX_MESSAGE_BYTES = 256 << 20
 """One gRPC message: a program with all its functions; arrays are cut into parts long before."""
 

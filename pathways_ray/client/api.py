@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pathways_ray.client import context
+from pathways_ray.client import context, records
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs
@@ -75,7 +75,7 @@ def put(value: Any, slice: VirtualSlice | None = None, spec: Any = None) -> Any:
         raise UsageError(f"slice= takes what pw.virtual_slice returns, not {where!r}")
     leaves, tree = jax.tree.flatten(value)
     specs = broadcast_specs(spec, value, where.axes, "spec")
-    arrays: list[Array] = [where.session.put(leaf, where, s)[0] for leaf, s in zip(leaves, specs, strict=True)]
+    arrays: list[Array] = [where.session.put(leaf, where, s) for leaf, s in zip(leaves, specs, strict=True)]
     return jax.tree.unflatten(tree, arrays)
 
 
@@ -123,6 +123,7 @@ class ClusterSession(Session):
         finally:
             cluster, self.cluster = self.cluster, None
             if cluster is not None:
+                records.remove()
                 cluster.stop()
 
 
@@ -139,6 +140,7 @@ def adopt(cluster: Any) -> ClusterSession:
         cluster.stop()
         raise
     context.sessions.append(session)
+    records.write(cluster.url, cluster.token)
     return session
 
 

@@ -16,6 +16,7 @@ from pathways_ray.client.values import ArgumentType, dtype_named, partition_spec
 from pathways_ray.errors import BufferDeleted, Failure, from_failure
 
 if TYPE_CHECKING:
+    from pathways_ray.client.data import Upload
     from pathways_ray.client.session import Session
 
 PENDING, READY, FAILED, DELETED = range(4)
@@ -24,24 +25,25 @@ PENDING, READY, FAILED, DELETED = range(4)
 class Buffer:
     """A logical array as the client knows it: its id, and how far it is."""
 
-    __slots__ = ("__weakref__", "failure", "id", "session", "state", "why_deleted")
+    __slots__ = ("__weakref__", "failure", "id", "session", "state", "upload", "why_deleted")
 
     def __init__(self, session: Session, number: int) -> None:
         self.session = session
         self.id = number
         self.state = PENDING
         self.failure: Failure | None = None
+        self.upload: Upload | None = None
         self.why_deleted = ""
 
     def delete(self, why: str) -> None:
         if self.state != DELETED:
             self.state = DELETED
             self.why_deleted = why
-            self.session.free(self.id)
+            self.session.free(self.id, self.upload)
 
     def __del__(self) -> None:
         if self.state != DELETED:
-            self.session.free(self.id)
+            self.session.free(self.id, self.upload)
 
 
 class Array:
@@ -90,7 +92,7 @@ class Array:
         Raises:
             BufferDeleted: the array was deleted or donated.
         """
-        self._check_alive()
+        self._check_not_deleted()
         return self._buffer.state != PENDING
 
     def is_deleted(self) -> bool:
@@ -114,9 +116,12 @@ class Array:
         """Frees the array on its devices now. Any later use raises `BufferDeleted`."""
         self._buffer.delete("it was deleted")
 
-    def _check_alive(self) -> None:
+    def _check_not_deleted(self) -> None:
         if self._buffer.state == DELETED:
             raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.why_deleted}")
+
+    def _check_alive(self) -> None:
+        self._check_not_deleted()
         if self._buffer.failure is not None:
             raise from_failure(self._buffer.failure)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,20 @@ from jax.sharding import AbstractMesh, NamedSharding
 from pathways_ray import limits
 from pathways_ray.client import lines
 from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.keys import is_key
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs
 from pathways_ray.client.values import partition_spec
-from pathways_ray.errors import PathwaysError, TooLarge, TraceError, UsageError
+from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError, UsageError
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
+
+_LARGEST_ARRAY = 1 << 58
+"""Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
+
+_BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
+"""Operations that become an optimisation barrier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +51,7 @@ class Exported:
     output_specs: tuple[Spec, ...]
     output_tree: Any
     donated: tuple[int, ...]
+    alone: bool
 
 
 def export_function(
@@ -71,6 +80,8 @@ def export_function(
     def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
         leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
         out = [jax.numpy.asarray(leaf) for leaf in flat(*leaves)]
+        if any(is_key(leaf) for leaf in out):
+            raise InvalidArray(f"{name} returns a typed PRNG key; return jax.random.key_data(key), which is an array")
         chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
         return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
 
@@ -99,6 +110,7 @@ def export_function(
         output_specs=tuple(chosen[-1]),
         output_tree=output_tree(),
         donated=donated,
+        alone=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
     )
 
 
@@ -110,13 +122,17 @@ def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
 
 
 def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
-    size = sum(int(getattr(constant, "nbytes", 0)) for constant in closed.consts)
+    size = constant_bytes(closed)
     if size > limits.MAX_CONSTANT_BYTES:
         raise TooLarge(
             f"{name} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
             "Pass them as arguments (pw.put places one once)"
         )
     for equation in equations_of(closed.jaxpr):
+        for variable in equation.outvars:
+            size = math.prod(getattr(variable.aval, "shape", ()))
+            if size > _LARGEST_ARRAY:
+                raise TooLarge(f"{name} makes {variable.aval} at {lines.of_equation(equation)}: {size} elements")
         if equation.primitive.name in _CALLBACKS:
             raise TraceError(
                 f"{name} calls back to the host ({equation.primitive.name} at {lines.of_equation(equation)}); compiled "
@@ -126,15 +142,29 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
         raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
 
 
-def equations_of(jaxpr: Any) -> Any:
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation, closed or open."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                yield inner
+
+
+def equations_of(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of nested jaxprs included."""
     for equation in jaxpr.eqns:
         yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from equations_of(inner)
+        for inner in inner_jaxprs(equation):
+            yield from equations_of(getattr(inner, "jaxpr", inner))
+
+
+def constant_bytes(closed: jex_core.ClosedJaxpr) -> int:
+    """Bytes of the constants that a traced function captured, nested functions included; each counts once."""
+    constants = list(closed.consts)
+    for equation in equations_of(closed.jaxpr):
+        for inner in inner_jaxprs(equation):
+            constants += getattr(inner, "consts", ())
+    return sum({id(constant): int(getattr(constant, "nbytes", 0)) for constant in constants}.values())
 
 
 class CompiledFunction:
@@ -202,7 +232,8 @@ class CompiledFunction:
         from pathways_ray.client.program import Program
 
         static = self.static_values(args)
-        found = self._alone.get(static)
+        key = _distinct(static)
+        found = self._alone.get(key)
         if found is None:
             positions = [k for k, _ in static]
             values = dict(static)
@@ -214,7 +245,7 @@ class CompiledFunction:
 
             direct = (lambda *a, **k: self(*a, **k)) if not static else alone
             direct.__name__ = self.__name__
-            found = self._alone[static] = Program(direct, self.__name__, check=False)
+            found = self._alone[key] = Program(direct, self.__name__, check=False)
         return found
 
     def static_values(self, args: tuple[Any, ...]) -> tuple[tuple[int, Any], ...]:
@@ -246,14 +277,9 @@ class CompiledFunction:
             avals: a `jax.ShapeDtypeStruct` for each leaf.
         """
         platforms = current_session().platforms
-        key = (
-            where.id,
-            where.session.id,
-            static,
-            tree,
-            tuple((a.shape, a.dtype, a.weak_type) for a in avals),
-            platforms,
-        )
+        # An export depends on the mesh, not on which slice has it.
+        types = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
+        key = (where.shape, where.axes, _distinct(static), tree, types, platforms)
         found = self._exported.get(key)
         if found is None:
             found = self._exported[key] = self._export(where, dict(static), tree, avals, platforms)
@@ -333,6 +359,11 @@ def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
     if not all(isinstance(k, int) for k in found):
         raise UsageError(f"{what} takes argument positions, not {value!r}")
     return found
+
+
+def _distinct(static: tuple[tuple[int, Any], ...]) -> tuple[Any, ...]:
+    """Static arguments as a key that tells 1, 1.0 and True apart."""
+    return tuple((position, type(value), value) for position, value in static)
 
 
 def _counted_from_start(positions: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 _WAIT_SLICE_S = 0.5
 RECONNECT_LIMIT_S = 30.0
+"""A put or fetch waits this long for a host that is down."""
+
+NEWS_LIMIT_S = 10.0
+"""How long a broken stream waits for news of its host before it is opened again."""
 
 
 class Upload:
@@ -46,7 +50,7 @@ class Upload:
     __slots__ = ("buffer", "done", "failure", "waiting_for")
 
     def __init__(self, buffer: Buffer, hosts: set[int]) -> None:
-        self.buffer = buffer
+        self.buffer: Buffer | None = buffer
         self.waiting_for = hosts
         self.failure: Failure | None = None
         self.done = False
@@ -174,9 +178,9 @@ class DataLinks:
     def _link(self, host: int) -> _Link:
         """The stream to a host; waits for a host that is starting anew."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or getattr(self._addresses.get(host), "address", ""), RECONNECT_LIMIT_S
-            )
+            # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
+            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
+            self._changed.wait_for(lambda: self._closed or self._address(host), RECONNECT_LIMIT_S)
             address = self._addresses.get(host)
             if address is None or not address.address:
                 raise from_failure(Failure("HostLost", f"host {host} is down", host=host))
@@ -184,6 +188,15 @@ class DataLinks:
             if link is None or link.dead is not None:
                 link = self._links[host] = _Link(self, address)
             return link
+
+    def _address(self, host: int) -> str:
+        known = self._addresses.get(host)
+        return known.address if known is not None else ""
+
+    def _is_dead(self, host: int) -> bool:
+        """Whether the stream to the host's present incarnation broke."""
+        link = self._links.get(host)
+        return link is not None and link.dead is not None
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -212,10 +225,12 @@ class DataLinks:
         upload.arrived(host, failure)
         if upload.done:
             buffer = upload.buffer
-            if upload.failure is not None:
+            if buffer is not None and upload.failure is not None:
                 buffer.failure, buffer.state = upload.failure, 2
-            elif buffer.state == 0:
+            elif buffer is not None and buffer.state == 0:
                 buffer.state = 1
+            # A cycle would keep the buffer until the garbage collector comes by.
+            upload.buffer = None
             self.wake()
             self._uploads_changed()
 

@@ -6,21 +6,21 @@ its first placed operand. A value that is still with the client is placed where 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray import limits
-from pathways_ray.client import lines
+from pathways_ray.client import keys, lines
 from pathways_ray.client.array import Array
-from pathways_ray.client.compiled import Exported, equations_of, export_function
+from pathways_ray.client.compiled import Exported, constant_bytes, equations_of, export_function, inner_jaxprs
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, constant_bytes
+from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
 from pathways_ray.client.values import ArgumentType, array_type
-from pathways_ray.errors import GraphError, TooLarge, TraceError
+from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.ir.verify import verify
@@ -98,8 +98,16 @@ class GraphBuilder:
                 f"program {self.name!r} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
                 "Pass them as arguments (pw.put places one once)"
             )
+        for kind in self.kinds:
+            self._check_mine(kind)
         leaves = [_Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
         outputs = self._run(closed.jaxpr, [_Value(constant=np.asarray(c)) for c in closed.consts], leaves)
+        size = sum(len(blob) for blob in self.functions.values())
+        if size > limits.MAX_PROGRAM_BYTES:
+            raise TooLarge(
+                f"the functions of program {self.name!r} take {size} bytes, constants included; the limit is "
+                f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
+            )
         refs: list[Ref] = []
         mapped = [self._output(value, refs) for value in outputs]
         self.nodes.append(Result(tuple(refs)))
@@ -148,15 +156,16 @@ class GraphBuilder:
 
         for equation in _used_equations(jaxpr):
             if equation.primitive is capture_p:
-                outputs = [_Value(array=equation.params["captured"].array)]
-                outputs[0].kind = outputs[0].array._type  # type: ignore[union-attr]
+                array = equation.params["captured"].array
+                self._check_mine(array._type)
+                outputs = [_Value(array=array, kind=array._type)]
             elif equation.primitive is call_p:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
             elif any(inner.primitive in (call_p, capture_p) for inner in _inner_equations(equation)):
                 if equation.primitive.name not in _INLINED:
                     raise TraceError(
-                        f"program {self.name!r} calls a compiled function inside {equation.primitive.name} at "
-                        f"{lines.of_equation(equation)}; a program is a graph without loops or branches. Unroll it in "
+                        f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
+                        f"({lines.of_equation(equation)}); a program is a graph without loops or branches. Unroll it in "
                         "Python, or put the loop inside the compiled function"
                     )
                 inner = equation.params["jaxpr"]
@@ -179,7 +188,7 @@ class GraphBuilder:
         # What a program holds is an argument of every launch: as under jax.jit, it is not given away.
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
-        part = Part(exported.name, exported.digest, tuple(Ref(-1, k) for k in range(len(refs))))
+        part = Part(exported.name, exported.digest, tuple(Ref(-1, k) for k in range(len(refs))), exported.alone)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
         index = len(self.nodes)
@@ -213,6 +222,13 @@ class GraphBuilder:
         self.sources.append(Source(value.leaf, held, where, spec))
         return value.ref
 
+    def _check_mine(self, kind: ArgumentType) -> None:
+        if kind.slice is not None and kind.slice.session is not self.session:
+            raise ForeignArray(
+                f"program {self.name!r} is given {kind.array} on {kind.slice}, which belongs to another session; fetch it "
+                "there and pass the NumPy array here"
+            )
+
     def _use_slice(self, where: VirtualSlice) -> None:
         if where.session is not self.session:
             raise GraphError(f"program {self.name!r} uses {where}, which belongs to another session")
@@ -229,12 +245,12 @@ class GraphBuilder:
         name = str(equation.params.get("name", equation.primitive.name))
 
         def flat(*leaves: Any) -> list[Any]:
-            environment = dict(zip(atoms, leaves, strict=True))
+            values = [keys.from_data(leaf, atom.aval) for leaf, atom in zip(leaves, atoms, strict=True)]
             jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects, self.debug_info)
-            return list(jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*[environment[a] for a in atoms]))
+            return [keys.to_data(value) for value in jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*values)]
 
         output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
-        avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype, weak_type=a.aval.weak_type) for a in atoms]
+        avals = [keys.data_type(atom.aval) for atom in atoms]
         exported = export_function(
             name, flat, avals, specs, lambda types: [output] * len(types), where, self.session.platforms
         )
@@ -298,9 +314,6 @@ def _used_equations(jaxpr: Any) -> list[Any]:
     return used[::-1]
 
 
-def _inner_equations(equation: Any) -> Any:
-    for value in equation.params.values():
-        for inner in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from equations_of(inner)
+def _inner_equations(equation: Any) -> Iterator[Any]:
+    for inner in inner_jaxprs(equation):
+        yield from equations_of(getattr(inner, "jaxpr", inner))

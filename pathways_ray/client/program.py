@@ -10,7 +10,6 @@ import jax
 
 from pathways_ray.client.array import DELETED, Array, Buffer
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.data import Upload
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
 from pathways_ray.client.tracer import check_no_outer_assignment, trace
@@ -41,15 +40,10 @@ class Program:
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         session = current_session()
-        key = (
-            session.id,
-            session.url,
-            tree,
-            *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves],
-        )
+        key = (session, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
         lowered = self._cache.get(key)
         if lowered is None:
-            lowered = self._cache[key] = self._lower(session, tree, list(key[3:]))
+            lowered = self._cache[key] = self._lower(session, tree, list(key[2:]))
         return lowered.launch(leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
@@ -107,13 +101,11 @@ class LoweredProgram:
         """One call: uploads what is still with the client, sends the launch, returns handles."""
         session, built = self.session, self._built
         buffers: list[Buffer] = []
-        uploads: tuple[Upload, ...] = ()
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else self._held.get(k, source.held)
             if type(value) is not Array:
-                value, upload = session.put(value, source.slice, source.spec)
-                uploads += (upload,)
+                value = session.put(value, source.slice, source.spec)
                 if source.leaf >= 0:
                     placed[source.leaf] = value
                 else:
@@ -128,7 +120,7 @@ class LoweredProgram:
         if built.result_kinds:
             if self._number < 0:
                 self._number = session.register(self._encoded, built.functions)
-            results = session.launch(self._number, buffers, uploads, built.result_kinds)
+            results = session.launch(self._number, buffers, built.result_kinds)
         if built.donated_leaves:
             self._donate(leaves)
         outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
@@ -157,10 +149,9 @@ class LoweredProgram:
         elif output.leaf < 0 and not isinstance(value, Array):
             value = self._returned.get(id(output), value)
         if not isinstance(value, Array):
-            value, _ = self.session.put(value, self.session.default_slice(), ())
+            value = self.session.put(value, self.session.default_slice(), ())
             if output.leaf < 0:
                 self._returned[id(output)] = value
-        value._check_alive()
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)
 

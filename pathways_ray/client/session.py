@@ -71,8 +71,14 @@ from pathways_ray.transport.messages import (
     encode,
 )
 
+_EXPORT_PLATFORMS = {"gpu": "cuda"}
+"""What `jax.export` calls a platform that is named otherwise for devices."""
+
 _CAUSE_LIMIT_S = 10.0
 """How long a fetch that failed waits for the controller to name the cause."""
+
+_LARGEST_AXIS = 1 << 20
+"""Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
 
 _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader cannot leave anybody waiting."""
@@ -92,13 +98,15 @@ class Session:
 
     def __init__(self, url: str, token: str, name: str = "", timeout: float = 10.0) -> None:
         self.url = url
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
         self._channel = streams.channel(_address(url))
         self._token = token
         self._unary = self._channel.unary_unary(streams.CALL)
         opened = self._call(OpenSession(VERSION, name), timeout, token)
         assert isinstance(opened, SessionOpened)
         self.id = opened.session
-        self.platforms = opened.platforms
+        self.platforms = tuple(_EXPORT_PLATFORMS.get(name, name) for name in opened.platforms)
         self._secret = opened.secret
         self._max_launches = opened.max_launches
         self.closed_because = ""
@@ -191,15 +199,18 @@ class Session:
         self._enqueue(Register(number, graph, fresh))
         return number
 
-    def launch(
-        self, program: int, arguments: list[Buffer], uploads: tuple[Upload, ...], results: tuple[ArgumentType, ...]
-    ) -> list[Array]:
-        """Sends one launch on its way; returns handles to its results at once.
+    def launch(self, program: int, arguments: list[Buffer], results: tuple[ArgumentType, ...]) -> list[Array]:
+        """Sends one launch on its way, behind the uploads of its arguments; returns handles to its results at once.
 
         Waits only when the session has too many launches without an outcome.
         """
         self.check_open()
-        failure = next((b.failure for b in arguments if b.failure is not None), None)
+        failure = None
+        uploads: tuple[Upload, ...] = ()
+        for buffer in arguments:
+            failure = failure or buffer.failure
+            if buffer.upload is not None and not buffer.upload.done:
+                uploads += (buffer.upload,)
         if len(self._pending) >= self._max_launches:
             self._wait_for_room()
         arrays = [Array(self._new_buffer(), kind) for kind in results]
@@ -225,23 +236,27 @@ class Session:
         self._named[buffer.id] = weakref.ref(buffer)
         return buffer
 
-    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> tuple[Array, Upload]:
+    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
         """Uploads an array to the devices of a slice; the handle may be used at once."""
+        if where.released:
+            raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec)
         check_layout(kind.array, spec, where.type, "put")
         buffer = self._new_buffer()
-        upload = self._data.upload(buffer, array, kind.array, spec, where.placed)
+        buffer.upload = self._data.upload(buffer, array, kind.array, spec, where.placed)
         self._enqueue(Put(buffer.id, where.id, kind.array, spec))
-        return Array(buffer, kind), upload
+        return Array(buffer, kind)
 
-    def free(self, number: int) -> None:
-        """Tells the cluster that nobody holds a buffer any more; safe in a destructor."""
+    def free(self, number: int, upload: Upload | None) -> None:
+        """Tells the cluster that nobody holds a buffer any more, once its upload has ended; safe in a destructor."""
         self._named.pop(number, None)
         if self.closed_because:
             return
         message = Free((number,))
-        if self._queue:
+        if upload is not None and not upload.done:
+            self._queue.append((message, (upload,), ()))
+        elif self._queue:
             self._queue.append((message, (), ()))
         else:
             self._outbox.send(message)
@@ -295,7 +310,11 @@ class Session:
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def wait(self, buffer: Buffer, timeout: float | None = None) -> None:
-        """Waits until a buffer has an outcome; raises the failure if that is what it is."""
+        """Waits until a buffer has an outcome; raises the failure if that is what it is.
+
+        Once the session has ended nothing is left to wait for, not even what was ready before.
+        """
+        self.check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while buffer.state == PENDING:
@@ -331,6 +350,8 @@ class Session:
     def _check_fetch(self, buffer: Buffer) -> None:
         if buffer.failure is not None:
             raise from_failure(buffer.failure)
+        if buffer.state == DELETED:
+            raise BufferDeleted(f"the array was deleted while it was fetched: {buffer.why_deleted}")
         if self.closed_because:
             raise from_failure(self._closed_failure())
 
@@ -425,16 +446,13 @@ class Session:
 
 
 def _address(url: str) -> str:
-    if not url.startswith("grpc://") or ":" not in url[7:]:
+    if not isinstance(url, str) or not url.startswith("grpc://") or ":" not in url[7:]:
         raise UsageError(f"a cluster's address looks like grpc://host:port, not {url!r}")
     return url[7:]
 
 
 def _details(error: grpc.RpcError) -> str:
-    details = getattr(error, "details", lambda: "")()
-    if getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED:
-        raise AuthenticationError(str(details))
-    return str(details) or str(error)
+    return str(getattr(error, "details", lambda: "")() or error)
 
 
 def _mesh(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -456,4 +474,6 @@ def _mesh(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tupl
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
     if not sizes or any(size < 1 for size in sizes):
         raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
+    if max(sizes) > _LARGEST_AXIS:
+        raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
     return sizes, tuple(axes)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import lines
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
+from pathways_ray.client.keys import is_key
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.values import ArgumentType, dtype_named, to_numpy
-from pathways_ray.errors import BufferDeleted, GraphError, PathwaysError, TraceError
+from pathways_ray.errors import BufferDeleted, GraphError, InvalidArray, PathwaysError, TraceError
 from pathways_ray.ir.types import ArrayType
 
 if TYPE_CHECKING:
@@ -86,14 +86,20 @@ def bind_call(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[st
 
 def _operand(leaf: Any, name: str, number: int) -> Any:
     if isinstance(leaf, jax.core.Tracer):
-        return leaf
+        return _checked(leaf, f"argument {number} of {name}")
     if isinstance(leaf, Array):
         return _capture(leaf)
     return to_numpy(leaf, f"argument {number} of {name}")[0]
 
 
+def _checked(tracer: jax.core.Tracer, what: str) -> jax.core.Tracer:
+    if is_key(tracer):
+        raise InvalidArray(f"{what} is a typed PRNG key; pass jax.random.key_data(key), which is an array")
+    return tracer
+
+
 def _capture(array: Array) -> Any:
-    array._check_alive()
+    array._check_not_deleted()
     tracing.captured.append(array)
     return capture_p.bind(captured=Captured(weakref.ref(array), array._type.array))
 
@@ -159,7 +165,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
 
 def _result(leaf: Any, name: str, number: int) -> Any:
     if isinstance(leaf, jax.core.Tracer):
-        return leaf
+        return _checked(leaf, f"result {number} of {name}")
     if isinstance(leaf, Array):
         return _capture(leaf)
     return jax.numpy.asarray(to_numpy(leaf, f"result {number} of {name}")[0])
@@ -190,8 +196,3 @@ def _check_code(code: types.CodeType, outer: set[str], name: str) -> None:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             _check_code(constant, outer & set(constant.co_freevars), name)
-
-
-def constant_bytes(closed: jex_core.ClosedJaxpr) -> int:
-    """Bytes of the constants a traced program captured."""
-    return sum(int(np.asarray(constant).nbytes) for constant in closed.consts)

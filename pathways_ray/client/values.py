@@ -72,17 +72,22 @@ def to_numpy(value: Any, what: str = "argument") -> tuple[np.ndarray[Any, Any], 
     elif not weak and not hasattr(value, "__array__"):
         raise InvalidArray(f"{what} is a {type(value).__name__}; pass numbers, NumPy arrays, jax.Arrays or pw.Arrays")
     try:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError("JAX has no masked arrays; fill it, or pass data and mask")
         array = np.asarray(value)
         if array.dtype.kind not in _KINDS or array.dtype.fields is not None:
             raise TypeError(f"dtype {array.dtype}")
         if array.dtype.kind == "V" and not hasattr(ml_dtypes, array.dtype.name):
+            raise TypeError(f"dtype {array.dtype}")
+        if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
             raise TypeError(f"dtype {array.dtype}")
         target = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
         if weak and isinstance(value, int) and not isinstance(value, bool):
             _check_fits(value, target)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArray(f"{what} cannot be a JAX array: {error}") from None
-    return np.ascontiguousarray(array.astype(target, copy=False)).reshape(array.shape), weak
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, as in JAX
+        return np.ascontiguousarray(array.astype(target, copy=False)).reshape(array.shape), weak
 
 
 def _check_fits(value: int, dtype: np.dtype[Any]) -> None:

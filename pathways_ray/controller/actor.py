@@ -65,6 +65,9 @@ from pathways_ray.transport.messages import (
     encode,
 )
 
+STREAM_LIMIT_S = 20.0
+"""A session whose stream does not come within this time is closed."""
+
 COMPILE_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
 
@@ -78,7 +81,8 @@ class _Client:
         self.secret = secrets.token_hex(16)
         self.outbox = outbox
         self.functions: dict[str, bytes] = {}
-        self.opened = time.time()
+        self.opened = time.monotonic()
+        self.streaming = False
 
 
 class Controller:
@@ -86,7 +90,7 @@ class Controller:
 
     def __init__(self, resource_manager: Any, bind: str, token: str, parallel: bool, fusion: bool) -> None:
         self.resource_manager = resource_manager
-        self.bind = bind
+        self.bind = streams.bind_address(bind)
         self.token = token
         self.fusion = fusion
         self.launches = Launches(parallel=parallel, max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT)
@@ -110,7 +114,11 @@ class Controller:
 
     async def _tick(self) -> None:
         while True:
-            self._do(self.launches.tick(time.monotonic()))
+            now = time.monotonic()
+            self._do(self.launches.tick(now))
+            for client in list(self.clients.values()):
+                if not client.streaming and now - client.opened > STREAM_LIMIT_S:
+                    await self._close(client.session)
             await asyncio.sleep(1.0)
 
     def _do(self, commands: Sequence[Command]) -> None:
@@ -177,6 +185,7 @@ class Controller:
         if client is None or not streams.authorised(metadata, client.secret):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
             return
+        client.streaming = True
         pump = asyncio.ensure_future(client.outbox.pump(context.write))
         try:
             while (data := await streams.reading(context)) is not None:
@@ -202,7 +211,8 @@ class Controller:
             check_functions(message.functions)
             client.functions.update(message.functions)
             graph = decode_graph(message.graph)
-            slices = self.launches.sessions[client.session].slices
+            # A program may arrive after a release that was called later: released slices are still known.
+            slices = self.launches.sessions[client.session].places
             program = plan_program(key, client.session, graph, client.functions, slices, self.fusion)
         except PathwaysError as error:
             program = PlannedProgram(key, client.session, "", failure=to_failure(error))

@@ -1,6 +1,6 @@
 """What the controller decides about launches and buffers.
 
-The life of a launch: *waiting* (its program is being compiled, or too many launches of its session are in flight) →
+The life of a launch: *waiting* (its program is being compiled, or too many launches of its session fly) →
 *in flight* (every island it touches has its `Run`) → one outcome. A session's launches are admitted in the order in which
 it made them; admission numbers all launches of the cluster in one sequence, and every island gets its `Run`s in that
 sequence. Since a launch only consumes what earlier launches produced, that one linear order respects data dependencies.
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from pathways_ray.controller.programs import Held, PlannedProgram
 from pathways_ray.errors import Failure
@@ -93,7 +95,8 @@ class _Session:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A launch on its islands. `producers` are launches it consumes from that had no outcome at admission."""
+    """A launch on its islands. `producers` are launches it consumes from that had no outcome at admission, `consumers`
+    those that consume from it in turn; `root` is the failure of the first producer that failed."""
 
     sequence: int
     session: int
@@ -106,7 +109,9 @@ class _InFlight:
     next_gang: int = 0
     awaiting: set[int] = field(default_factory=set)
     failure: Failure | None = None
+    root: Failure | None = None
     dependents: list[int] = field(default_factory=list)
+    consumers: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -284,6 +289,8 @@ class Launches:
             producers,
         )
         self.in_flight[sequence] = record
+        for producer in producers:
+            self.in_flight[producer].consumers.append(sequence)
         session.in_flight += 1
         if not program.plans:
             self._finish(record, commands)
@@ -297,7 +304,9 @@ class Launches:
         gang = record.next_gang
         record.awaiting = set(record.program.gang_islands[gang])
         run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results, gang, 1)
-        commands += [SendIsland(island, run) for island in record.program.gang_islands[gang]]
+        # The first one goes to every island, so that all take their arguments before the client may drop them.
+        islands = record.program.plans if gang == 0 else record.program.gang_islands[gang]
+        commands += [SendIsland(island, run) for island in islands]
 
     def _free(self, session: _Session, numbers: Iterable[int], commands: list[Command]) -> None:
         dropped: dict[int, list[int]] = {}
@@ -379,6 +388,12 @@ class Launches:
             if buffer is not None and buffer.failure is not None:
                 failure = buffer.failure
                 break
+        failure = record.root or failure
+        # The buffer between may be gone by the time a consumer reports, so the cause is handed on by launch.
+        for sequence in record.consumers:
+            consumer = self.in_flight.get(sequence)
+            if consumer is not None and consumer.root is None:
+                consumer.root = failure
         for k in range(len(record.program.results)):
             buffer = session.buffers.get(record.results + k)
             if buffer is not None:
@@ -423,7 +438,7 @@ class Launches:
             program.ready.discard(host.host)
         failure = Failure("HostLost", f"host {host.host} was lost: {message.reason}", host=host.host)
         for record in list(self.in_flight.values()):
-            if host.island in record.program.plans:
+            if host.island in record.program.plans and record.sequence in self.in_flight:
                 record.failure = failure
                 record.producers = ()
                 self._drop_results(record, commands)
@@ -442,7 +457,15 @@ class Launches:
     def _drop_results(self, record: _InFlight, commands: list[Command]) -> None:
         """Takes back what the surviving islands of a failed launch made or will make."""
         numbers = tuple(record.results + k for k in range(len(record.program.results)))
-        commands += [SendIsland(island, Drop(record.session, numbers)) for island in record.program.plans]
+        for island in record.program.plans:
+            if not self.parallel:
+                # The gangs that were held back run on failures, so that nothing of the launch stays on the hosts.
+                rest = len(record.program.gang_islands) - record.next_gang - 1
+                run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results)
+                if rest > 0:
+                    run = msgspec.structs.replace(run, first=record.next_gang + 1, gangs=rest)
+                    commands.append(SendIsland(island, run))
+            commands.append(SendIsland(island, Drop(record.session, numbers)))
 
     def _peers(self) -> list[SendIsland]:
         up = [h for h in self.hosts.values() if h.down_since is None]

@@ -8,12 +8,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
 import threading
 
 import msgspec
 import ray
 
+from pathways_ray.transport import streams
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
+
+GROUP_LIMIT_S = 30
+"""Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 def pool_threads(devices: int) -> int:
@@ -30,9 +41,18 @@ class HostExecutor:
     """One for a host. Methods answer Ray's calls; the work happens in threads (see `dispatcher`)."""
 
     def __init__(
-        self, resource_manager: str, host: int, island: int, devices: int, platform: str, bind: str, fusion: bool
+        self,
+        resource_manager: str,
+        host: int,
+        island: int,
+        members: list[int],
+        devices: int,
+        platform: str,
+        bind: str,
+        fusion: bool,
     ) -> None:
-        self.host, self.island, self.bind = host, island, bind
+        self.host, self.island, self.members = host, island, members
+        self.bind = streams.bind_address(bind)
         self.resource_manager = ray.get_actor(resource_manager)
         _configure(devices, platform)
         self._start(devices, platform, fusion)
@@ -46,22 +66,27 @@ class HostExecutor:
         from pathways_ray.executor.device_transfer import DeviceTransfer
         from pathways_ray.executor.dispatcher import Dispatcher
         from pathways_ray.executor.store import BufferStore
-        from pathways_ray.transport import streams
 
-        local = jax.local_devices()
-        if len(local) < devices:
-            raise RuntimeError(f"host {self.host} was to have {devices} devices; JAX sees {len(local)}: {local}")
         node = ray.get_runtime_context().get_node_id()
-        info = HostInfo(self.host, self.island, platform, devices, node, os.getpid())
+        offer = f"{self.bind}:{_free_port(self.bind)}"
+        info = HostInfo(self.host, self.island, platform, devices, node, os.getpid(), offer)
         joined = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(joined, type=JoinReply)
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
+        if reply.coordinator:
+            self._join_group(reply.coordinator)
+        local = jax.local_devices()
+        if len(local) < devices:
+            raise RuntimeError(f"host {self.host} was to have {devices} devices; JAX sees {len(local)}: {local}")
+        grouped = {h: [d for d in jax.devices() if d.process_index == k] for k, h in enumerate(self.members)}
         self.epoch = reply.epoch
         self.store = BufferStore()
-        compiler = Compiler(self.host, local[:devices])
+        compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = streams.ThreadOutbox(lambda: self.dispatcher.under_way())
-        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, fusion)
+        self.dispatcher = Dispatcher(
+            self.host, compiler, self.store, transfer, self.outbox.send, fusion, len(self.members) > 1
+        )
 
         def token_of(session: int) -> str:
             return hmac.new(reply.data_secret.encode(), str(session).encode(), hashlib.sha256).hexdigest()
@@ -69,25 +94,37 @@ class HostExecutor:
         self.data = DataServer(self.host, compiler, self.store, token_of, self.bind)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
 
+    def _join_group(self, coordinator: str) -> None:
+        """Makes the hosts of the island one JAX group; each sees the devices of all."""
+        import jax
+
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            coordinator,
+            len(self.members),
+            self.members.index(self.host),
+            initialization_timeout=GROUP_LIMIT_S,
+        )
+
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
         from pathways_ray.executor.dispatcher import heartbeat
-        from pathways_ray.transport import streams
         from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
         self.outbox.send(HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid()))
         channel = streams.channel(address)
         call = streams.stream_call(channel, streams.HOST_STREAM, self.outbox, {"authorization": secret})
 
-        def dispatch() -> None:
+        def read() -> None:
             try:
                 for data in call:
-                    self.dispatcher.handle_batch(TO_HOST.decode_batch(data))
+                    self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
             except Exception as error:
                 print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
             # Without its scheduler a host must not go on: its queue would be nobody's. Ray starts it anew.
             os._exit(1)
 
-        threading.Thread(target=dispatch, name="dispatch", daemon=True).start()
+        threading.Thread(target=read, name="read", daemon=True).start()
+        self.dispatcher.start()
         threading.Thread(target=heartbeat, args=(self.outbox.send, Heartbeat(self.host)), daemon=True).start()
 
     def ready(self) -> int:
@@ -101,6 +138,7 @@ class HostExecutor:
             "buffers": self.store.count(),
             "programs": len(self.dispatcher.programs),
             "active": len(self.dispatcher.active),
+            "queued": self.dispatcher.inbox.qsize(),
         }
 
 

@@ -23,9 +23,28 @@ CACHED = 1024
 """Compiled computations kept beyond the programs that use them."""
 
 
+_PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+"""Types of less than a byte, and their bits. JAX does not accept arrays of them in compiled computations (their layouts are
+reported as another than was compiled for), so between computations they lie as bytes, as they do in NumPy."""
+
+
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The NumPy dtype for a name, those of `ml_dtypes` included."""
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
+    """The NumPy dtype in which a logical dtype lies on devices, those of `ml_dtypes` included."""
+    return np.dtype(np.uint8 if name in _PACKED else getattr(ml_dtypes, name, None) or name)
+
+
+def _unpacked(stored: jax.Array, dtype: str) -> jax.Array:
+    """From the type of `dtype_of(dtype)` to `dtype`."""
+    if dtype not in _PACKED:
+        return stored
+    return jax.lax.bitcast_convert_type(stored.astype(f"uint{_PACKED[dtype]}"), getattr(ml_dtypes, dtype))
+
+
+def _packed(value: jax.Array, dtype: str) -> jax.Array:
+    """From `dtype` to the type of `dtype_of(dtype)`."""
+    if dtype not in _PACKED:
+        return value
+    return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
@@ -33,18 +52,25 @@ def partition_spec(spec: Spec) -> PartitionSpec:
 
 
 class Compiler:
-    """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads."""
+    """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads.
 
-    def __init__(self, host: int, devices: Sequence[jax.Device]) -> None:
+    Args:
+        devices: this host's devices.
+        island: the devices of every host of the island, this one's included; they form one JAX group.
+    """
+
+    def __init__(self, host: int, devices: Sequence[jax.Device], island: Mapping[int, Sequence[jax.Device]]) -> None:
         self.host = host
         self.devices = list(devices)
+        self.island = island
+        self.gloo = len(island) > 1 and devices[0].platform == "cpu"
         self._exported: dict[str, export.Exported] = {}
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def mesh(self, placed: PlacedSlice) -> Mesh:
-        """The slice's devices as a mesh; all must be on this host."""
-        chosen = [self.devices[device.index] for device in placed.devices]
+        """The slice's devices as a mesh; all are on hosts of this island."""
+        chosen = [self.island[device.host][device.index] for device in placed.devices]
         grid = np.empty(len(chosen), dtype=object)
         grid[:] = chosen
         return Mesh(grid.reshape(placed.mesh.shape), placed.mesh.axes)
@@ -86,15 +112,17 @@ class Compiler:
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: list[export.Exported]) -> Any:
         recipe = executable.recipe
 
-        def run(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
+            inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
             made: list[Sequence[jax.Array]] = []
             for number, (part, exported) in enumerate(zip(recipe.parts, calls, strict=True)):
                 arguments = [inputs[r.output] if r.node == -1 else made[r.node][r.output] for r in part.inputs]
                 if number and arguments:
-                    # Without it XLA may join the parts' arithmetic, and the bits would depend on what was grouped.
+                    # XLA must not join the parts' arithmetic, or the bits would depend on what was grouped.
                     arguments = jax.lax.optimization_barrier(arguments)
                 made.append(exported.call(*arguments))
-            return tuple(made[r.node][r.output] for r in recipe.outputs)
+            outputs = [made[r.node][r.output] for r in recipe.outputs]
+            return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
 
         mesh = self.mesh(placed)
         arguments = [
@@ -109,7 +137,14 @@ class Compiler:
             keep_unused=True,
         )
         with jax.set_mesh(mesh):
-            return jitted.lower(*arguments).compile()
+            return jitted.lower(*arguments).compile(compiler_options=self._options(len(calls)))
+
+    def _options(self, parts: int) -> dict[str, str | bool] | None:
+        """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
+        part and an addition of the next into one rounding. Left in, they cost nothing."""
+        if parts == 1 or self.devices[0].platform != "cpu":
+            return None
+        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
     def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
         """The compiled identity that changes a layout on the same devices."""
@@ -163,6 +198,8 @@ class Compiler:
                 return self._cache[key]
         try:
             made = make()
+        except CompileError as error:
+            raise CompileError(f"{name} cannot run on host {self.host}: {error}") from None
         except Exception as error:
             raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
         with self._lock:

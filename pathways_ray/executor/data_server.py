@@ -8,6 +8,7 @@ to its session by a token that the host can compute itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,9 @@ from pathways_ray.transport.messages import (
     PutPart,
     ToHostData,
 )
+
+CLOSE_LIMIT_S = 1.0
+"""The end of a stream waits this long for its last messages to go out."""
 
 
 class _Upload:
@@ -107,9 +111,12 @@ class DataServer:
         except WireError:
             pass
         finally:
-            pump.cancel()
             for task in fetches:
                 task.cancel()
+            # A write that is cancelled half-way would keep the call open; what was sent before goes out first.
+            outbox.close()
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(pump, CLOSE_LIMIT_S)
 
     def _upload(
         self, session: int, message: ToHostData, uploads: dict[int, _Upload], outbox: streams.AsyncOutbox

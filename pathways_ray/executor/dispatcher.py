@@ -1,6 +1,6 @@
 """The dispatcher of a host: takes the island's messages in order and enqueues; watches completions beside it.
 
-Three threads. The *dispatcher* reads the scheduler's stream and is the only one that enqueues computations, so the
+The *dispatcher* thread takes the scheduler's messages and is the only one that enqueues computations, so the
 device queues see gangs in the scheduler's order. The *compiler* prepares programs in the background. The *watcher*
 waits for results to be ready and reports outcomes; it is the only one that waits for devices.
 """
@@ -8,9 +8,11 @@ waits for results to be ready and reports outcomes; it is the only one that wait
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -18,14 +20,16 @@ from typing import Any, NamedTuple
 import jax
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.chains import Chain, grouped
 from pathways_ray.executor.compile import Compiler
 from pathways_ray.executor.device_transfer import DeviceTransfer, failure_in
-from pathways_ray.executor.runner import ActiveRun, PreparedProgram
+from pathways_ray.executor.runner import NO_LIMIT, ActiveRun, PreparedProgram
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.transport.messages import (
+    Arrived,
     Done,
     Drop,
     DropProgram,
@@ -33,6 +37,7 @@ from pathways_ray.transport.messages import (
     Enqueued,
     Message,
     Peers,
+    Proceed,
     Program,
     Ready,
     Run,
@@ -60,12 +65,27 @@ class _Watched(NamedTuple):
         return now
 
 
+def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
+    """A thread's function that ends by an error of ours only. Then the process ends too, and Ray starts it anew: a host
+    that serves but does not dispatch or report would be a hang for everybody."""
+
+    def guarded(*args: Any) -> None:
+        try:
+            run(*args)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    return guarded
+
+
 class Dispatcher:
     """Runs what the scheduler sends.
 
     Args:
         send: puts a message on the stream to the scheduler; safe from any thread.
         fusion: execute chains of repeated small launches as one computation.
+        together: the island has other hosts, so a gate opens when the scheduler says so, for all of them.
     """
 
     def __init__(
@@ -76,22 +96,38 @@ class Dispatcher:
         transfer: DeviceTransfer,
         send: Callable[[Message], None],
         fusion: bool,
+        together: bool,
     ) -> None:
         self.fusion = fusion
+        self.together = together
         self.host = host
         self.compiler = compiler
         self.store = store
         self.transfer = transfer
         self.send = send
         self.programs: dict[int, PreparedProgram] = {}
-        self.active: dict[int, tuple[PreparedProgram, ActiveRun]] = {}
+        self.active: dict[int, ActiveRun] = {}
+        self.promised: dict[int, dict[int, ActiveRun]] = {}
+        self.inbox: queue.SimpleQueue[list[ToHost] | Proceed] = queue.SimpleQueue()
+        self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
         self._preparing = ThreadPoolExecutor(1, "compile")
-        self._watched: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._watched: dict[Any, queue.SimpleQueue[_Watched]] = {}
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
-        return self._watched.qsize()
+        return sum(watched.qsize() for watched in self._watched.values())
+
+    def start(self) -> None:
+        """Starts the dispatcher thread, which takes what the scheduler and the arrivals put into the inbox."""
+        threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
+
+    def _dispatch(self) -> None:
+        while True:
+            item = self.inbox.get()
+            if isinstance(item, Proceed):
+                self._open(item.sequence, item.gang, item.failure)
+            else:
+                self.handle_batch(item)
 
     def handle_batch(self, messages: list[ToHost]) -> None:
         """What came together from the scheduler, on the dispatcher thread."""
@@ -113,14 +149,17 @@ class Dispatcher:
         """Runs a chain in the longest pieces that are compiled, the rest launch by launch."""
         program = self.programs[chain.runs[0].program]
         runs = chain.runs
+        promised = self.promised.get(runs[0].session, ())
+        if any(buffer in promised for buffer in runs[0].arguments):
+            for run in runs:
+                self._run(run)
+            return
         while runs:
             size, compiled = program.chain_for(len(runs), chain.feeds, self._preparing.submit)
             if not size:
                 break
             values = program.run_chain(Chain(runs[:size], chain.feeds), compiled)
-            self._watched.put(
-                _Watched(tuple(run.sequence for run in runs[:size]), values, program, time.perf_counter())
-            )
+            self._watch(tuple(run.sequence for run in runs[:size]), values, program)
             runs = runs[size:]
         for run in runs:
             self._run(run)
@@ -131,12 +170,14 @@ class Dispatcher:
             case Run():
                 self._run(message)
             case Drop():
-                self.store.drop(message.session, message.buffers)
+                self._drop(message)
             case Program():
                 if message.program in self.programs:
                     self.send(Ready(self.host, message.program, self.programs[message.program].temporary_bytes))
                 else:
                     self._preparing.submit(self._prepare, message)
+            case Proceed():
+                self._open(message.sequence, message.gang, message.failure)
             case Peers():
                 self.transfer.set_peers(message.peers)
             case DropSession():
@@ -157,47 +198,137 @@ class Dispatcher:
             self.programs[message.program] = prepared
             self.send(Ready(self.host, message.program, prepared.temporary_bytes))
 
+    # --- launches -----------------------------------------------------------------------------------------------------
+
     def _run(self, run: Run) -> None:
-        found = self.active.get(run.sequence)
-        if found is None:
+        active = self.active.get(run.sequence)
+        if active is None:
             program = self.programs.get(run.program)
             if program is None:
-                failure = Failure(
-                    "HostLost", f"host {self.host} restarted before the launch reached it", host=self.host
-                )
-                self.send(RunFailed(run.sequence, failure))
+                text = f"host {self.host} restarted before the launch reached it"
+                self.send(RunFailed(run.sequence, Failure("HostLost", text, host=self.host)))
                 return
-            found = (program, program.start(run))
-        program, active = found
-        complete = program.advance(active, run)
-        if run.gangs:
-            self.send(Enqueued(run.sequence, run.first))
-        if not complete:
-            self.active[run.sequence] = found
+            active = program.start(run, self.promised.get(run.session, {}))
+            self.active[run.sequence] = active
+        active.limit = run.first + run.gangs if run.gangs else NO_LIMIT
+        self._advance(active)
+
+    def _advance(self, active: ActiveRun) -> None:
+        """Enqueues as much of a launch as can be; what waits for others is taken up when they come."""
+        program, run = active.program, active.run
+        while not active.promised:
+            gate = program.advance(active)
+            if gate < 0:
+                break
+            if not self._has_arrived(active, gate):
+                self._announce(active)
+                return
+        else:
+            self._announce(active)
             return
-        if run.gangs:
-            self.active.pop(run.sequence, None)
-        self._watched.put(_Watched((run.sequence,), program.finish(active, run), program, time.perf_counter()))
+        if run.gangs and active.reported < active.limit - 1:
+            active.reported = active.limit - 1
+            self.send(Enqueued(run.sequence, active.reported))
+        if program.is_complete(active):
+            self._finish(active)
+        else:
+            self._announce(active)
 
-    # --- the watcher --------------------------------------------------------------------------------------------------
+    def _announce(self, active: ActiveRun) -> None:
+        """Lets later launches name the results of one that is not through before they are in the store."""
+        results = active.program.plan.results
+        if not active.announced and results:
+            active.announced = True
+            promised = self.promised.setdefault(active.run.session, {})
+            promised.update((active.run.results + number, active) for _, number in results)
 
-    def _watch(self) -> None:
+    def _finish(self, active: ActiveRun) -> None:
+        program, run = active.program, active.run
+        values = program.finish(active)
+        del self.active[run.sequence]
+        self._watch((run.sequence,), values, program)
+        if not active.announced:
+            return
+        promised = self.promised[run.session]
+        for _, number in program.plan.results:
+            promised.pop(run.results + number, None)
+        if not promised:
+            del self.promised[run.session]
+        ready: list[ActiveRun] = []
+        for slot, number in program.plan.results:
+            for waiting in active.waiting.pop(run.results + number, ()):
+                for target in waiting.promised.pop(run.results + number):
+                    waiting.values[target] = active.values[slot]
+                if not waiting.promised:
+                    ready.append(waiting)
+        if active.dropped:
+            self.store.drop(run.session, tuple(active.dropped))
+        for waiting in ready:
+            self._advance(waiting)
+
+    def _drop(self, message: Drop) -> None:
+        """Drops buffers; those a launch has yet to store go as soon as it has."""
+        promised = self.promised.get(message.session)
+        if promised:
+            for buffer in message.buffers:
+                if buffer in promised:
+                    promised[buffer].dropped.append(buffer)
+        self.store.drop(message.session, message.buffers)
+
+    # --- gates --------------------------------------------------------------------------------------------------------
+
+    def _has_arrived(self, active: ActiveRun, gate: int) -> bool:
+        """Whether the inputs behind a gate are there; if not, this thread or the scheduler hears when they are."""
+        arrivals = active.program.awaited_at(active, gate)
+        if not self.together and all(isinstance(a, Failure) or a.is_ready() for a in arrivals):
+            active.opened, active.closed_by = gate, self._await(arrivals)
+            return True
+        self._arrivals.submit(self._wait_for_arrival, active.sequence, gate, arrivals)
+        return False
+
+    def _wait_for_arrival(self, sequence: int, gate: int, arrivals: list[Any]) -> None:
+        failure = self._await(arrivals)
+        if self.together:
+            self.send(Arrived(self.host, sequence, gate, failure))
+        else:
+            self.inbox.put(Proceed(sequence, gate, failure))
+
+    def _open(self, sequence: int, gang: int, failure: Failure | None) -> None:
+        active = self.active.get(sequence)
+        if active is not None:
+            active.opened, active.closed_by = gang, failure
+            self._advance(active)
+
+    # --- watchers -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
+        """Has somebody wait for a launch. Launches on other devices must not wait behind it, so each set of devices has
+        a watcher of its own; hosts that act together report in the one order in which they enqueue."""
+        devices = () if self.together else program.devices
+        watched = self._watched.get(devices)
+        if watched is None:
+            watched = self._watched[devices] = queue.SimpleQueue()
+            threading.Thread(target=_ending_with_process(self._watch_all), args=(watched,), daemon=True).start()
+        watched.put(_Watched(sequences, values, program, time.perf_counter()))
+
+    def _watch_all(self, watched: queue.SimpleQueue[_Watched]) -> None:
         last = 0.0
         while True:
-            pending = [self._watched.get()]
+            pending = [watched.get()]
             with contextlib.suppress(queue.Empty):
                 while len(pending) < 256:
-                    pending.append(self._watched.get_nowait())
+                    pending.append(watched.get_nowait())
             finished: list[int] = []
-            for watched in pending:
-                failure = self._await(watched.values)
-                last = watched.measure(last)
+            for one in pending:
+                failure = self._await(one.values)
+                last = one.measure(last)
                 if failure is None:
-                    finished += watched.sequences
+                    finished += one.sequences
                     if len(finished) < 32:
                         continue
                 else:
-                    for sequence in watched.sequences:
+                    failure = one.program.blamed(failure)
+                    for sequence in one.sequences:
                         self.send(RunFailed(sequence, failure))
                 if finished:
                     self.send(Done(tuple(finished)))
@@ -205,7 +336,7 @@ class Dispatcher:
             if finished:
                 self.send(Done(tuple(finished)))
             # What was awaited may be the last reference to big arrays; do not keep it until the next launch comes.
-            del pending, watched
+            del pending, one
 
     def _await(self, values: list[Any]) -> Failure | None:
         for value in values:

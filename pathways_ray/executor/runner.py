@@ -1,7 +1,12 @@
 """Running plans: a prepared program is a list of steps over numbered slots, each of which only enqueues.
 
-Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs
-passes it on. So a launch always runs to its end and always has an outcome.
+Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs passes it
+on. So a launch always runs to its end and always has an outcome.
+
+A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before: a `Gate` stands in
+front of it. A device queue is first in, first out, so a gang that waited in it would hold up every other tenant; and if
+its sender died, some devices would get their shards and enter the gang's collective while others got errors and did not.
+Pulls are posted when the launch arrives all the same, so the data moves as soon as it is there.
 """
 
 from __future__ import annotations
@@ -26,15 +31,51 @@ from pathways_ray.transport.messages import Run
 
 
 class ActiveRun:
-    """A launch on this host: its slots, the pulls that were posted, the pieces that stay on this host."""
+    """A launch on this host: its slots, how far it is, the pulls that were posted, the pieces that stay here.
 
-    __slots__ = ("local", "pulled", "sequence", "values")
+    `limit` is the gang it may not reach yet (sequential dispatch raises it step by step). `promised` are arguments that
+    a launch before it has yet to store. `opened` is the gang whose inputs are known to have arrived, and `closed_by`
+    the failure that came in their place. Once `announced`, later launches know that its results are to come:
+    `waiting` has those that need one, `dropped` the results nobody will need any more.
+    """
 
-    def __init__(self, sequence: int, slots: int) -> None:
-        self.sequence = sequence
-        self.values: list[Any] = [None] * slots
+    __slots__ = (
+        "announced",
+        "closed_by",
+        "dropped",
+        "limit",
+        "local",
+        "opened",
+        "position",
+        "program",
+        "promised",
+        "pulled",
+        "reported",
+        "run",
+        "sequence",
+        "values",
+        "waiting",
+    )
+
+    def __init__(self, program: PreparedProgram, run: Run) -> None:
+        self.program = program
+        self.run = run
+        self.sequence = run.sequence
+        self.values: list[Any] = [None] * program.plan.slots
+        self.position = 0
+        self.limit = NO_LIMIT
+        self.opened = -1
+        self.closed_by: Failure | None = None
+        self.promised: dict[int, list[int]] = {}
         self.pulled: dict[int, dict[int, Any]] = {}
         self.local: dict[int, Any] = {}
+        self.reported = -1
+        self.announced = False
+        self.waiting: dict[int, list[ActiveRun]] = {}
+        self.dropped: list[int] = []
+
+
+NO_LIMIT = 1 << 60
 
 
 class _Execute:
@@ -103,6 +144,9 @@ class _Receive:
     def run(self, active: ActiveRun) -> None:
         number = self.incoming.number
         pulled, local = active.pulled.pop(number, {}), active.local.pop(number, None)
+        if active.closed_by is not None and active.opened == self.gang:
+            active.values[self.target] = active.closed_by
+            return
         try:
             active.values[self.target] = self.incoming.assemble(pulled, local)
         except Exception as error:
@@ -157,7 +201,8 @@ class PreparedProgram:
         self.store = store
         self.transfer = transfer
         self.temporary_bytes = 0
-        self.incoming: list[tuple[int, Incoming]] = []
+        self.incoming: list[Incoming] = []
+        self.gates: set[int] = set()
         self.steps: list[Any] = []
         executables = [
             compiler.executable(e, plan.placed(e.slice), functions)
@@ -172,7 +217,8 @@ class PreparedProgram:
             prepared = self._prepare(step, executables, compiler)
             if prepared is not None:
                 self.steps.append(prepared)
-        self.last_gang = max((step.gang for step in self.steps), default=0)
+        self.steps_by_gang = sorted(self.steps, key=lambda step: step.gang)
+        self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
         self.functions = functions
         self.compiler = compiler
         self.seconds = 0.0
@@ -189,6 +235,9 @@ class PreparedProgram:
             return _Execute(step, compiled, donated, self.transfer, plan.labels[step.node], host)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
+        if isinstance(step, Receive) and source.hosts != target.hosts:
+            # Every host of the island has the gate, also one that receives nothing: they open it together.
+            self.gates.add(step.gang)
         match step:
             case Send():
                 if host in source.hosts:
@@ -196,13 +245,24 @@ class PreparedProgram:
             case Receive():
                 if host in target.hosts:
                     incoming = Incoming(edge, step.edge, source, target, host, compiler)
-                    self.incoming.append((step.gang, incoming))
+                    self.incoming.append(incoming)
                     return _Receive(step, incoming)
             case Reshard():
                 if host in source.hosts:
                     ends = ((source, edge.source.spec), (target, edge.target.spec))
                     return _Reshard(step, compiler.reshard(edge.type, *ends), host)
         return None
+
+    def blamed(self, failure: Failure) -> Failure:
+        """A failure with the computations it can have come from. One that happens on a device shows when results are
+        awaited, without a name; one that a peer's data brought is left to the peer to name."""
+        if failure.node or failure.kind != "ExecutionError" or "Error while transferring" in failure.message:
+            return failure
+        labels = [self.plan.labels[step.node] for step in self.plan.steps if isinstance(step, Execute)]
+        names = list(dict.fromkeys(label.name for label in labels))
+        node = " or ".join(names if len(names) < 5 else [*names[:4], f"{len(names) - 4} more"])
+        where = ", ".join(list(dict.fromkeys(label.where for label in labels if label.where))[:4])
+        return msgspec.structs.replace(failure, node=node, where=where)
 
     # --- chains of launches -------------------------------------------------------------------------------------------
 
@@ -218,7 +278,9 @@ class PreparedProgram:
         step = plan.steps[0]
         plain = tuple(plan.results) == tuple((slot, k) for k, slot in enumerate(step.outputs))
         ordered = tuple(plan.arguments) == tuple((slot, k) for k, slot in enumerate(step.inputs))
-        return len(step.outputs) if plain and ordered and not plan.executables[0].donated else 0
+        executable = plan.executables[0]
+        single = executable.donated or any(part.alone for part in executable.recipe.parts)
+        return len(step.outputs) if plain and ordered and not single else 0
 
     def chain_for(
         self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]
@@ -254,7 +316,7 @@ class PreparedProgram:
     def run_chain(self, chain: Chain, compiled: Any) -> list[Any]:
         """Enqueues the launches of a chain as one; stores what the last one results in."""
         first, last = chain.runs[0], chain.runs[-1]
-        values = self.start(first).values
+        values = self.start(first, {}).values
         step = self.steps[0]
         inputs = [values[slot] for slot in step.inputs]
         try:
@@ -267,38 +329,61 @@ class PreparedProgram:
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
-    def start(self, run: Run) -> ActiveRun:
-        """Takes the arguments of a launch from the store."""
-        active = ActiveRun(run.sequence, self.plan.slots)
+    def start(self, run: Run, promised: Mapping[int, ActiveRun]) -> ActiveRun:
+        """Takes the arguments of a launch from the store and posts its pulls.
+
+        Args:
+            promised: buffers of the session that launches before this one have yet to store.
+        """
+        active = ActiveRun(self, run)
         buffers = self.store.of_session(run.session)
         for slot, number in self.plan.arguments:
-            value = buffers.get(run.arguments[number])
+            buffer = run.arguments[number]
+            if buffer in promised:
+                if buffer not in active.promised:
+                    promised[buffer].waiting.setdefault(buffer, []).append(active)
+                active.promised.setdefault(buffer, []).append(slot)
+                continue
+            value = buffers.get(buffer)
             if value is None:
-                value = Failure("BufferLost", f"buffer {run.arguments[number]} is not on this host (host restarted?)")
+                value = Failure("BufferLost", f"buffer {buffer} is not on this host (host restarted?)")
             active.values[slot] = value
+        for incoming in self.incoming:
+            active.pulled[incoming.number] = incoming.post(active.sequence, self.transfer)
         return active
 
-    def advance(self, active: ActiveRun, run: Run) -> bool:
-        """Enqueues the gangs that `run` names, all pulls first; True when this host's part is enqueued in full.
+    def advance(self, active: ActiveRun) -> int:
+        """Enqueues steps until the end, the launch's limit, or a gate; returns the gate's gang, or -1."""
+        steps = self.steps_by_gang if active.run.gangs else self.steps
+        position = active.position
+        while position < len(steps):
+            step = steps[position]
+            if step.gang >= active.limit:
+                break
+            if type(step) is _Receive and step.gang in self.gates and active.opened != step.gang:
+                active.position = position
+                return step.gang
+            step.run(active)
+            position += 1
+        active.position = position
+        return -1
 
-        Posting a pull costs no device queue anything, so every consumer posts before any producer needs to have run.
-        """
-        if run.gangs == 0:
-            for _, incoming in self.incoming:
-                active.pulled[incoming.number] = incoming.post(active.sequence, self.transfer)
-            for step in self.steps:
-                step.run(active)
-            return True
-        for gang, incoming in self.incoming:
-            if run.first <= gang < run.first + run.gangs:
-                active.pulled[incoming.number] = incoming.post(active.sequence, self.transfer)
-        for step in self.steps:
-            if run.first <= step.gang < run.first + run.gangs:
-                step.run(active)
-        return run.first + run.gangs > self.last_gang
+    def is_complete(self, active: ActiveRun) -> bool:
+        return active.position == len(self.steps)
 
-    def finish(self, active: ActiveRun, run: Run) -> list[Any]:
+    def awaited_at(self, active: ActiveRun, gang: int) -> list[Any]:
+        """What has to arrive on this host before a gate opens: arrays, or failures in their place."""
+        return [
+            piece
+            for step in self.steps
+            if type(step) is _Receive and step.gang == gang
+            for pieces in active.pulled.get(step.incoming.number, {}).values()
+            for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
+        ]
+
+    def finish(self, active: ActiveRun) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""
+        run = active.run
         for slot, number in self.plan.results:
             self.store.put(run.session, run.results + number, active.values[slot])
         return [active.values[slot] for slot in self.plan.awaited]

@@ -31,12 +31,14 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One exported function inside a recipe, by content digest.
 
-    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j.
+    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that is `alone` is never
+    composed with others: it has optimisation barriers of its own, which mean something else inside a composition.
     """
 
     name: str
     function: str
     inputs: tuple[Ref, ...]
+    alone: bool = False
 
 
 class Recipe(msgspec.Struct, frozen=True, array_like=True):

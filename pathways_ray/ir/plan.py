@@ -208,7 +208,6 @@ class _IslandPlanner:
         results = tuple((self.slots[ref], k) for k, ref in enumerate(graph.result.inputs) if ref in self.slots)
         awaited = self._awaited(results)
         used = tuple(self.placement[s.id] for s in graph.slices if _touches(graph, s.id))
-        awaited = self._awaited(results)
         return IslandPlan(
             name=graph.name,
             island=self.island,
@@ -285,8 +284,8 @@ class _IslandPlanner:
 def _with_drops(steps: list[Step], kept: set[int]) -> tuple[Step, ...]:
     """Marks on each step the slots that no later step uses, whether all steps run in order or one gang after another.
 
-    The two orders differ for transfers of arguments: such a slot may have no last user, and then stays to the end. So do
-    those in `kept`.
+    The two orders differ for transfers of arguments: such a slot may have no last user, and then stays to the end, as
+    do those in `kept`.
     """
     last_gang: dict[int, int] = {}
     for step in steps:

@@ -11,32 +11,35 @@ from typing import NewType
 
 import msgspec
 
-from pathways_ray.errors import SpecError
+from pathways_ray.errors import GraphError, SpecError
 
 SliceId = NewType("SliceId", int)
 Spec = tuple[tuple[str, ...], ...]
 
 REPLICATED: Spec = ()
 
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+
+# Sub-byte types take a byte each on a host.
 _ITEM_BYTES = {
     "bool": 1,
-    "int2": 1,
-    "int4": 1,
-    "uint2": 1,
-    "uint4": 1,
-    "bfloat16": 2,
+    **{f"{kind}{bits}": max(bits // 8, 1) for kind in ("int", "uint") for bits in (1, 2, 4, 8, 16, 32, 64)},
+    **dict.fromkeys(("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"), 1),
+    **{f"float8_{form}": 1 for form in _FLOAT8},
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    "float32": 4,
+    "float64": 8,
     "complex64": 8,
     "complex128": 16,
 }
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element in memory (sub-byte types take a byte each on a host)."""
-    if dtype in _ITEM_BYTES:
-        return _ITEM_BYTES[dtype]
-    if dtype.startswith(("float8", "float4")):
-        return 1
-    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz").split("_")[0]) // 8
+    """Bytes of one element in a host's memory. Raises `GraphError` for a dtype that JAX does not have."""
+    found = _ITEM_BYTES.get(dtype)
+    if found is None:
+        raise GraphError(f"there is no dtype {dtype!r}")
+    return found
 
 
 class ArrayType(msgspec.Struct, frozen=True, array_like=True):
@@ -95,22 +98,34 @@ def canonical_spec(entries: tuple[tuple[str, ...], ...]) -> Spec:
     return entries[:end]
 
 
-def check_spec(spec: Spec, axes: tuple[str, ...]) -> None:
+def check_spec(spec: Spec, axes: tuple[str, ...], what: str = "") -> None:
     """Raises `SpecError` for an axis that the mesh does not have, or one used twice."""
+    prefix = f"{what}: " if what else ""
     used = [axis for dimension in spec for axis in dimension]
     for axis in used:
         if axis not in axes:
-            raise SpecError(f"axis {axis!r} in {spec_text(spec)} is not an axis of the mesh; it has {list(axes)}")
+            raise SpecError(
+                f"{prefix}axis {axis!r} in {spec_text(spec)} is not an axis of the mesh; it has {list(axes)}"
+            )
         if used.count(axis) > 1:
-            raise SpecError(f"axis {axis!r} is used {used.count(axis)} times in {spec_text(spec)}; once is the limit")
+            raise SpecError(
+                f"{prefix}axis {axis!r} is used {used.count(axis)} times in {spec_text(spec)}; once is the limit"
+            )
 
 
 def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> None:
     """Raises `SpecError` unless every cut dimension of the array divides evenly over its mesh axes.
 
     JAX has the same rule for the arguments and results of a jitted function.
+
+    Raises:
+        GraphError: the type itself is none.
     """
-    check_spec(spec, mesh.axes)
+    if array.dtype not in _ITEM_BYTES:
+        raise GraphError(f"{what}: there is no dtype {array.dtype!r}")
+    if any(size < 0 for size in array.shape):
+        raise GraphError(f"{what}: {array} has a negative size")
+    check_spec(spec, mesh.axes, what)
     if len(spec) > len(array.shape):
         raise SpecError(
             f"{what}: {spec_text(spec)} cuts dimension {len(spec) - 1}, but {array} has {len(array.shape)} dimensions"
@@ -120,5 +135,5 @@ def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> No
         if array.shape[dimension] % parts:
             raise SpecError(
                 f"{what}: dimension {dimension} of {array} has size {array.shape[dimension]}, which does not divide "
-                f"into {parts} parts over {'x'.join(axes)} of {mesh}; pad the array or choose another spec"
+                f"into {parts} parts over {' and '.join(axes)} of {mesh}; pad the array or choose another spec"
             )

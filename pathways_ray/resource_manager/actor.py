@@ -6,12 +6,15 @@ Arguments and results of its methods are integers, strings and encoded messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import secrets
-from typing import Any
+import signal
 
 import msgspec
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -24,12 +27,12 @@ _HOST = msgspec.msgpack.Decoder(HostInfo)
 class ResourceManager:
     """One for a cluster. All methods run on the actor's event loop, one at a time between awaits."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, islands: dict[int, list[int]]) -> None:
         self.inventory = Inventory()
-        self.expected = hosts
+        self.islands = islands
+        self.forming: dict[int, dict[int, tuple[HostInfo, asyncio.Future[tuple[int, str]]]]] = {}
         self.addresses: dict[str, str] = {}
         self.changed = asyncio.Condition()
-        self.actors: dict[int, Any] = {}
         self.data_secret = secrets.token_hex(16)
         self.link_secret = secrets.token_hex(16)
 
@@ -54,33 +57,38 @@ class ResourceManager:
         return self.data_secret, self.link_secret
 
     async def join(self, info: bytes) -> bytes:
-        """A host's devices are there; it gets its epoch and its scheduler."""
+        """A host is about to start JAX. Answers once all hosts of its island have come, since they form one group: they
+        get a common epoch, and the coordinator that the first of them offered."""
         host = _HOST.decode(info)
         scheduler = await self.lookup(f"scheduler-{host.island}")
-        async with self.changed:
-            epoch = self.inventory.join(
-                HostRecord(host.host, host.island, host.platform, host.devices, host.node, host.pid)
-            )
-            self.changed.notify_all()
-        return encode(JoinReply(epoch, scheduler, self.data_secret))
+        waiting = self.forming.setdefault(host.island, {})
+        # A host that comes twice died while it waited; its first call has nobody to answer any more.
+        waiting[host.host] = (host, asyncio.get_running_loop().create_future())
+        formed = waiting[host.host][1]
+        if set(waiting) == set(self.islands[host.island]):
+            members = [waiting[number][0] for number in sorted(waiting)]
+            records = [HostRecord(m.host, m.island, m.platform, m.devices, m.node, m.pid) for m in members]
+            epoch = self.inventory.join(records)
+            coordinator = members[0].coordinator if len(members) > 1 else ""
+            for _, future in waiting.values():
+                future.set_result((epoch, coordinator))
+            waiting.clear()
+        epoch, coordinator = await formed
+        return encode(JoinReply(epoch, scheduler, self.data_secret, coordinator))
 
     async def leave(self, host: int, epoch: int) -> None:
         self.inventory.leave(host, epoch)
 
-    async def watch_over(self, actors: dict[int, Any]) -> None:
-        """Takes the host actors, by host number, so that a stuck one can be killed."""
-        self.actors = actors
-
-    async def kill_host(self, host: int) -> None:
-        """Kills a host's process; Ray starts it anew, and it joins under the next epoch."""
-        if host in self.actors:
-            ray.kill(self.actors[host], no_restart=False)
-
-    async def wait_for_hosts(self) -> int:
-        """Waits until every host of the cluster has joined once."""
-        async with self.changed:
-            await self.changed.wait_for(lambda: len(self.inventory.hosts) >= self.expected)
-        return len(self.inventory.hosts)
+    async def kill_host(self, host: int, epoch: int) -> None:
+        """Kills the process that a host had under `epoch`, stopped or stuck as it may be; Ray starts it anew."""
+        record = self.inventory.hosts.get(host)
+        if record is None or record.epoch != epoch:
+            return
+        if record.node == ray.get_runtime_context().get_node_id():
+            _kill(record.pid)
+        else:
+            there = NodeAffinitySchedulingStrategy(record.node, soft=False)
+            ray.remote(num_cpus=0, scheduling_strategy=there)(_kill).remote(record.pid)
 
     async def create_slice(
         self, session: int, shape: tuple[int, ...], axes: tuple[str, ...], island: int, platform: str, name: str
@@ -141,6 +149,12 @@ class ResourceManager:
             for record in self.inventory.slices.values()
         ]
         return json.dumps({"islands": islands, "slices": slices})
+
+
+def _kill(pid: int) -> None:
+    """Kills a process of this machine; one that is gone already is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _label(session: int, placed: PlacedSlice, name: str) -> str:

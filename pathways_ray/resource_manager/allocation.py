@@ -9,6 +9,7 @@ that spans fewer hosts sends fewer messages.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pathways_ray.errors import Unschedulable
@@ -56,12 +57,13 @@ class Inventory:
     slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
     next_slice: int = 0
 
-    def join(self, host: HostRecord) -> int:
-        """A host comes up; returns its epoch, one more than the last one under this number."""
-        known = self.hosts.get(host.host)
-        host.epoch = known.epoch + 1 if known else 1
-        self.hosts[host.host] = host
-        return host.epoch
+    def join(self, hosts: Sequence[HostRecord]) -> int:
+        """All hosts of an island come up together; returns their epoch, newer than any these hosts had."""
+        epoch = 1 + max((self.hosts[h.host].epoch for h in hosts if h.host in self.hosts), default=0)
+        for host in hosts:
+            host.epoch = epoch
+            self.hosts[host.host] = host
+        return epoch
 
     def leave(self, host: int, epoch: int) -> None:
         """A host is gone; news of an older epoch is ignored."""
@@ -80,7 +82,8 @@ class Inventory:
         load = {Device(h.host, k): 0 for h in self.hosts.values() for k in range(h.devices)}
         for record in self.slices.values():
             for device in record.placed.devices:
-                load[device] += 1
+                if device in load:  # a host may come back with fewer devices
+                    load[device] += 1
         return load
 
     def create(self, session: int, wish: Wish) -> PlacedSlice:
@@ -97,7 +100,7 @@ class Inventory:
                 continue
             devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
             size = math.prod(wish.shape) if wish.shape else len(devices)
-            if size > len(devices):
+            if not 0 < size <= len(devices):
                 continue
             chosen = sorted(sorted(devices, key=lambda d: (load[d], d))[:size])
             rank = (sum(load[d] for d in chosen) / size, island)

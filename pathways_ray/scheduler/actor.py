@@ -10,7 +10,7 @@ import grpc
 import ray
 
 from pathways_ray import limits
-from pathways_ray.scheduler.order import Command, IslandOrder, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -34,7 +34,7 @@ class IslandScheduler:
     def __init__(self, resource_manager: str, island: int, hosts: list[int], bind: str) -> None:
         self.resource_manager = ray.get_actor(resource_manager)
         self.island = island
-        self.bind = bind
+        self.bind = streams.bind_address(bind)
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
         self.outboxes: dict[int, streams.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
@@ -103,10 +103,10 @@ class IslandScheduler:
             pump.cancel()
             self._lost(hello.host, hello.epoch, "its process ended")
 
-    def _lost(self, host: int, epoch: int, reason: str) -> None:
-        commands = self.order.host_lost(host, epoch, reason)
+    def _lost(self, host: int, epoch: int, reason: str, silent: bool = False) -> None:
+        commands = self.order.host_lost(host, epoch, reason, silent)
         if commands:
-            self.outboxes.pop(host, None)
+            self.outboxes.clear()
             self._do(commands)
 
     async def _watch(self) -> None:
@@ -121,8 +121,7 @@ class IslandScheduler:
             for host, heard in self.heard.items():
                 epoch = self.order.epochs.get(host, 0)
                 if epoch > 0 and now - heard > SILENCE_LIMIT_S:
-                    self._lost(host, epoch, f"it did not answer for {SILENCE_LIMIT_S:.0f} s")
-                    await self.resource_manager.kill_host.remote(host)
+                    self._lost(host, epoch, f"it did not answer for {SILENCE_LIMIT_S:.0f} s", silent=True)
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -132,5 +131,7 @@ class IslandScheduler:
                         outbox.send(message)
                 case ToController(message):
                     self.controller.send(message)
+                case Kill(host, epoch):
+                    self.resource_manager.kill_host.remote(host, epoch)
                 case Refuse():
                     pass

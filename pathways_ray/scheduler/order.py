@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pathways_ray.errors import Failure, WireError
 from pathways_ray.transport.messages import (
+    Arrived,
     Done,
     Drop,
     DropProgram,
@@ -25,6 +27,7 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostUp,
     Peers,
+    Proceed,
     Program,
     Ready,
     Run,
@@ -53,15 +56,29 @@ class Refuse:
     epoch: int
 
 
-Command = ToHosts | ToController | Refuse
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Have the process of a host under `epoch` killed, so that it comes back under a new one."""
+
+    host: int
+    epoch: int
+
+
+Command = ToHosts | ToController | Refuse | Kill
 
 
 @dataclass
 class _Outstanding:
-    """A launch with the hosts: who has yet to complete it, and the first failure seen."""
+    """A launch with the hosts: who has yet to complete it, and the first failure seen.
+
+    `arrived` are, by gang, the hosts that have its inputs; `missed` the failure that one of them got instead.
+    """
 
     hosts: set[int]
     failed: RunFailed | None = None
+    succeeded: bool = False
+    arrived: dict[int, set[int]] = field(default_factory=dict)
+    missed: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,14 +106,18 @@ class IslandOrder:
             case Run() | Drop() | DropSession() | DropProgram():
                 self.queue.append(message)
                 return self._advance()
+            case Proceed():
+                raise WireError("Proceed goes from the scheduler to its hosts, never to it")
 
-    def from_host(self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued) -> list[Command]:
+    def from_host(self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived) -> list[Command]:
         """A message from a host; one of an older epoch is dropped, since its launches have failed already."""
         if self.epochs.get(host) != epoch:
             return []
         match message:
             case Ready() | Enqueued():
                 return [ToController(message)]
+            case Arrived():
+                return self._arrived(message)
             case Done():
                 commands = self._completed(message.sequences, host, None)
             case RunFailed():
@@ -105,22 +126,49 @@ class IslandOrder:
 
     def host_up(self, message: HostUp) -> list[Command]:
         """A host joins. An epoch that is not newer than the last one seen is refused."""
-        if message.host not in self.hosts or message.epoch <= abs(self.epochs.get(message.host, 0)):
+        known = self.epochs.get(message.host, 0)
+        if message.host not in self.hosts or message.epoch <= abs(known):
             return [Refuse(message.host, message.epoch)]
-        lost = self.host_lost(message.host, self.epochs.get(message.host, 0), "a successor joined")
+        lost = self.host_lost(message.host, known, "a successor joined")
         self.epochs[message.host] = message.epoch
         return [*lost, ToController(message), *self._advance()]
 
-    def host_lost(self, host: int, epoch: int, reason: str) -> list[Command]:
-        """A host is gone: the island starts anew. The controller fails every launch it has on this island."""
-        if self.epochs.get(host) != epoch or epoch == 0:
+    def host_lost(self, host: int, epoch: int, reason: str, silent: bool = False) -> list[Command]:
+        """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
+
+        So the whole island starts anew: every other host's process is killed (and this one's, when it is only
+        `silent`), and the controller fails every launch it has on the island.
+        """
+        if self.epochs.get(host) != epoch or epoch <= 0:
             return []
-        self.epochs[host] = -epoch
+        commands: list[Command] = []
+        for member in sorted(self.hosts):
+            known = self.epochs.get(member, 0)
+            if known != epoch:
+                continue
+            self.epochs[member] = -known
+            why = reason if member == host else f"host {host} of its island was lost: {reason}"
+            commands.append(ToController(HostDown(member, known, why)))
+            if member != host or silent:
+                commands.append(Kill(member, known))
         self.outstanding.clear()
         kept = [m for m in self.queue if not isinstance(m, Run)]
         self.queue.clear()
-        commands: list[Command] = [ToHosts(m) for m in kept]
-        return [*commands, ToController(HostDown(host, epoch, reason))]
+        return [*commands, *(ToHosts(m) for m in kept)]
+
+    def _arrived(self, message: Arrived) -> list[Command]:
+        """Opens a gate once every host has what the gang waits for: all of them enter its collective, or none."""
+        record = self.outstanding.get(message.sequence)
+        if record is None:
+            return []
+        hosts = record.arrived.setdefault(message.gang, set())
+        hosts.add(message.host)
+        if message.failure is not None:
+            record.missed.setdefault(message.gang, message.failure)
+        if hosts != self.hosts:
+            return []
+        del record.arrived[message.gang]
+        return [ToHosts(Proceed(message.sequence, message.gang, record.missed.pop(message.gang, None)))]
 
     def _completed(self, sequences: tuple[int, ...], host: int, failed: RunFailed | None) -> list[Command]:
         """Notes that `host` completed launches, and reports those that every host has completed."""
@@ -132,6 +180,10 @@ class IslandOrder:
                 continue
             record.hosts.discard(host)
             record.failed = record.failed or failed
+            record.succeeded = record.succeeded or failed is None
+            if record.succeeded and record.failed is not None:
+                # Some devices ran a gang that others did not: what their collectives exchanged since is worthless.
+                return commands + self.host_lost(host, self.epochs[host], "its island's hosts disagree", silent=True)
             if record.hosts:
                 continue
             del self.outstanding[sequence]

@@ -160,8 +160,16 @@ class DropProgram(Message, tag=25):
     program: int
 
 
+class Proceed(Message, tag=26):
+    """Scheduler to hosts: what gang `gang` of a launch waits for has arrived on all of them, or failed on one."""
+
+    sequence: int
+    gang: int
+    failure: Failure | None = None
+
+
 ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram
-ToHost = ToIsland
+ToHost = ToIsland | Proceed
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -221,13 +229,22 @@ class Heartbeat(Message, tag=36):
     host: int
 
 
+class Arrived(Message, tag=38):
+    """What a gang of a launch waits for has arrived on this host, or failed."""
+
+    host: int
+    sequence: int
+    gang: int
+    failure: Failure | None = None
+
+
 class IslandUp(Message, tag=37):
     """A scheduler joins the controller: first message of its stream."""
 
     island: int
 
 
-FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Heartbeat
+FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat
 FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued
 
 
@@ -376,7 +393,7 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """What a host reports when it joins."""
+    """What a host reports when it joins. `coordinator` is where it could serve its island's group from."""
 
     host: int
     island: int
@@ -384,12 +401,16 @@ class HostInfo(Message):
     devices: int
     node: str
     pid: int
+    coordinator: str
 
 
 class JoinReply(Message):
+    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host."""
+
     epoch: int
     scheduler_address: str
     data_secret: str
+    coordinator: str
 
 
 _ENCODER = msgspec.msgpack.Encoder()

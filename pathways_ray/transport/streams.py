@@ -161,6 +161,15 @@ def metadata_of(context: grpc.aio.ServicerContext) -> dict[str, str]:
     return {key: value for key, value in (context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
+def bind_address(bind: str) -> str:
+    """The address to serve on: `bind`, or where Ray reaches this machine when it is left open."""
+    if bind:
+        return bind
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
+
+
 Handler = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 

@@ -1,7 +1,7 @@
 """Tests on the real runtime: one embedded cluster of two islands, four devices each, for the whole run.
 
-`session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python` runs a
-script in a process of its own, for what one process can do only once: a second client, other options, a signal.
+`session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python`
+runs a script in a process of its own, for what one process can do only once: a second client, other options, a signal.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import psutil
 import pytest
+import ray
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -84,25 +85,27 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture
 def session(request: pytest.FixtureRequest, cluster: pw.Session, probe: Callable[[], None]) -> Iterator[pw.Session]:
     """The shared cluster; afterwards it must compute, and hold no buffer that it did not hold before."""
-    gc.collect()
-    before = settled(cluster)
+    before = held(cluster)
     yield cluster
     probe()
     if request.node.stash[FAILED]:
         return  # its traceback holds arrays
-    gc.collect()
     deadline = time.monotonic() + BUFFERS_FREE_WITHIN_S
-    while (now := cluster.status()["buffers"]) > before and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while (now := held(cluster)) > before and time.monotonic() < deadline:
+        gc.collect()  # traced functions lie in cycles
+        time.sleep(0.01)
     assert now <= before, f"{now} buffers live after the test, {before} before it: {cluster.status()['sessions']}"
 
 
-def settled(cluster: pw.Session) -> int:
-    """The number of live buffers once frees that are under way have arrived."""
-    count = -1
-    while count != (count := cluster.status()["buffers"]):
-        time.sleep(0.02)
-    return count
+def held(cluster: pw.Session) -> int:
+    """Buffers that the controller knows, and those in the stores of all hosts."""
+    hosts = ray.get([host.statistics.remote() for host in cluster.cluster.hosts.values()])
+    return cluster.status()["buffers"] + sum(host["buffers"] for host in hosts)
+
+
+@pytest.fixture(name="held")
+def held_fixture() -> Callable[[pw.Session], int]:
+    return held
 
 
 @contextmanager
@@ -151,7 +154,8 @@ class Scripts:
         """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
         file = self.folder / f"script{next(self.numbers)}.py"
         file.write_text(textwrap.dedent(source))
-        return self.command("-W", "error", str(file), *arguments, **environment)
+        warnings = ("-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
+        return self.command(*warnings, str(file), *arguments, **environment)
 
     def command(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Python with these command line arguments, in the same way."""
@@ -202,8 +206,8 @@ class Scripts:
         assert not left, f"still running: {left}"
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Iterator[Scripts]:
-    scripts = Scripts(tmp_path)
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
+    scripts = Scripts(tmp_path_factory.mktemp("scripts"))
     yield scripts
     scripts.stop()

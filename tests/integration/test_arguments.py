@@ -1,4 +1,4 @@
-"""What goes into compiled functions and programs and what comes out: pytrees, keywords, static and donated arguments."""
+"""What goes into compiled functions and programs and what comes out: pytrees, keywords, static and donated ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_tuple_of_specs_leaves_keywords_replicated(session, slices, equal) -> No
 
 def test_too_few_specs_are_refused(session, slices) -> None:
     f = pw.compiled(lambda a, b: a + b, slice=slices.a4, in_specs=(P("x"), P("x"), P()))
-    with pytest.raises(pw.errors.UsageError, match="in_specs of <lambda> has 3 entries; it was called with 2 arguments"):
+    with pytest.raises(
+        pw.errors.UsageError, match="in_specs of <lambda> has 3 entries; it was called with 2 arguments"
+    ):
         f(V, V)
 
 
@@ -88,6 +90,9 @@ def test_static_arguments(session, slices, equal) -> None:
     equal(f(V, 2, "power"), V**2)
     equal(pw.program(lambda v: f(f(v, 2, "power"), 2, "power"))(V), V**4)
     assert set(seen) == {(2, "power"), (3, "power"), (3, "other")}
+    g = pw.compiled(lambda v, n: v * n, slice=slices.a1, static_argnums=1)
+    for n in (1, 1.0, True, np.float16(1)):
+        equal(g(np.arange(3), n), jax.jit(lambda v, n=n: v * n)(np.arange(3)))
     with pytest.raises(pw.errors.UsageError, match=r"static argument 1 of f is not hashable: \[2\]"):
         f(V, [2], "power")
     with pytest.raises(pw.errors.UsageError, match="f has static argument 1, but was called with 1 arguments"):
@@ -180,9 +185,9 @@ def test_what_is_no_array_is_refused(session, slices) -> None:
         f("text")
     with pytest.raises(pw.errors.InvalidArray, match="argument is a object"):
         pw.program(lambda v: f(v))(object())
-    with pytest.raises(pw.errors.UsageError, match="pw.compiled decorates a function, not 3"):
+    with pytest.raises(pw.errors.UsageError, match=r"pw\.compiled decorates a function, not 3"):
         pw.compiled(3)
-    with pytest.raises(pw.errors.UsageError, match="slice= takes what pw.virtual_slice returns, not 'x'"):
+    with pytest.raises(pw.errors.UsageError, match=r"slice= takes what pw\.virtual_slice returns, not 'x'"):
         pw.compiled(lambda v: v, slice="x")
 
 

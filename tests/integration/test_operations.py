@@ -1,4 +1,4 @@
-"""Ordinary `jnp` operations inside programs: the bits of plain JAX, or an error that names the line. Never silently wrong."""
+"""Ordinary `jnp` operations inside programs: the bits of plain JAX, or an error that names the line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ OPERATIONS = {
     "broadcasting": lambda a, m, k: (m + a, m * k, a[:, None] * a[None, :], m + 1),
     "elementwise": lambda a, m, k: (jnp.sin(a), jnp.exp(m), jnp.tanh(a), jnp.sqrt(jnp.abs(m)), jax.nn.relu(a)),
     "comparisons": lambda a, m, k: (jnp.where(a > 0, a, k), jnp.maximum(a, 0), (a > 0) & (k > 0), jnp.isnan(a)),
-    "reductions": lambda a, m, k: (a.sum(), m.mean(axis=0), m.max(axis=1), k.sum(), jnp.any(k > 3), jnp.argmax(m, axis=1)),
+    "reductions": lambda a, m, k: (
+        a.sum(),
+        m.mean(axis=0),
+        m.max(axis=1),
+        k.sum(),
+        jnp.any(k > 3),
+        jnp.argmax(m, axis=1),
+    ),
     "indexing": lambda a, m, k: (a[2], a[1:5], a[::-1], m[:, 3], m[1, 2:4], a[jnp.abs(k) % 8], m.at[0, 1].set(5.0)),
     "shapes": lambda a, m, k: (m.T, m.reshape(8, 4), m.ravel(), jnp.concatenate([m, m]), jnp.stack([a, a]), a[None]),
     "products": lambda a, m, k: (m @ a, a @ a, jnp.einsum("ij,kj->ik", m, m), jnp.outer(a, a)),
@@ -43,6 +50,9 @@ OPERATIONS = {
     "complex": lambda a, m, k: (a + 1j, jnp.abs(a * 1j), (a + 2j * a).conj()),
 }
 
+WITH_SUMS = ("reductions", "products", "functions", "derivatives", "mapped")
+"""Over a sharded dimension a sum is made in another order than over a whole one."""
+
 
 def op_by_op(f):
     """Plain JAX, one operation at a time."""
@@ -50,17 +60,17 @@ def op_by_op(f):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("spec", ["client", P(), P("x")], ids=str)
-def test_operations_have_the_bits_of_plain_jax(session, slices, equal, name, spec) -> None:
-    if spec == P("x") and name in ("reductions", "products", "functions", "derivatives", "mapped"):
-        pytest.skip("a sum over a sharded dimension is made in another order")
-    arguments = [A, M, K]
-    if spec != "client":
-        arguments = [pw.put(value, slice=slices.a4, spec=spec) for value in arguments]
+def test_operations_have_the_bits_of_plain_jax(session, equal, name) -> None:
+    equal(pw.program(OPERATIONS[name])(A, M, K), op_by_op(OPERATIONS[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in WITH_SUMS])
+def test_operations_on_sharded_arrays_have_the_bits_of_plain_jax(session, slices, equal, name) -> None:
+    arguments = [pw.put(value, slice=slices.a4, spec=P("x")) for value in (A, M, K)]
     equal(pw.program(OPERATIONS[name])(*arguments), op_by_op(OPERATIONS[name]))
 
 
-@pytest.mark.parametrize("name", ["reductions", "products", "functions", "derivatives", "mapped"])
+@pytest.mark.parametrize("name", WITH_SUMS)
 def test_sums_over_a_sharded_dimension(session, slices, name) -> None:
     arguments = [pw.put(value, slice=slices.a4, spec=P("x")) for value in (A, M, K)]
     result = pw.program(OPERATIONS[name])(*arguments)
@@ -101,12 +111,12 @@ def test_operations_on_values_of_several_slices(session, slices, equal) -> None:
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (lambda f: jax.grad(lambda v: f(v).sum()), "pathways_call"),
-        (lambda f: jax.vmap(f), "pathways_call"),
+        (lambda f: lambda v: jax.grad(lambda x: f(x).sum())(v), "pathways_call"),
+        (lambda f: lambda v: jax.vmap(f)(v), "pathways_call"),
         (lambda f: lambda v: jax.lax.fori_loop(0, 3, lambda i, x: f(x), v), "without loops or branches"),
         (lambda f: lambda v: jax.lax.cond(v[0] > 0, f, f, v), "without loops or branches"),
         (lambda f: lambda v: jax.lax.map(f, v.reshape(2, 4)), "without loops or branches"),
-        (lambda f: jax.checkpoint(f), "without loops or branches"),
+        (lambda f: lambda v: jax.checkpoint(f)(v), "without loops or branches"),
     ],
     ids=["grad", "vmap", "loop", "cond", "map", "checkpoint"],
 )
@@ -156,3 +166,41 @@ def test_typed_random_keys(session, slices, equal) -> None:
         return jax.random.normal(first, (8,)) + v, jax.random.uniform(second, (3,))
 
     equal(pw.program(f)(A), f(jnp.asarray(A)))
+
+
+def test_typed_random_keys_are_no_arrays(session, slices) -> None:
+    g = pw.compiled(lambda k: jax.random.normal(k, (4,)), slice=slices.a1)
+    with pytest.raises(pw.errors.InvalidArray, match="argument 0 of <lambda> is a typed PRNG key; pass jax"):
+        pw.program(lambda: g(jax.random.split(jax.random.key(0))[0]))()
+    with pytest.raises(pw.errors.InvalidArray, match="result 0 of f is a typed PRNG key"):
+        pw.program(lambda s: jax.random.key(s), name="f")(0)
+    with pytest.raises(pw.errors.InvalidArray, match=r"argument cannot be a JAX array: .*key_data"):
+        g(jax.random.key(0))
+    with pytest.raises(pw.errors.InvalidArray, match="make returns a typed PRNG key"):
+        pw.compiled(make, slice=slices.a1)(np.int32(1))
+
+
+def make(seed):
+    return jax.random.key(seed)
+
+
+def test_composed_operations_round_as_single_ones(session, slices, equal) -> None:
+    """A multiplication and an addition in one loop would become one instruction with one rounding."""
+    square = pw.compiled(lambda v: v * v, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    less = pw.compiled(lambda v, w: v - w, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    v, w = RANDOM.standard_normal((2, 1024)).astype(np.float32)
+    chained = pw.program(lambda v, w: less(square(less(square(v), w)), w))
+    assert chained.lower(v, w).as_text("plan").count("execute") == 1
+    one, two = jax.jit(lambda v: v * v), jax.jit(lambda v, w: v - w)
+    equal(chained(v, w), two(one(two(one(v), w)), w))
+
+
+def test_functions_with_barriers_of_their_own_are_not_composed(session, slices, equal) -> None:
+    def body(v):
+        return jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(y * y - 1))(x).sum())(v)
+
+    f = pw.compiled(body, slice=slices.a1)
+    program = pw.program(lambda v: f(f(f(v))))
+    assert program.lower(A).as_text("plan").count("execute") == 3
+    plain = jax.jit(body)
+    equal(program(A), plain(plain(plain(A))))

@@ -69,9 +69,10 @@ class Sketch:
         output_specs: str | Sequence[Spec] = "",
         donated: tuple[int, ...] = (),
         where: str = "",
+        alone: bool = False,
     ) -> Ref:
         """Adds a compute node and returns its first output. One spec, given as text, stands for all."""
-        part = Part(name, name, tuple(Ref(-1, k) for k in range(len(inputs))))
+        part = Part(name, name, tuple(Ref(-1, k) for k in range(len(inputs))), alone)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(outputs))))
         self.signatures[name] = tuple(outputs)
         self.nodes.append(
@@ -94,7 +95,7 @@ class Sketch:
         return Graph(self.name, meshes, tuple(self.recipes), (*self.nodes, Result(results)))
 
     def planned(self, *results: Ref, key: int = 1, session: int = 1, fusion: bool = False) -> PlannedProgram:
-        functions = {digest: b"" for digest in self.signatures}
+        functions = dict.fromkeys(self.signatures, b"")
         return plan_program(key, session, self.graph(*results), functions, self.placement, fusion)
 
 

@@ -1,7 +1,7 @@
 """Two references in one process: one runs graphs, the other runs the plans of all islands, shard by shard.
 
-The functions of a program are made up from their names: `compute` mixes all elements of all inputs into every element of
-every output, so that a value that is wrong, old or in the wrong place changes all that follows from it.
+The functions of a program are made up from their names: `compute` mixes all elements of all inputs into every element
+of every output, so that a value that is wrong, old or in the wrong place changes all that follows from it.
 """
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ class PlanRun:
         for step in island.plan.steps:
             if isinstance(step, Execute):
                 executable = island.plan.executables[step.executable]
-                for slot, array, layout in zip(
-                    step.inputs, executable.inputs, executable.input_layouts, strict=True
-                ):
+                for slot, array, layout in zip(step.inputs, executable.inputs, executable.input_layouts, strict=True):
                     layouts[slot] = (array, layout)
             elif isinstance(step, Send | Reshard):
                 edge = island.plan.edges[step.edge]

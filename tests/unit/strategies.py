@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -27,19 +30,21 @@ def repeatable(examples: int, **options: Any) -> settings:
     )
 
 
-@st.composite
-def specs(draw: st.DrawFn, array: ArrayType, mesh: SliceType) -> Spec:
+def specs(array: ArrayType, mesh: SliceType) -> st.SearchStrategy[Spec]:
     """A spec that fits: every axis at most once, every dimension divides."""
-    free = draw(st.permutations(mesh.axes))
-    entries: list[tuple[str, ...]] = []
-    for size in array.shape:
-        taken: list[str] = []
-        parts = 1
-        while free and draw(st.booleans()) and size % (parts * mesh.axis_size(free[0])) == 0:
-            parts *= mesh.axis_size(free[0])
-            taken.append(free.pop(0))
-        entries.append(tuple(taken))
-    return canonical_spec(tuple(entries))
+    return st.sampled_from(_fitting_specs(array.shape, mesh))
+
+
+@functools.cache
+def _fitting_specs(shape: tuple[int, ...], mesh: SliceType) -> list[Spec]:
+    """All of them, the simplest first: each axis, in each order, cuts one of the dimensions or none."""
+    found = dict.fromkeys([()])
+    for axes in itertools.permutations(mesh.axes):
+        for places in itertools.product(range(-1, len(shape)), repeat=len(axes)):
+            cut = [tuple(a for a, place in zip(axes, places, strict=True) if place == k) for k in range(len(shape))]
+            if all(size % math.prod(map(mesh.axis_size, taken)) == 0 for size, taken in zip(shape, cut, strict=True)):
+                found[canonical_spec(tuple(cut))] = None
+    return sorted(found, key=lambda cut: sum(map(len, cut)))
 
 
 _SHAPES = [(1,), (2,), (4,), (2, 2), (1, 2), (2, 1)]
@@ -54,20 +59,16 @@ def sketches_with_slices(draw: st.DrawFn, islands: int) -> Sketch:
         if sketch.placement and draw(st.booleans()):
             other = draw(st.sampled_from(sorted(sketch.placement)))
             like = sketch.placement[other]
-            shape = draw(st.sampled_from([s for s in _SHAPES if len(like.devices) == _size(s)]))
+            shape = draw(st.sampled_from([s for s in _SHAPES if len(like.devices) == math.prod(s)]))
             sketch.slice(*map(str, like.devices), shape=shape, island=like.island)
             continue
         island = draw(st.integers(0, islands - 1))
         shape = draw(st.sampled_from(_SHAPES))
         hosts = range(island * HOSTS_PER_ISLAND, (island + 1) * HOSTS_PER_ISLAND)
         there = [f"{host}.{k}" for host in hosts for k in range(DEVICES_PER_HOST)]
-        chosen = draw(st.permutations(there))[: _size(shape)]
+        chosen = draw(st.sampled_from(list(itertools.permutations(there, math.prod(shape)))))
         sketch.slice(*chosen, shape=shape, island=island)
     return sketch
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return shape[0] if len(shape) == 1 else shape[0] * shape[1]
 
 
 @st.composite

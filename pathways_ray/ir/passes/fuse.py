@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.ir.graph import Compute, Graph, Node, Part, Recipe, Ref, inputs_of, renumbered
+from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, inputs_of, renumbered
 
 
 def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
@@ -46,7 +46,7 @@ def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, .
 
 def _chains(graph: Graph, most: int) -> list[list[int]]:
     consumers = graph.consumers()
-    takers = {node.inputs[k]: i for i, node in enumerate(graph.nodes) if isinstance(node, Compute) for k in node.donated}
+    takers = {n.inputs[k]: i for i, n in enumerate(graph.nodes) if isinstance(n, Compute) for k in n.donated}
     chains: list[list[int]] = []
     taken: set[int] = set()
     for head, node in enumerate(graph.nodes):
@@ -61,9 +61,7 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
     return chains
 
 
-def _follower(
-    graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, int], chain: list[int]
-) -> int | None:
+def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, int], chain: list[int]) -> int | None:
     """The node that may join `chain`, if there is one. `takers` has the node that each donated value is donated to."""
     head, last = chain[0], chain[-1]
     tail = graph.nodes[last]
@@ -75,11 +73,20 @@ def _follower(
     node = graph.nodes[user]
     if not isinstance(node, Compute) or node.slice != tail.slice:
         return None
-    if any(ref.node != last and ref.node >= head for ref in node.inputs):
+    if any(part.alone for index in (last, user) for part in _recipe(graph, index).parts):
+        return None
+    later = [graph.nodes[ref.node] for ref in node.inputs if ref.node != last and ref.node >= head]
+    if not all(isinstance(other, Argument) for other in later):
         return None
     if any(last < takers.get(ref, last) < user for index in chain for ref in inputs_of(graph.nodes[index])):
         return None
     return user
+
+
+def _recipe(graph: Graph, index: int) -> Recipe:
+    node = graph.nodes[index]
+    assert isinstance(node, Compute)
+    return graph.recipes[node.recipe]
 
 
 def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:

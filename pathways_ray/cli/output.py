@@ -1,0 +1,87 @@
+"""What the commands share: where text and JSON go, how a failure ends a command, loading what a command runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+STDOUT = Path("-")
+
+FILE = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+PLAIN_WIDTH = 120
+"""Columns of text that goes to no terminal; rich would take 80, in which tables break."""
+
+
+class CommandFailed(click.ClickException):
+    """Ends a command with one line on stderr and exit status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pathways: {self.message}", err=True)
+
+
+class WronglyCalled(CommandFailed):
+    """The same with exit status 2: the caller has to change something."""
+
+    exit_code = 2
+
+
+def with_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Makes the folder of a file or folder to be written, or refuses it, before the command does its work."""
+    if value is not None and value != STDOUT:
+        folder = value if param.type is FOLDER else value.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.BadParameter(f"{folder}: {error.strerror}") from error
+        if not os.access(folder, os.W_OK):
+            raise click.BadParameter(f"{folder} cannot be written to")
+    return value
+
+
+def console_beside(json_target: Path | None, markup: bool = True) -> Console:
+    """Where a command's text goes: to stdout, or to stderr when the JSON has stdout for itself.
+
+    Args:
+        markup: whether `[bold]` in a text is a style; not so where texts come from elsewhere.
+    """
+    # Named now, so that a command may redirect what others print to stdout.
+    stream = sys.stderr if json_target == STDOUT else sys.stdout
+    console = Console(file=stream, markup=markup, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def write_json(value: Any, target: Path) -> None:
+    """Writes JSON to a path, or to stdout for `-`."""
+    text = json.dumps(value, indent=2)
+    if target == STDOUT:
+        click.echo(text)
+    else:
+        target.write_text(text + "\n")
+
+
+def load(module: str) -> Any:
+    """Imports a module of `examples` or `benchmarks`, which need more packages than the runtime.
+
+    Raises:
+        CommandFailed: a package is missing; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"this command needs {error.name}, which is not installed: pip install 'pathways-ray[train,bench]'"
+        ) from error

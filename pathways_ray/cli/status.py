@@ -1,0 +1,161 @@
+"""`pathways status`: what a running cluster has, and who holds it.
+
+Asks the controller with one call that opens no session, so the answer does not show the asker, and neither JAX nor
+Ray is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from pathways_ray.cli.output import console_beside
+from pathways_ray.client import records
+from pathways_ray.errors import AuthenticationError, UsageError, from_failure
+
+ANSWER_WITHIN_S = 5.0
+SCHEME = "grpc://"
+
+
+@click.command("status")
+@click.option("--url", envvar="PATHWAYS_URL", show_envvar=True, help="grpc://host:port of the cluster.")
+@click.option("--token", envvar="PATHWAYS_TOKEN", show_envvar=True, help="What the cluster was started with.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
+def command(url: str | None, token: str | None, as_json: bool) -> None:
+    """Islands, devices, slices, sessions, and who holds what.
+
+    Without --url, the cluster that this user started on this machine.
+    """
+    url, token = choose(url or "", token or "", records.running())
+    found = {"url": url, **ask(url, token)}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        show(found, console_beside(None, markup=False))
+
+
+def choose(url: str, token: str, running: Sequence[records.Record]) -> tuple[str, str]:
+    """The cluster to ask, and its token, from what the caller said and the clusters this user runs here.
+
+    Raises:
+        UsageError: the caller has to say more.
+    """
+    say = "say which with --url and --token, or PATHWAYS_URL and PATHWAYS_TOKEN"
+    if url:
+        known = {record.url: record.token for record in running}
+        if not token and url not in known:
+            raise UsageError(f"{url} is no cluster that you started on this machine: it needs --token as well")
+        return url, token or known[url]
+    if not running:
+        raise UsageError(f"no cluster of yours runs on this machine; {say}")
+    if len(running) > 1:
+        there = ", ".join(f"{record.url} (process {record.pid})" for record in running)
+        raise UsageError(f"several clusters of yours run on this machine: {there}; choose one with --url")
+    return running[0].url, token or running[0].token
+
+
+def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+    """The status of the cluster at `url`.
+
+    Raises:
+        UsageError: no cluster answers there within `timeout` seconds.
+        AuthenticationError: the token is wrong.
+    """
+    import grpc
+
+    from pathways_ray.transport import messages, streams
+
+    if not url.startswith(SCHEME):
+        raise UsageError(f"a cluster's address looks like {SCHEME}host:port, not {url!r}")
+    if not (token.isascii() and token.isprintable()):
+        raise AuthenticationError("the token is wrong: it has characters that no token has")
+    with streams.channel(url.removeprefix(SCHEME)) as channel:
+        call = channel.unary_unary(streams.CALL)
+        request = messages.encode(messages.Status(session=0))
+        try:
+            data = call(request, timeout=timeout, metadata=(("authorization", token),))
+        except grpc.RpcError as error:
+            raise UsageError(f"no cluster answers at {url}: {error.details()}") from error
+    match reply := messages.REPLY.decode(data):
+        case messages.StatusReply():
+            found: dict[str, Any] = json.loads(reply.text)
+            return found
+        case messages.Refused() if reply.failure.kind == "SessionClosed":
+            raise AuthenticationError(f"the token is not that of the cluster at {url}")
+        case messages.Refused():
+            raise from_failure(reply.failure)
+    raise UsageError(f"what answers at {url} is no cluster of this version")
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints a status as tables; `console` must leave markup alone, since names are what clients chose."""
+    found = readable(found)
+    console.print(f"cluster at {found['url']}")
+    names = {session["session"]: session["name"] for session in found["sessions"]}
+    for table in (
+        devices_table(found["islands"]),
+        slices_table(found["slices"], names),
+        sessions_table(found["sessions"]),
+    ):
+        console.print(table)
+
+
+def readable(value: Any) -> Any:
+    """The same JSON without characters that would steer a terminal."""
+    match value:
+        case str():
+            return "".join(character if character.isprintable() else "?" for character in value)
+        case list():
+            return [readable(item) for item in value]
+        case dict():
+            return {key: readable(item) for key, item in value.items()}
+    return value
+
+
+def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
+    """One row for each run of neighbouring devices of a host that the same slices hold."""
+    table = Table("island", "platform", "host", "node", "process", "devices", "held by", title="devices")
+    for island in islands:
+        for host in island["hosts"]:
+            where = (str(island["island"]), island["platform"], str(host["host"]), host["node"][:8])
+            process = str(host["pid"]) if host["up"] else "down"
+            for names, holders in grouped(host["devices"]):
+                table.add_row(*where, process, names, "\n".join(holders) or "nobody")
+    return table
+
+
+def grouped(devices: Iterable[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Neighbouring devices with the same holders as one entry: `0.0 - 0.3`, who holds them."""
+    found = []
+    for holders, members in itertools.groupby(devices, key=lambda device: device["slices"]):
+        names = [member["device"] for member in members]
+        found.append((names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}", holders))
+    return found
+
+
+def slices_table(slices: Iterable[dict[str, Any]], sessions: dict[int, str]) -> Table:
+    """One row for each virtual slice."""
+    table = Table("slice", "name", "mesh", "island", "devices", "held by", title="slices")
+    for one in slices:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in one["mesh"].items())
+        holder = f"session {one['session']} {sessions.get(one['session'], '')}".strip()
+        table.add_row(str(one["slice"]), one["name"], mesh, str(one["island"]), " ".join(one["devices"]), holder)
+    return table
+
+
+def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
+    """One row for each client."""
+    table = Table("session", "name", title="sessions")
+    for heading in ("programs", "buffers", "bytes", "in flight", "waiting"):
+        table.add_column(heading, justify="right")
+    for one in sessions:
+        counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
+        table.add_row(str(one["session"]), one["name"], *map(str, counts))
+    return table

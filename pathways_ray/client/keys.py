@@ -1,0 +1,37 @@
+"""Typed PRNG keys inside programs: between nodes they are what they are made of, arrays of uint32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array, tracer or type is one of typed PRNG keys."""
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def data_type(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type of a value as it lies on devices."""
+    if not is_key(aval):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+
+
+def to_data(value: Any) -> Any:
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def from_data(data: Any, aval: Any) -> Any:
+    """What `to_data` was given, a value of type `aval`."""
+    if not is_key(aval):
+        return data
+    implementations: list[Any] = []
+
+    def look(key: Any) -> Any:
+        implementations.append(jax.random.key_impl(key))
+        return jax.random.key_data(key)
+
+    jax.eval_shape(look, jax.ShapeDtypeStruct((), aval.dtype))
+    return jax.random.wrap_key_data(data, impl=implementations[0])

@@ -1,0 +1,319 @@
+"""The commands from the outside, without a cluster: options, exit status, what goes where."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import pathways_ray
+from pathways_ray.cli import bench, commands, demo, demo_programs, output, status
+from pathways_ray.cli.demo_programs import Check, Outcome, Program
+from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, Unschedulable, UsageError
+
+MEASURED = {"benchmark": "dispatch", "rows": []}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(commands, arguments, prog_name="pathways")
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stand-ins for `benchmarks.*`; collects the arguments of `dispatch.run`."""
+    asked: list[dict[str, Any]] = []
+
+    def run(**settings: Any) -> dict[str, Any]:
+        asked.append(settings)
+        return MEASURED
+
+    modules = {
+        "benchmarks.dispatch": SimpleNamespace(
+            SMOKE={"repetitions": 1, "computations": 256},
+            run=run,
+            show=lambda result, console: console.print("the numbers"),
+        ),
+        "benchmarks.figures": SimpleNamespace(dispatch=lambda result, path: path.write_bytes(b"PNG")),
+        "benchmarks.measure": SimpleNamespace(machine=lambda: {"cores": 2}),
+    }
+    for module in (bench, demo):
+        monkeypatch.setattr(module, "load", modules.__getitem__)
+    return asked
+
+
+# --- the group --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, pathways_ray.cli; "
+        "print([m for m in ('jax', 'ray', 'grpc', 'numpy.linalg', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() in ("[]", "['numpy.linalg']")
+
+
+def test_version() -> None:
+    assert pathways_ray.__version__ in invoke("--version").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["demo", "bench", "status", "--version"]),
+        (["demo"], ["--output", "--json", "--smoke"]),
+        (["bench"], ["dispatch"]),
+        (["bench", "dispatch"], ["--json", "--figure", "--repetitions", "--smoke"]),
+        (["status"], ["--url", "--token", "--json", "PATHWAYS_URL", "PATHWAYS_TOKEN"]),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(arguments: list[str], names: list[str], flag: str) -> None:
+    found = invoke(*arguments, flag)
+    assert found.exit_code == 0
+    assert [name for name in names if name not in found.output] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (UsageError("say\nmore"), 2),
+        (AuthenticationError("say\nmore"), 2),
+        (ControllerLost("say\nmore"), 1),
+        (Unschedulable("say\nmore"), 1),
+    ],
+)
+def test_an_error_is_one_line(error: PathwaysError, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(commands.commands, "fail", click.Command("fail", callback=fail))
+    found = invoke("fail")
+    assert (found.exit_code, found.stdout, found.stderr) == (exit_code, "", "pathways: say more\n")
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(
+        output.CommandFailed, match=r"needs no_such_package, .* pip install 'pathways-ray\[train,bench\]'"
+    ):
+        output.load("no_such_package.module")
+
+
+@pytest.mark.parametrize("arguments", [("bench", "dispatch", "--json"), ("demo", "--json"), ("demo", "--output")])
+def test_a_place_that_cannot_be_written_is_refused_first(
+    arguments: tuple[str, ...], benchmarks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    found = invoke(*arguments, str(tmp_path / "file" / "below" / "result.json"))
+    assert found.exit_code == 2
+    assert "Not a directory" in found.stderr
+    assert benchmarks == []
+
+
+# --- bench dispatch ---------------------------------------------------------------------------------------------------
+
+
+def test_bench_writes_what_was_asked_for(benchmarks: list[dict[str, Any]], tmp_path: Path) -> None:
+    result, figure = tmp_path / "new" / "result.json", tmp_path / "figure.png"
+    found = invoke("bench", "dispatch", "--repetitions", "4", "--json", str(result), "--figure", str(figure))
+    assert found.exit_code == 0, found.output
+    assert benchmarks == [{"repetitions": 4}]
+    assert json.loads(result.read_text()) == MEASURED
+    assert figure.read_bytes() == b"PNG"
+    assert "the numbers" in found.stdout
+
+
+def test_bench_smoke_is_the_benchmarks_own(benchmarks: list[dict[str, Any]]) -> None:
+    assert invoke("bench", "dispatch", "--smoke").exit_code == 0
+    assert benchmarks == [{"repetitions": 1, "computations": 256}]
+
+
+def test_json_on_stdout_is_alone_there(benchmarks: list[dict[str, Any]]) -> None:
+    found = invoke("bench", "dispatch", "--smoke", "--json", "-")
+    assert json.loads(found.stdout) == MEASURED
+    assert "the numbers" in found.stderr
+
+
+def test_bench_needs_a_round(benchmarks: list[dict[str, Any]]) -> None:
+    assert invoke("bench", "dispatch", "--repetitions", "0").exit_code == 2
+
+
+# --- demo -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for `pw.init`; `open` says whether its cluster runs."""
+
+    class Cluster(SimpleNamespace):
+        def __enter__(self) -> Any:
+            self.open = True
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.open = False
+
+    cluster = Cluster(open=False, asked={})
+
+    def init(**shape: int) -> Cluster:
+        cluster.asked = shape
+        return cluster
+
+    monkeypatch.setattr(pathways_ray, "init", init, raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    return cluster
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, *checks: Check, error: Exception | None = None) -> None:
+    """The demo's programs: one that prints, and gives these checks or raises."""
+
+    def run(session: Any, steps: int, progress: demo_programs.Progress) -> Outcome:
+        assert session.open
+        print("the graph [of the program]")
+        progress(steps, steps)
+        if error:
+            raise error
+        return Outcome(list(checks), {"steps": steps})
+
+    monkeypatch.setattr(demo, "PROGRAMS", (Program("one", "about one", run),))
+
+
+RIGHT = Check("sum [of v]", "3", "3", True)
+WRONG = Check("product", "2", "4", False)
+
+
+def test_demo_runs_on_a_cluster_of_its_own(
+    benchmarks: list[dict[str, Any]], session: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, RIGHT)
+    found = invoke("demo", "--output", str(tmp_path / "results"))
+    assert found.exit_code == 0, found.output
+    assert session.asked == {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4}
+    assert not session.open
+    assert benchmarks == [{"repetitions": 3, "computations": 1024, "reuse_session": True}]
+    assert "the graph [of the program]" in found.stdout
+    assert "200 of 200 steps" in found.stdout
+    assert "sum [of v]" in found.stdout
+    assert (tmp_path / "results" / "dispatch.png").read_bytes() == b"PNG"
+    result = json.loads((tmp_path / "results" / "demo.json").read_text())
+    assert result["ok"] is True
+    assert result["dispatch"] == MEASURED
+    (program,) = result["programs"]
+    assert program["checks"] == [{"what": "sum [of v]", "expected": "3", "came": "3", "ok": True}]
+    assert program["steps"] == 200
+
+
+def test_demo_fails_with_a_wrong_result(
+    benchmarks: list[dict[str, Any]], session: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, RIGHT, WRONG)
+    found = invoke("demo", "--smoke", "--output", str(tmp_path), "--json", "-")
+    assert found.exit_code == 1
+    assert found.stderr.endswith("pathways: wrong result: one: product: expected 2, came 4\n")
+    assert not session.open
+    assert json.loads(found.stdout)["ok"] is False
+    assert not (tmp_path / "demo.json").exists()
+
+
+def test_demo_stops_the_cluster_when_a_program_fails(
+    benchmarks: list[dict[str, Any]], session: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, error=ControllerLost("the controller is gone"))
+    found = invoke("demo", "--output", str(tmp_path))
+    assert (found.exit_code, found.stderr) == (1, "pathways: the controller is gone\n")
+    assert not session.open
+    assert benchmarks == []
+
+
+def test_progress_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with demo.Shown(console).step("train", "a model") as progress:
+        progress(1, 4)
+        progress(4, 4)
+    drawn = console.file.getvalue()
+    assert " train " in drawn
+    assert drawn.endswith("train: a model\n")
+
+
+# --- what the demo expects --------------------------------------------------------------------------------------------
+
+
+def no_progress(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+def give(monkeypatch: pytest.MonkeyPatch, **example: Any) -> None:
+    monkeypatch.setattr(demo_programs, "load", lambda module: SimpleNamespace(**example))
+
+
+@pytest.mark.parametrize(("z", "ok"), [([2.0, 4.0], True), ([2.0, 4.5], False)])
+def test_figure2(z: list[float], ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, main=lambda session: (np.array([3.0, 5.0]), np.array(z)))
+    (check,) = demo_programs.figure2(None, 200, no_progress).checks
+    assert check.ok is ok
+    assert check.came == f"[3.0, 5.0], {z}"
+
+
+@pytest.mark.parametrize(("error", "ok"), [(0.0, True), (1e-7, False)])
+def test_ping_pong(error: float, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, ROUND_TRIPS=100, plain_jax=lambda v: v, main=lambda session: starts() + np.float32(error))
+
+    def starts() -> np.ndarray:
+        return np.linspace(0.1, 0.45, 8, dtype=np.float32)
+
+    (check,) = demo_programs.ping_pong(None, 200, no_progress).checks
+    assert check.ok is ok
+
+
+@pytest.mark.parametrize(
+    ("final", "same", "drift", "verdicts"),
+    [
+        (2.0, True, 1e-6, [True, True, True]),
+        (2.95, True, 1e-6, [True, True, False]),
+        (2.0, False, 1e-6, [False, True, True]),
+        (2.0, True, 2e-5, [True, False, True]),
+    ],
+)
+def test_language_model(
+    final: float, same: bool, drift: float, verdicts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(steps: int, report: Any, off: float = 0.0) -> SimpleNamespace:
+        report(steps, None)
+        losses = np.concatenate([np.linspace(5.5, final, 180), np.full(20, final)])
+        return SimpleNamespace(losses=losses[:steps] + off)
+
+    give(
+        monkeypatch,
+        STEPS=200,
+        train_pathways=train,
+        train_reference=train,
+        train_unsplit=lambda steps, report: train(steps, report, drift),
+        same_bits=lambda one, other: same,
+    )
+    outcome = demo_programs.language_model(None, 200, no_progress)
+    assert [check.ok for check in outcome.checks] == verdicts
+    assert len(outcome.details["losses"]) == 200
+    assert outcome.checks[2].expected == "below 2.9"
+    short = demo_programs.language_model(None, 3, no_progress)
+    assert len(short.checks) == 2  # too few steps to ask how low the loss is
+
+
+def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    found = {"islands": [], "slices": [], "sessions": []}
+    monkeypatch.setattr(status, "ask", lambda url, token: asked.append((url, token)) or found)
+    monkeypatch.setenv("PATHWAYS_URL", "grpc://head:7")
+    monkeypatch.setenv("PATHWAYS_TOKEN", "t0ken")
+    result = invoke("status", "--json")
+    assert json.loads(result.stdout) == {"url": "grpc://head:7", **found}
+    assert asked == [("grpc://head:7", "t0ken")]

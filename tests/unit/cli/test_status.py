@@ -1,0 +1,190 @@
+"""`pathways status` without a cluster: whom it asks, what it prints, and what it says when nobody answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from rich.console import Console
+
+from pathways_ray.cli import status
+from pathways_ray.client.records import Record
+from pathways_ray.errors import AuthenticationError, Failure, QuotaExceeded, UsageError
+from pathways_ray.transport import messages, streams
+
+HERE = Record("grpc://127.0.0.1:1001", "first", 41)
+THERE = Record("grpc://127.0.0.1:1002", "second", 42)
+
+STATUS: dict[str, Any] = {
+    "islands": [
+        {
+            "island": 0,
+            "platform": "cpu",
+            "hosts": [
+                {
+                    "host": 0,
+                    "node": "0123456789abcdef",
+                    "pid": 4711,
+                    "up": True,
+                    "devices": [
+                        {"device": "0.0", "slices": ["session 1: left"]},
+                        {"device": "0.1", "slices": ["session 1: left"]},
+                        {"device": "0.2", "slices": []},
+                        {"device": "0.3", "slices": ["session 2: right"]},
+                    ],
+                },
+                {"host": 1, "node": "fedc", "pid": 4712, "up": False, "devices": []},
+            ],
+        }
+    ],
+    "slices": [
+        {"session": 1, "slice": 7, "name": "left", "mesh": {"x": 2}, "island": 0, "devices": ["0.0", "0.1"]},
+        {"session": 2, "slice": 8, "name": "right", "mesh": {"x": 1, "y": 1}, "island": 0, "devices": ["0.3"]},
+    ],
+    "sessions": [
+        {
+            "session": 1,
+            "name": "[red]trainer\x1b[2J",
+            "buffers": 3,
+            "bytes": 1_500_000,
+            "programs": 2,
+            "in_flight": 5,
+            "waiting": 1,
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "running", "expected"),
+    [
+        ("grpc://head:1", "t", [], ("grpc://head:1", "t")),
+        ("grpc://head:1", "t", [HERE, THERE], ("grpc://head:1", "t")),
+        (THERE.url, "", [HERE, THERE], (THERE.url, "second")),
+        (THERE.url, "other", [HERE, THERE], (THERE.url, "other")),
+        ("", "", [HERE], (HERE.url, "first")),
+        ("", "other", [HERE], (HERE.url, "other")),
+    ],
+)
+def test_whom_it_asks(url: str, token: str, running: list[Record], expected: tuple[str, str]) -> None:
+    assert status.choose(url, token, running) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "running", "says"),
+    [
+        ("", [], "no cluster of yours runs on this machine; say which with --url and --token"),
+        ("", [HERE, THERE], r"127.0.0.1:1001 \(process 41\), grpc://127.0.0.1:1002 \(process 42\); choose one"),
+        ("grpc://head:1", [HERE], "grpc://head:1 is no cluster that you started .* --token"),
+    ],
+)
+def test_whom_it_cannot_choose(url: str, running: list[Record], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        status.choose(url, "", running)
+
+
+def printed(found: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=140, markup=False, highlight=False)
+    status.show(found, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_what_it_prints() -> None:
+    assert rows(printed({"url": "grpc://head:1", **STATUS})) == [
+        ["0", "cpu", "0", "01234567", "4711", "0.0 - 0.1", "session 1: left"],
+        ["0", "cpu", "0", "01234567", "4711", "0.2", "nobody"],
+        ["0", "cpu", "0", "01234567", "4711", "0.3", "session 2: right"],
+        ["7", "left", "x=2", "0", "0.0 0.1", "session 1 [red]trainer?[2J"],
+        ["8", "right", "x=1, y=1", "0", "0.3", "session 2"],
+        ["1", "[red]trainer?[2J", "2", "3", "1.5 MB", "5", "1"],
+    ]
+
+
+def test_a_host_that_is_down_is_shown_as_down() -> None:
+    host = {"host": 3, "node": "n", "pid": 1, "up": False, "devices": [{"device": "3.0", "slices": []}]}
+    found = {"islands": [{"island": 1, "platform": "gpu", "hosts": [host]}], "slices": [], "sessions": []}
+    assert rows(printed({"url": "u", **found})) == [["1", "gpu", "3", "n", "down", "3.0", "nobody"]]
+
+
+@contextmanager
+def answering(answer: Callable[[messages.Status, str], bytes]) -> Iterator[str]:
+    """A server in place of a controller; the address of its front door."""
+
+    def call(data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = messages.REQUEST.decode(data)
+        assert isinstance(request, messages.Status)
+        return answer(request, str(dict(context.invocation_metadata())["authorization"]))
+
+    _, service, method = streams.CALL.split("/")
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        handler = grpc.unary_unary_rpc_method_handler(call)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"grpc://127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+def test_it_asks_without_a_session() -> None:
+    asked = []
+
+    def answer(request: messages.Status, token: str) -> bytes:
+        asked.append((request.session, token))
+        return messages.encode(messages.StatusReply(json.dumps(STATUS)))
+
+    with answering(answer) as url:
+        assert status.ask(url, "t0ken") == STATUS
+    assert asked == [(0, "t0ken")]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "says"),
+    [
+        (messages.Refused(Failure("SessionClosed", "session 0 is not open")), AuthenticationError, "is not that of"),
+        (messages.Refused(Failure("QuotaExceeded", "too often")), QuotaExceeded, "too often"),
+        (messages.Accepted(), UsageError, "no cluster of this version"),
+    ],
+)
+def test_a_refusal_is_an_error(reply: messages.Reply, error: type[Exception], says: str) -> None:
+    with answering(lambda request, token: messages.encode(reply)) as url, pytest.raises(error, match=says):
+        status.ask(url, "t")
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, so nobody else gets it; not listening, so nobody answers
+        with pytest.raises(UsageError, match="no cluster answers at grpc:"):
+            status.ask(f"grpc://127.0.0.1:{free.getsockname()[1]}", "t")
+
+
+def test_somebody_who_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        with pytest.raises(UsageError, match="no cluster answers at"):
+            status.ask(f"grpc://127.0.0.1:{silent.getsockname()[1]}", "t", timeout=0.5)
+        assert time.monotonic() - start < 3.0
+
+
+@pytest.mark.parametrize("url", ["", "head:1", "http://head:1"])
+def test_an_address_of_another_kind(url: str) -> None:
+    with pytest.raises(UsageError, match="looks like grpc://host:port"):
+        status.ask(url, "t")
+
+
+@pytest.mark.parametrize("token", ["tökèn", "two\nlines"])
+def test_a_token_that_cannot_be_one(token: str) -> None:
+    with pytest.raises(AuthenticationError, match="characters that no token has"):
+        status.ask("grpc://127.0.0.1:1", token)

@@ -1,0 +1,121 @@
+"""A controller's state with hosts, a session and its programs, and short ways to ask what it sends."""
+
+from __future__ import annotations
+
+from pathways_ray.controller.launches import Command, Launches, SendClient, SendIsland
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.errors import Failure
+from pathways_ray.ir.graph import Ref
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.transport.messages import Done, Free, HostDown, HostUp, Launch, Message, Put, Ready, RunFailed
+from tests.unit.helpers import VECTOR, Sketch, placed
+
+BOOM = Failure("ExecutionError", "boom", "f", "user.py:1", 0)
+
+# Island 0 has hosts 0 and 1, island 1 has host 2, island 2 host 3. Slice 1, 2, 3 lie on islands 0, 1, 2.
+ISLAND_OF_HOST = {0: 0, 1: 0, 2: 1, 3: 2}
+SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["2.0", "2.1"], island=1), placed(3, ["3.0"], island=2)]
+
+
+def to_island(commands: list[Command], island: int, kind: type[Message] = Message) -> list[Message]:
+    return [
+        c.message for c in commands if isinstance(c, SendIsland) and c.island == island and isinstance(c.message, kind)
+    ]
+
+
+def to_client(commands: list[Command], session: int = 1, kind: type[Message] = Message) -> list[Message]:
+    return [
+        c.message
+        for c in commands
+        if isinstance(c, SendClient) and c.session == session and isinstance(c.message, kind)
+    ]
+
+
+class Front:
+    """Wraps `Launches`; every call checks the invariants afterwards and returns the commands."""
+
+    def __init__(self, parallel: bool = True, max_in_flight: int = 100, sessions: tuple[int, ...] = (1,)) -> None:
+        self.launches = Launches(parallel, max_in_flight)
+        self.keys = 0
+        for host, island in ISLAND_OF_HOST.items():
+            self.up(host, island)
+        for session in sessions:
+            self.launches.open_session(session)
+            for slice in SLICES:
+                self.launches.add_slice(session, slice)
+
+    def checked(self, commands: list[Command]) -> list[Command]:
+        self.launches.validate()
+        return commands
+
+    # --- hosts and time -----------------------------------------------------------------------------------------------
+
+    def up(self, host: int, island: int | None = None, epoch: int = 1) -> list[Command]:
+        message = HostUp(host, epoch, f"transfer-{host}-{epoch}", f"data-{host}-{epoch}", 2, 100 + host)
+        return self.checked(self.launches.host_up(ISLAND_OF_HOST[host] if island is None else island, message))
+
+    def down(self, host: int, epoch: int = 1, reason: str = "killed") -> list[Command]:
+        return self.checked(self.launches.host_down(HostDown(host, epoch, reason)))
+
+    def tick(self, now: float) -> list[Command]:
+        return self.checked(self.launches.tick(now))
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def register(self, program: PlannedProgram, number: int, ready: bool = True) -> PlannedProgram:
+        self.checked(self.launches.register(program.session, number, program))
+        if ready:
+            for host in program.hosts:
+                self.ready(program, host)
+        return program
+
+    def ready(self, program: PlannedProgram, host: int, failure: Failure | None = None) -> list[Command]:
+        return self.checked(self.launches.ready(Ready(host, program.key, 0, failure)))
+
+    # --- the client's side --------------------------------------------------------------------------------------------
+
+    def launch(
+        self, launch: int, arguments: tuple[int, ...] = (), results: int = 0, program: int = 1, session: int = 1
+    ) -> list[Command]:
+        message = Launch(launch, program, arguments, results)
+        return self.checked(self.launches.from_client(session, message))
+
+    def put(self, buffer: int, slice: int = 1, session: int = 1) -> list[Command]:
+        return self.checked(self.launches.from_client(session, Put(buffer, slice, VECTOR, ())))
+
+    def free(self, *buffers: int, session: int = 1) -> list[Command]:
+        return self.checked(self.launches.from_client(session, Free(buffers)))
+
+    def buffers(self, session: int = 1) -> set[int]:
+        return set(self.launches.sessions[session].buffers)
+
+    # --- the islands' side --------------------------------------------------------------------------------------------
+
+    def done(self, island: int, *sequences: int) -> list[Command]:
+        return self.checked(self.launches.done(island, Done(sequences)))
+
+    def failed(self, island: int, sequence: int, failure: Failure = BOOM) -> list[Command]:
+        return self.checked(self.launches.run_failed(island, RunFailed(sequence, failure)))
+
+
+def program_over(*slices: int, key: int = 1, session: int = 1, arguments: int = 1) -> PlannedProgram:
+    """One call on each slice after the other, the value handed on; the arguments lie on the first slice.
+
+    Named after the slices. It has one result, on the last one.
+    """
+    sketch = sketch_with_slices("-".join(map(str, slices)))
+    inputs = tuple(sketch.argument(slices[0]) for _ in range(arguments))
+    value: Ref = sketch.call("f0", *inputs, slice=slices[0])
+    for number, slice in enumerate(slices[1:], 1):
+        value = sketch.call(f"f{number}", value, slice=slice)
+    return sketch.planned(value, key=key, session=session)
+
+
+def sketch_with_slices(name: str) -> Sketch:
+    sketch = Sketch(name)
+    sketch.placement = {slice.mesh.id: slice for slice in SLICES}
+    return sketch
+
+
+def release_slice(front: Front, slice: PlacedSlice, session: int = 1) -> bool:
+    return front.launches.remove_slice(session, slice.mesh.id)

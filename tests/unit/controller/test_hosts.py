@@ -1,0 +1,225 @@
+"""Hosts that go and come: what the controller tells whom, and what becomes of launches and buffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray.controller.launches import HOST_ABSENCE_LIMIT_S
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    Completed,
+    Drop,
+    HostAddress,
+    LaunchFailed,
+    Peer,
+    Peers,
+    Program,
+    Run,
+)
+from tests.unit.controller.front import BOOM, Front, program_over, to_client, to_island
+
+
+def test_a_host_that_comes_up_is_made_known_to_everybody() -> None:
+    front = Front(sessions=(1, 2))
+    commands = front.up(3, epoch=2)
+    for island in (0, 1, 2):
+        (peers,) = to_island(commands, island)
+        assert isinstance(peers, Peers)
+        assert Peer(3, 2, "transfer-3-2") in peers.peers
+        assert {peer.host for peer in peers.peers} == {0, 1, 2, 3}
+    assert to_client(commands, 1) == to_client(commands, 2) == [HostAddress(3, 2, "data-3-2")]
+
+
+def test_a_lost_host_fails_what_is_in_flight_on_its_island_at_once() -> None:
+    """
+    1. Launch 1 runs on islands 0 and 1, launch 2 on island 0 alone, launch 3 on island 2.
+    2. Host 2 of island 1 is lost. Launch 1 fails and its results are taken back on both islands, should they come.
+    3. The others go on.
+    """
+    front = Front()
+    front.register(program_over(1, 2), 1)
+    front.register(program_over(1, key=2), 2)
+    front.register(program_over(3, key=3), 3)
+    front.put(1)
+    front.put(2, slice=3)
+    front.launch(1, (1,), 10, program=1)
+    front.launch(2, (1,), 20, program=2)
+    front.launch(3, (2,), 30, program=3)
+    commands = front.down(2)
+    lost = Failure("HostLost", "host 2 was lost: killed", host=2)
+    assert to_client(commands, kind=LaunchFailed) == [LaunchFailed(1, lost)]
+    assert [to_island(commands, island, Drop) for island in (0, 1, 2)] == [[Drop(1, (10,))], [Drop(1, (10,))], []]
+    assert to_client(front.done(0, 1, 2)) == [Completed((2,))]
+    assert to_client(front.done(2, 3)) == [Completed((3,))]
+    assert front.launches.in_flight == {}
+
+
+def test_buffers_on_a_lost_host_are_lost_and_their_owners_are_told() -> None:
+    """
+    1. Buffer 1 lies on hosts 0, buffer 2 on host 2; result 3 is still being made on host 2.
+    2. Host 2 is lost: buffer 2 is lost now, and a launch with it fails; buffer 3 fails with its launch.
+    """
+    front = Front(sessions=(1, 2))
+    front.register(program_over(2), 1)
+    front.put(1, slice=1)
+    front.put(2, slice=2)
+    front.put(2, slice=2, session=2)
+    front.launch(1, (2,), 3)
+    commands = front.down(2)
+    lost = Failure("BufferLost", "the buffer was on host 2, which is gone: killed", host=2)
+    assert to_client(commands, 1, BuffersLost) == to_client(commands, 2, BuffersLost) == [BuffersLost((2,), lost)]
+    assert to_client(front.launch(2, (2,), 4)) == [LaunchFailed(2, lost)]
+    assert to_client(front.down(0), kind=BuffersLost)[0].buffers == (1,)
+
+
+def test_everybody_is_told_that_a_host_is_gone_once() -> None:
+    front = Front()
+    commands = front.down(2)
+    (peers,) = to_island(commands, 0, Peers)
+    assert {peer.host for peer in peers.peers} == {0, 1, 3}
+    assert to_client(commands, kind=HostAddress) == [HostAddress(2, 1, "")]
+    assert front.down(2) == [], "it is gone already"
+    front.up(2, epoch=2)
+    assert front.down(2, epoch=1) == [], "news of an older epoch"
+    assert front.down(99) == [], "nobody knows it"
+    assert front.down(2, epoch=2) != []
+
+
+def test_a_failed_launch_that_waits_for_its_producer_ends_with_the_host() -> None:
+    """
+    1. Launch 1 runs on islands 0 and 1; launch 2 consumes from it on island 0.
+    2. Launch 2 has failed on island 0 and waits for the outcome of launch 1, which island 1 has yet to give.
+    3. Host 0 is lost: both are on its island, and each ends once.
+    """
+    front = Front()
+    sketch_program = program_over(1, 2, 1)
+    front.register(sketch_program, 1)
+    front.register(program_over(1, key=2), 2)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    front.launch(2, (2,), 3, program=2)
+    front.failed(0, 1)
+    assert front.failed(0, 2) == []
+    failed = to_client(front.down(0), kind=LaunchFailed)
+    assert sorted(message.launch for message in failed) == [1, 2]
+    assert front.launches.in_flight == {}
+
+
+def test_a_launch_that_lost_its_host_does_not_wait_for_its_producers() -> None:
+    """
+    1. Launch 1 runs on island 1; launch 2 consumes its result on islands 1 and 0.
+    2. Host 0 is lost: launch 2 fails at once, though launch 1 goes on and completes.
+    """
+    front = Front()
+    front.register(program_over(2), 1)
+    front.register(program_over(2, 1, key=2), 2)
+    front.put(1, slice=2)
+    front.launch(1, (1,), 2)
+    front.launch(2, (2,), 3, program=2)
+    assert [message.launch for message in to_client(front.down(0), kind=LaunchFailed)] == [2]
+    assert to_client(front.done(1, 1)) == [Completed((1,))]
+
+
+def test_what_a_lost_host_sets_free_goes_on() -> None:
+    """
+    1. One launch may be in flight: launch 1 on island 1, launch 2 on island 0 waits for it.
+    2. Host 2 is lost. Launch 1 fails, and launch 2 leaves at once.
+    """
+    front = Front(max_in_flight=1)
+    front.register(program_over(2), 1)
+    front.register(program_over(1, key=2), 2)
+    front.put(1, slice=2)
+    front.put(2, slice=1)
+    front.launch(1, (1,), 3)
+    assert front.launch(2, (2,), 4, program=2) == []
+    commands = front.down(2)
+    assert [message.sequence for message in to_island(commands, 0, Run)] == [2]
+    assert to_client(front.done(0, 2)) == [Completed((2,))]
+
+
+def test_the_successor_of_a_host_gets_its_programs_before_launches_go_on() -> None:
+    """
+    1. Host 0 goes and comes back under epoch 2: its island gets the program again, others do not.
+    2. A launch waits until the new incarnation has compiled it.
+    """
+    front = Front()
+    program = front.register(program_over(1, 2), 1)
+    front.register(program_over(3, key=2), 2)
+    front.down(0)
+    front.put(1)
+    assert front.launch(1, (1,), 2) == []
+    commands = front.up(0, epoch=2)
+    assert to_island(commands, 0, Program) == [program.messages[0]]
+    assert to_island(commands, 1, Program) == to_island(commands, 2, Program) == []
+    assert front.launch(2, (1,), 3) == []
+    assert [message.sequence for message in to_island(front.ready(program, 0), 1, Run)] == [1, 2]
+
+
+def test_a_launch_waits_for_a_successor_but_not_for_ever() -> None:
+    """
+    1. At time 100 host 2 is lost; a launch that needs it waits.
+    2. Just within the limit it still waits; past the limit it fails and says how long the host has been down.
+    3. A later launch fails at once, until the host is back.
+    """
+    front = Front()
+    program = front.register(program_over(1, 2), 1)
+    front.put(1)
+    assert front.tick(100.0) == []
+    front.down(2)
+    assert front.launch(1, (1,), 2) == []
+    assert front.tick(100.0 + HOST_ABSENCE_LIMIT_S) == []
+    late = to_client(front.tick(100.0 + HOST_ABSENCE_LIMIT_S + 2))
+    assert late == [LaunchFailed(1, Failure("HostLost", "host 2 has been down for 32 s", host=2))]
+    assert [message.launch for message in to_client(front.launch(2, (1,), 3))] == [2]
+    front.up(2, epoch=2)
+    assert front.launch(3, (1,), 4) == []
+    assert len(to_island(front.ready(program, 2), 0, Run)) == 1
+
+
+def test_a_launch_does_not_wait_for_ever_for_another_host_of_its_island() -> None:
+    """The scheduler dispatches nothing while one of the island's hosts is away, whichever it is.
+
+    1. The program needs host 0 only, but host 1 of the same island is lost for good.
+    2. A launch is not sent into the queue of an island that stands still: it waits here, and fails past the limit.
+    """
+    front = Front()
+    front.register(program_over(1), 1)
+    front.put(1)
+    front.tick(100.0)
+    front.down(1)
+    assert to_client(front.launch(1, (1,), 2)) == []
+    late = to_client(front.tick(100.0 + HOST_ABSENCE_LIMIT_S + 2), kind=LaunchFailed)
+    assert [(message.launch, message.failure.kind) for message in late] == [(1, "HostLost")]
+    assert front.launches.in_flight == {}
+
+
+def test_another_host_of_the_island_comes_back() -> None:
+    front = Front()
+    front.register(program_over(1), 1)
+    front.put(1)
+    front.down(1)
+    sent = to_island(front.launch(1, (1,), 2), 0, Run) + to_island(front.up(1, epoch=2), 0, Run)
+    assert [message.sequence for message in sent] == [1], "once, now or when the island can work"
+
+
+@pytest.mark.parametrize("late", ["done", "failed"])
+def test_reports_about_a_launch_that_failed_with_its_host_are_ignored(late: str) -> None:
+    front = Front()
+    front.register(program_over(1, 2), 1)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    assert to_client(front.down(2), kind=LaunchFailed) != []
+    assert (front.done(0, 1) if late == "done" else front.failed(0, 1)) == []
+
+
+def test_the_cause_of_a_lost_argument_is_handed_on() -> None:
+    """A launch in flight whose argument was lost with the host fails with what became of the argument."""
+    front = Front()
+    front.register(program_over(2), 1)
+    front.put(1, slice=2)
+    front.launch(1, (1,), 2)
+    (failed,) = to_client(front.down(2), kind=LaunchFailed)
+    assert failed.failure.host == 2
+    assert to_client(front.launch(2, (2,), 3)) == [LaunchFailed(2, failed.failure)]
+    assert BOOM.host == 0

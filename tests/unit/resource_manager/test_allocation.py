@@ -1,0 +1,227 @@
+"""The mapping of virtual slices to devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways_ray.errors import Unschedulable
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, Wish
+from tests.unit.strategies import repeatable
+
+
+def island(number: int, *devices: int, platform: str = "cpu") -> list[HostRecord]:
+    """The hosts of an island with so many devices each; host ids are 10 * island and up."""
+    return [
+        HostRecord(10 * number + k, number, platform, count, f"node-{number}", 1000 + k)
+        for k, count in enumerate(devices)
+    ]
+
+
+def inventory(*islands: list[HostRecord]) -> Inventory:
+    made = Inventory()
+    for hosts in islands:
+        made.join(hosts)
+    return made
+
+
+def wish(*shape: int, **options: object) -> Wish:
+    return Wish(shape, ("x", "y", "z")[: max(len(shape), 1)], **options)  # type: ignore[arg-type]
+
+
+def devices(placed: PlacedSlice) -> list[str]:
+    return [str(device) for device in placed.devices]
+
+
+# --- where a slice goes -----------------------------------------------------------------------------------------------
+
+
+def test_a_slice_is_a_mesh_on_devices_of_one_island() -> None:
+    made = inventory(island(0, 2, 2))
+    placed = made.create(1, wish(2, 2))
+    assert (placed.island, placed.mesh.shape, placed.mesh.axes) == (0, (2, 2), ("x", "y"))
+    assert devices(placed) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_slices_spread_over_the_least_loaded_devices_then_share() -> None:
+    """
+    1. Two slices of two fill the four devices of the island.
+    2. A third one of two shares with the first, a fourth with the second.
+    """
+    made = inventory(island(0, 2, 2))
+    placed = [devices(made.create(1, wish(2))) for _ in range(4)]
+    assert placed == [["0.0", "0.1"], ["1.0", "1.1"]] * 2
+    assert set(made.load().values()) == {2}
+
+
+def test_islands_are_filled_in_turn() -> None:
+    made = inventory(island(0, 2), island(1, 2))
+    assert [made.create(1, wish(2)).island for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_free_island_is_better_than_a_shared_one_however_small() -> None:
+    made = inventory(island(0, 8), island(1, 2))
+    made.create(1, wish(8))
+    assert made.create(1, wish(2)).island == 1
+
+
+def test_islands_of_different_size_are_compared_by_the_load_of_a_device() -> None:
+    """
+    1. Two slices fill the island of two devices twice, one slice the island of eight once.
+    2. The next one that takes a whole island goes to the larger: four loads in all there against eight here, yet its
+       devices carry one each, the others two.
+    """
+    made = inventory(island(0, 2), island(1, 8))
+    for number in (0, 0, 1):
+        made.create(1, wish(island=number))
+    assert made.create(1, wish()).island == 1
+
+
+def test_free_devices_are_taken_host_by_host() -> None:
+    made = inventory(island(0, 4, 4))
+    assert devices(made.create(1, wish(1))) == ["0.0"]
+    assert devices(made.create(1, wish(4))) == ["0.1", "0.2", "0.3", "1.0"]
+
+
+def test_without_a_shape_a_slice_is_a_whole_island() -> None:
+    made = inventory(island(0, 2), island(1, 2, 2))
+    first, second = made.create(1, wish()), made.create(1, wish())
+    assert (first.island, first.mesh.shape, first.mesh.axes) == (0, (2,), ("x",))
+    assert (second.island, second.mesh.shape) == (1, (4,))
+
+
+def test_island_and_platform_are_kept_to() -> None:
+    made = inventory(island(0, 4), island(1, 4, platform="gpu"), island(2, 4, platform="gpu"))
+    assert made.create(1, wish(2, platform="gpu")).island == 1
+    assert made.create(1, wish(2, island=2)).island == 2
+    assert made.create(1, wish(2, platform="cpu")).island == 0
+    assert [made.create(1, wish(4, island=0)).island for _ in range(3)] == [0, 0, 0], "asked for, it is shared"
+
+
+def test_the_same_requests_give_the_same_mapping() -> None:
+    requests = [wish(2), wish(1), wish(2, 2), wish(), wish(3)]
+    one, other = (inventory(island(0, 2, 2), island(1, 4)) for _ in range(2))
+    assert [one.create(1, w) for w in requests] == [other.create(1, w) for w in requests]
+
+
+@repeatable(150)
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=12))
+def test_devices_are_evenly_used(requests: list[tuple[int, bool]]) -> None:
+    """On one island no device ever carries two slices more than another one, unless slices were released."""
+    made = inventory(island(0, 3, 3))
+    for size, released in requests:
+        before = made.load()
+        placed = made.create(1, wish(size))
+        assert len(set(placed.devices)) == size
+        chosen = max(before[device] for device in placed.devices)
+        assert all(before[device] >= chosen for device in before.keys() - set(placed.devices)), "a freer one was left"
+        if released:
+            assert made.release(1, placed.mesh.id)
+            assert made.load() == before
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_that_is_too_big_is_refused_with_what_exists() -> None:
+    made = inventory(island(0, 2, 2), island(1, 4, platform="gpu"))
+    exists = r"there is island 0 with 4 cpu devices on 2 host\(s\), island 1 with 4 gpu devices on 1 host\(s\)"
+    with pytest.raises(Unschedulable, match=rf"hold a slice of shape \(5,\) \(5 devices\); {exists}"):
+        made.create(1, wish(5))
+    with pytest.raises(Unschedulable, match=r"of shape \(2, 2\) \(4 devices\) on island 7; there is"):
+        made.create(1, wish(2, 2, island=7))
+    with pytest.raises(Unschedulable, match="a slice of platform 'tpu'; there is"):
+        made.create(1, wish(platform="tpu"))
+    with pytest.raises(Unschedulable, match="on island 0 of platform 'gpu'"):
+        made.create(1, wish(2, island=0, platform="gpu"))
+    assert made.slices == {}
+
+
+def test_an_empty_cluster_says_so() -> None:
+    with pytest.raises(Unschedulable, match="there is nothing"):
+        Inventory().create(1, wish(1))
+    with pytest.raises(Unschedulable, match="there is island 0 with 0 cpu devices"):
+        inventory(island(0, 0)).create(1, wish())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (Wish((1, 1, 1, 1), ("a", "b", "c", "d")), r"a slice has 1 to 3 axes, \(1, 1, 1, 1\) has 4"),
+        (wish(0), r"\(0,\) has a size below 1"),
+        (wish(2, -1), r"\(2, -1\) has a size below 1"),
+        (Wish((2, 2), ("x",)), r"slice shape \(2, 2\) and axis names \('x',\) differ in number"),
+        (Wish((), ()), "differ in number"),
+        (Wish((2, 2), ("x", "x")), "must be different and not empty"),
+        (Wish((2,), ("",)), "must be different and not empty"),
+    ],
+)
+def test_shapes_no_mesh_can_have_are_refused(bad: Wish, message: str) -> None:
+    with pytest.raises(Unschedulable, match=message):
+        inventory(island(0, 8)).create(1, bad)
+
+
+# --- release ----------------------------------------------------------------------------------------------------------
+
+
+def test_released_devices_are_taken_first() -> None:
+    made = inventory(island(0, 2))
+    first, second = made.create(1, wish(1)), made.create(1, wish(1))
+    assert made.release(1, first.mesh.id)
+    assert not made.release(1, first.mesh.id)
+    assert not made.release(2, second.mesh.id), "another session's slice"
+    assert made.create(1, wish(1)).devices == first.devices
+
+
+def test_a_session_gives_back_all_it_holds() -> None:
+    made = inventory(island(0, 4))
+    for session in (1, 2, 1):
+        made.create(session, wish(2))
+    assert made.release_session(1) == 2
+    assert made.release_session(1) == 0
+    assert {record.session for record in made.slices.values()} == {2}
+    assert Counter(made.load().values()) == {0: 2, 1: 2}
+
+
+def test_slice_ids_are_not_used_again() -> None:
+    made = inventory(island(0, 4))
+    first = made.create(1, wish(1)).mesh.id
+    made.release(1, first)
+    assert made.create(1, wish(1)).mesh.id > first
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_come_again_get_a_newer_epoch_together() -> None:
+    made = Inventory()
+    assert made.join(island(0, 2, 2)) == 1
+    assert made.join(island(1, 2)) == 1
+    assert made.join(island(0, 2, 2)) == 2
+    assert [made.hosts[host].epoch for host in (0, 1, 10)] == [2, 2, 1]
+
+
+def test_news_of_an_older_epoch_do_not_take_a_host_down() -> None:
+    made = inventory(island(0, 2))
+    made.leave(0, 1)
+    assert not made.hosts[0].up
+    made.join(island(0, 2))
+    assert made.hosts[0].up
+    made.leave(0, 1)
+    assert made.hosts[0].up
+    made.leave(99, 1)
+
+
+def test_a_host_may_come_back_with_fewer_devices() -> None:
+    """Slices on a device that is gone stay mapped to it, and count for nothing."""
+    made = inventory(island(0, 4))
+    made.create(1, wish(4))
+    made.join(island(0, 2))
+    assert made.load() == {Device(0, 0): 1, Device(0, 1): 1}
+    assert devices(made.create(1, wish(2))) == ["0.0", "0.1"]
+    with pytest.raises(Unschedulable, match="island 0 with 2 cpu devices"):
+        made.create(1, wish(4))

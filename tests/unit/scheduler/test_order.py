@@ -1,0 +1,285 @@
+"""The order of one island: what its hosts get and when, and what the controller hears."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray.errors import Failure
+from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.transport.messages import (
+    Arrived,
+    Done,
+    Drop,
+    DropProgram,
+    DropSession,
+    Enqueued,
+    HostDown,
+    HostUp,
+    Peers,
+    Proceed,
+    Program,
+    Ready,
+    Run,
+    RunFailed,
+    ToHost,
+)
+
+BOOM = Failure("ExecutionError", "boom")
+
+
+def run(sequence: int, first: int = 0, gangs: int = 0) -> Run:
+    return Run(sequence, 1, 1, (), 0, first, gangs)
+
+
+def up(host: int, epoch: int = 1) -> HostUp:
+    return HostUp(host, epoch, "t", "d", 2, 1)
+
+
+def island(*hosts: int, window: int = 2) -> IslandOrder:
+    """An island whose hosts are all up under epoch 1."""
+    order = IslandOrder(0, frozenset(hosts), window)
+    for host in hosts:
+        order.host_up(up(host))
+    return order
+
+
+def dispatched(commands: list[Command]) -> list[ToHost]:
+    return [command.message for command in commands if isinstance(command, ToHosts)]
+
+
+def told(commands: list[Command]) -> list:
+    return [command.message for command in commands if isinstance(command, ToController)]
+
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+
+
+def test_launches_go_to_the_hosts_as_they_come_up_to_the_window() -> None:
+    """
+    1. Two may be with the hosts. Of three launches the third one waits.
+    2. A completion lets it go.
+    """
+    order = island(0)
+    assert [dispatched(order.from_controller(run(k))) for k in (1, 2, 3)] == [[run(1)], [run(2)], []]
+    commands = order.from_host(0, 1, Done((1,)))
+    assert told(commands) == [Done((1,))]
+    assert dispatched(commands) == [run(3)]
+
+
+def test_completions_that_come_together_let_as_many_go() -> None:
+    order = island(0)
+    for k in range(1, 6):
+        order.from_controller(run(k))
+    commands = order.from_host(0, 1, Done((1, 2)))
+    assert told(commands) == [Done((1, 2))]
+    assert dispatched(commands) == [run(3), run(4)]
+
+
+@pytest.mark.parametrize("drop", [Drop(1, (5,)), DropSession(1), DropProgram(1)])
+def test_drops_stay_behind_the_launches_that_came_before_them(drop: ToHost) -> None:
+    order = island(0, window=1)
+    order.from_controller(run(1))
+    order.from_controller(run(2))
+    assert dispatched(order.from_controller(drop)) == []
+    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2), drop]
+    assert dispatched(order.from_controller(drop)) == [drop], "with nothing before them they leave at once"
+
+
+@pytest.mark.parametrize("message", [Program(1, b"plan", {}), Peers(())])
+def test_what_has_no_place_in_the_order_is_passed_on(message: ToHost) -> None:
+    order = island(0, window=1)
+    order.from_controller(run(1))
+    order.from_controller(run(2))
+    assert dispatched(order.from_controller(message)) == [message]
+
+
+def test_further_gangs_of_a_launch_take_no_further_room() -> None:
+    """Sequential dispatch: three Runs of one launch are one launch in the window."""
+    order = island(0, window=1)
+    sent = [dispatched(order.from_controller(run(1, gang, 1))) for gang in (0, 1, 2)]
+    assert sent == [[run(1, 0, 1)], [run(1, 1, 1)], [run(1, 2, 1)]]
+    assert dispatched(order.from_controller(run(2, 0, 1))) == []
+    assert told(order.from_host(0, 1, Enqueued(1, 2))) == [Enqueued(1, 2)]
+    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2, 0, 1)]
+
+
+def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
+    order = IslandOrder(0, frozenset((0, 1)), 4)
+    assert dispatched(order.from_controller(run(1))) == []
+    assert dispatched(order.host_up(up(0))) == []
+    commands = order.host_up(up(1))
+    assert (told(commands), dispatched(commands)) == ([up(1)], [run(1)])
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_completes_when_every_host_has_completed_it() -> None:
+    order = island(0, 1)
+    order.from_controller(run(1))
+    assert order.from_host(0, 1, Done((1,))) == []
+    assert order.from_host(0, 1, Done((1,))) == [], "the same host counts once"
+    assert told(order.from_host(1, 1, Done((1,)))) == [Done((1,))]
+    assert order.from_host(1, 1, Done((1,))) == [], "it is over"
+
+
+def test_a_launch_has_failed_when_every_host_says_so() -> None:
+    """
+    1. Host 1 fails a launch while the others still run their part: nothing is told, the launch keeps its room.
+    2. The others fail too: the launch is over. The failure that is told is the first one seen.
+    """
+    order = island(0, 1, 2, window=1)
+    order.from_controller(run(1))
+    order.from_controller(run(2))
+    later = Failure("ExecutionError", "the others do not answer")
+    assert order.from_host(1, 1, RunFailed(1, BOOM)) == []
+    assert order.from_host(2, 1, RunFailed(1, later)) == []
+    commands = order.from_host(0, 1, RunFailed(1, later))
+    assert told(commands) == [RunFailed(1, BOOM)]
+    assert dispatched(commands) == [run(2)]
+
+
+@pytest.mark.parametrize("first_to_speak", ["the one that failed", "the one that did not"])
+def test_hosts_that_disagree_start_anew(first_to_speak: str) -> None:
+    """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
+    order = island(0, 1)
+    order.from_controller(run(1))
+    news = [(0, Done((1,))), (1, RunFailed(1, BOOM))]
+    if first_to_speak == "the one that failed":
+        news.reverse()
+    (host, message), (other, contradiction) = news
+    assert order.from_host(host, 1, message) == []
+    commands = order.from_host(other, 1, contradiction)
+    assert sorted(message.host for message in told(commands)) == [0, 1]
+    assert {type(message) for message in told(commands)} == {HostDown}
+    assert sorted(command.host for command in commands if isinstance(command, Kill)) == [0, 1]
+
+
+def test_news_of_hosts_are_passed_on() -> None:
+    order = island(0, 1)
+    assert told(order.from_host(0, 1, Ready(0, 7, 100))) == [Ready(0, 7, 100)]
+    assert told(order.from_host(1, 1, Enqueued(3, 0))) == [Enqueued(3, 0)]
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gate_opens_when_every_host_has_what_the_gang_waits_for() -> None:
+    """
+    1. Gang 2 of a launch waits for data on both hosts, gang 3 too. Each gate opens by itself, and once.
+    2. A host that says twice that its data has come counts once.
+    """
+    order = island(0, 1)
+    order.from_controller(run(1))
+    assert order.from_host(0, 1, Arrived(0, 1, 2)) == []
+    assert order.from_host(0, 1, Arrived(0, 1, 2)) == []
+    assert order.from_host(1, 1, Arrived(1, 1, 3)) == []
+    assert order.from_host(1, 1, Arrived(1, 1, 2)) == [ToHosts(Proceed(1, 2))]
+    assert order.from_host(0, 1, Arrived(0, 1, 3)) == [ToHosts(Proceed(1, 3))]
+
+
+def test_what_failed_to_arrive_on_one_host_has_failed_on_all() -> None:
+    order = island(0, 1, 2)
+    order.from_controller(run(1))
+    assert order.from_host(1, 1, Arrived(1, 1, 0, BOOM)) == []
+    assert order.from_host(0, 1, Arrived(0, 1, 0)) == []
+    assert order.from_host(2, 1, Arrived(2, 1, 0, Failure("HostLost", "another"))) == [ToHosts(Proceed(1, 0, BOOM))]
+
+
+def test_gates_of_launches_that_are_over_stay_as_they_are() -> None:
+    order = island(0)
+    assert order.from_host(0, 1, Arrived(0, 7, 0)) == []
+    order.from_controller(run(1))
+    order.host_lost(0, 1, "killed")
+    order.host_up(up(0, 2))
+    assert order.from_host(0, 1, Arrived(0, 1, 0)) == []
+    assert order.from_host(0, 2, Arrived(0, 1, 0)) == []
+
+
+# --- losses and epochs ------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_is_not_newer_is_refused() -> None:
+    order = island(0)
+    assert order.host_up(up(0, epoch=1)) == [Refuse(0, 1)]
+    order.host_lost(0, 1, "killed")
+    assert order.host_up(up(0, epoch=1)) == [Refuse(0, 1)], "it was lost under this epoch"
+    assert told(order.host_up(up(0, epoch=2))) == [up(0, 2)]
+    assert order.host_up(up(5)) == [Refuse(5, 1)], "a host of another island"
+
+
+def test_a_lost_host_clears_what_was_with_the_hosts_and_is_reported_once() -> None:
+    """
+    1. One launch is with the hosts, one waits, a drop waits behind it.
+    2. The host is lost: the controller is told and fails both; the launches are forgotten, the drop is kept.
+    3. News of the loss that come again, or of an older epoch, change nothing.
+    """
+    order = island(0, window=1)
+    for message in (run(1), run(2), Drop(1, (4,))):
+        order.from_controller(message)
+    commands = order.host_lost(0, 1, "killed")
+    assert told(commands) == [HostDown(0, 1, "killed")]
+    assert dispatched(commands) == [Drop(1, (4,))]
+    assert order.host_lost(0, 1, "killed") == []
+    assert order.from_host(0, 1, Done((1,))) == [], "a message of an epoch that is over"
+    assert dispatched(order.from_controller(run(3))) == []
+    commands = order.host_up(up(0, epoch=2))
+    assert dispatched(commands) == [run(3)]
+    assert order.host_lost(0, 1, "killed") == []
+    assert order.from_host(0, 1, Done((3,))) == [], "said by the predecessor"
+    assert told(order.from_host(0, 2, Done((3,)))) == [Done((3,))]
+
+
+def test_a_host_that_never_was_is_not_lost() -> None:
+    assert IslandOrder(0, frozenset((0,)), 1).host_lost(0, 0, "what?") == []
+    assert island(0).host_lost(7, 1, "what?") == []
+
+
+def test_a_successor_tells_that_its_predecessor_is_gone() -> None:
+    order = island(0)
+    order.from_controller(run(1))
+    commands = order.host_up(up(0, epoch=2))
+    assert [type(message) for message in told(commands)] == [HostDown, HostUp]
+    assert order.from_host(0, 2, Done((1,))) == [], "launches of the predecessor are forgotten"
+
+
+def test_the_hosts_of_an_island_go_together() -> None:
+    """Survivors may sit in a collective with the lost host: they are killed and come back with it.
+
+    1. Host 1 of three is lost. All three are reported down, each once; the other two are killed.
+    2. What the survivors still say counts for nothing.
+    3. Launches wait until all three are back under the next epoch.
+    """
+    order = island(0, 1, 2)
+    order.from_controller(run(1))
+    commands = order.host_lost(1, 1, "its process ended")
+    assert sorted(message.host for message in told(commands)) == [0, 1, 2]
+    assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(2, 1)]
+    assert order.from_host(0, 1, RunFailed(1, BOOM)) == []
+    assert order.host_lost(0, 1, "its process ended") == []
+    order.from_controller(run(2))
+    assert [dispatched(order.host_up(up(host, 2))) for host in (2, 0, 1)] == [[], [], [run(2)]]
+    assert [told(order.from_host(host, 2, Done((2,)))) for host in (0, 1, 2)] == [[], [], [Done((2,))]]
+
+
+def test_a_silent_host_is_killed_itself() -> None:
+    order = island(0, 1)
+    kills = [c for c in order.host_lost(0, 1, "it did not answer", silent=True) if isinstance(c, Kill)]
+    assert kills == [Kill(0, 1), Kill(1, 1)]
+
+
+def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
+    """The hosts of an island form a group under one epoch; it can break before all of them have reached the scheduler.
+
+    1. Of hosts 0 and 1, host 0 joins under epoch 2 and is lost again.
+    2. Host 1 arrives under epoch 2: its group is gone. It is not taken, and killed, so that both meet again under 3.
+    """
+    order = island(0, 1)
+    order.host_lost(0, 1, "killed")
+    order.host_up(up(0, 2))
+    order.host_lost(0, 2, "killed again")
+    commands = order.host_up(up(1, 2))
+    assert Refuse(1, 2) in commands
+    assert Kill(1, 2) in commands
+    assert told(commands) == []
+    assert [type(message) for host in (0, 1) for message in told(order.host_up(up(host, 3)))] == [HostUp, HostUp]

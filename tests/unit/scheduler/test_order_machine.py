@@ -1,0 +1,187 @@
+"""Random histories of one island: all hosts see one order, and every launch ends once or is lost with its hosts.
+
+The test plays the controller and the hosts. Hosts complete what they were given in any order, and agree on how it
+ended or, now and then, do not. When one is lost, or two disagree, all start anew and come back one by one under the
+next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pathways_ray.errors import Failure
+from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.transport.messages import Done, Drop, HostDown, HostUp, Run, RunFailed
+from tests.unit.strategies import repeatable
+
+ANY = st.integers(0, 10**6)
+BOOM = Failure("ExecutionError", "boom")
+
+
+class OrderMachine(RuleBasedStateMachine):
+    @initialize(hosts=st.integers(1, 3), window=st.integers(1, 3))
+    def start(self, hosts: int, window: int) -> None:
+        self.hosts = list(range(hosts))
+        self.order = IslandOrder(0, frozenset(self.hosts), window)
+        self.epoch = 1
+        self.up: set[int] = set()
+        self.logs: dict[int, list[Run | Drop]] = {}
+        self.sent = 0
+        self.since_loss: list[Run | Drop] = []
+        self.open: dict[int, set[int]] = {}
+        self.fate: dict[int, bool] = {}
+        self.ended: list[int] = []
+        self.lost: set[int] = set()
+
+    def apply(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case ToHosts(message):
+                    for host in self.up:
+                        self.logs[host].append(message)
+                    if isinstance(message, Run):
+                        assert self.up == set(self.hosts), "dispatched while a host is away"
+                case ToController(message):
+                    self.on_report(message)
+                case Refuse():
+                    raise AssertionError("a newer epoch was refused")
+                case Kill(host, epoch):
+                    assert epoch == self.epoch, f"host {host} killed under an epoch it does not have"
+
+    def on_report(self, message: object) -> None:
+        if isinstance(message, Done | RunFailed):
+            sequences = message.sequences if isinstance(message, Done) else (message.sequence,)
+            for sequence in sequences:
+                assert sequence not in self.ended, "a second outcome"
+                assert sequence not in self.lost, "an outcome of a launch that was lost with its hosts"
+                assert self.open.pop(sequence) == set(), "an outcome before every host has given its own"
+                assert self.fate[sequence] == isinstance(message, RunFailed)
+                self.ended.append(sequence)
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    @rule()
+    def launch(self) -> None:
+        self.sent += 1
+        self.open[self.sent] = set(self.hosts)
+        self.send(Run(self.sent, 1, 1, (), 0))
+
+    @rule()
+    def drop(self) -> None:
+        self.sent += 1
+        self.send(Drop(1, (self.sent,)))
+
+    def send(self, message: Run | Drop) -> None:
+        self.since_loss.append(message)
+        self.apply(self.order.from_controller(message))
+
+    # --- the hosts ----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.given())
+    @rule(choices=st.lists(ANY, min_size=1, max_size=4), failed=st.booleans())
+    def complete(self, choices: list[int], failed: bool) -> None:
+        """One host completes some of what it was given, in any order."""
+        host = self.given()[choices[0] % len(self.given())][0]
+        mine = [sequence for h, sequence in self.given() if h == host]
+        done = []
+        for sequence in dict.fromkeys(mine[choice % len(mine)] for choice in choices):
+            self.open[sequence].discard(host)
+            if self.fate.setdefault(sequence, failed):
+                self.apply(self.order.from_host(host, self.epoch, RunFailed(sequence, BOOM)))
+            else:
+                done.append(sequence)
+        if done:
+            self.apply(self.order.from_host(host, self.epoch, Done(tuple(done))))
+
+    @precondition(lambda self: self.disputable())
+    @rule(which=ANY)
+    def disagree(self, which: int) -> None:
+        """A host contradicts what another one has said of a launch."""
+        host, sequence = self.disputable()[which % len(self.disputable())]
+        failed = not self.fate[sequence]
+        message = RunFailed(sequence, BOOM) if failed else Done((sequence,))
+        self.all_go(lambda: self.order.from_host(host, self.epoch, message))
+
+    def disputable(self) -> list[tuple[int, int]]:
+        return [(host, sequence) for host, sequence in self.given() if sequence in self.fate]
+
+    def given(self) -> list[tuple[int, int]]:
+        """(host, launch) pairs that a host has and has not completed."""
+        return [
+            (host, message.sequence)
+            for host in sorted(self.up)
+            for message in self.logs[host]
+            if isinstance(message, Run) and host in self.open.get(message.sequence, ())
+        ]
+
+    @precondition(lambda self: self.ended and self.up)
+    @rule(which=ANY, behind=st.integers(1, 2))
+    def stale_news(self, which: int, behind: int) -> None:
+        """What is over, or of an epoch that is over, changes nothing."""
+        host = sorted(self.up)[which % len(self.up)]
+        before = len(self.ended)
+        assert self.order.from_host(host, self.epoch, Done((self.ended[which % len(self.ended)],))) == []
+        for sequence in self.open:
+            assert self.order.from_host(host, self.epoch - behind, Done((sequence,))) == []
+        assert len(self.ended) == before
+
+    @precondition(lambda self: self.up)
+    @rule(which=ANY, silent=st.booleans())
+    def host_lost(self, which: int, silent: bool) -> None:
+        host = sorted(self.up)[which % len(self.up)]
+        epoch = self.epoch
+        self.all_go(lambda: self.order.host_lost(host, epoch, "killed", silent))
+        assert self.order.host_lost(host, epoch, "killed") == []
+
+    def all_go(self, event: Callable[[], list[Command]]) -> None:
+        members = set(self.up)
+        self.lost |= set(self.open)
+        self.open.clear()
+        self.up.clear()
+        commands = event()
+        downs = [c.message.host for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
+        assert sorted(downs) == sorted(members), "each host that was up is reported, once"
+        self.apply(commands)
+        self.logs.clear()
+        self.since_loss.clear()
+        self.epoch += 1
+
+    @precondition(lambda self: len(self.up) < len(self.hosts))
+    @rule(which=ANY)
+    def host_up(self, which: int) -> None:
+        away = [host for host in self.hosts if host not in self.up]
+        host = away[which % len(away)]
+        self.up.add(host)
+        self.logs[host] = []
+        self.apply(self.order.host_up(HostUp(host, self.epoch, "t", "d", 2, 1)))
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def one_order(self) -> None:
+        if not hasattr(self, "order") or len(self.up) < len(self.hosts):
+            return
+        runs, *others = ([m for m in log if isinstance(m, Run)] for log in self.logs.values())
+        assert all(other == runs for other in others), "two hosts saw different orders"
+        first, *_ = self.logs.values()
+        assert first == self.since_loss[len(self.since_loss) - len(first) - len(self.order.queue) :][: len(first)]
+        outstanding = {m.sequence for m in runs} & set(self.open)
+        assert len(outstanding) <= self.order.window
+
+    def teardown(self) -> None:
+        if not hasattr(self, "order"):
+            return
+        while len(self.up) < len(self.hosts):
+            self.host_up(0)
+        while self.given():
+            self.complete([0], failed=False)
+        assert self.open == {}, "a launch without an outcome"
+        assert not self.order.queue
+        assert not self.order.outstanding
+
+
+TestOrder = OrderMachine.TestCase
+TestOrder.settings = repeatable(200, stateful_step_count=40)
