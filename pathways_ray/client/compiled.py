@@ -1,7 +1,7 @@
 """`pw.compiled`: a JAX function pinned to a slice, with shardings known before it runs.
 
-For each combination of argument types a function is traced and exported once (StableHLO, named by its content). Inside a
-program a call becomes one node; outside it is a program of one node.
+For each combination of argument types a function is traced and exported once (StableHLO, named by its content). Inside
+a program a call becomes one node; outside it is a program of one node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from pathways_ray import limits
 from pathways_ray.client import lines
 from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.jaxprs import constant_bytes, equations_of
 from pathways_ray.client.keys import is_key
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs
@@ -48,6 +49,7 @@ class Exported:
     blob: bytes
     input_specs: tuple[Spec, ...]
     outputs: tuple[ArrayType, ...]
+    weak: tuple[bool, ...]
     output_specs: tuple[Spec, ...]
     output_tree: Any
     donated: tuple[int, ...]
@@ -107,6 +109,7 @@ def export_function(
         blob=blob,
         input_specs=tuple(input_specs),
         outputs=outputs,
+        weak=tuple(bool(aval.weak_type) for aval in traced.jaxpr.out_avals),
         output_specs=tuple(chosen[-1]),
         output_tree=output_tree(),
         donated=donated,
@@ -140,31 +143,6 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
             )
     if closed.effects:
         raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
-
-
-def inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation, closed or open."""
-    for value in equation.params.values():
-        for inner in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                yield inner
-
-
-def equations_of(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr, those of nested jaxprs included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in inner_jaxprs(equation):
-            yield from equations_of(getattr(inner, "jaxpr", inner))
-
-
-def constant_bytes(closed: jex_core.ClosedJaxpr) -> int:
-    """Bytes of the constants that a traced function captured, nested functions included; each counts once."""
-    constants = list(closed.consts)
-    for equation in equations_of(closed.jaxpr):
-        for inner in inner_jaxprs(equation):
-            constants += getattr(inner, "consts", ())
-    return sum({id(constant): int(getattr(constant, "nbytes", 0)) for constant in constants}.values())
 
 
 class CompiledFunction:
@@ -382,7 +360,7 @@ def compiled(
 ) -> Any:
     """Makes a JAX function a compiled function: one node of a program, however many devices it runs on.
 
-    Equals `jax.jit(fun, in_shardings=..., out_shardings=...)` over the devices of `slice`, with the global view of arrays.
+    Equals `jax.jit(fun, in_shardings=..., out_shardings=...)` over the devices of `slice`: arrays are seen whole.
     Works bare, as a decorator with arguments, and as a call.
 
     Args:
@@ -405,7 +383,7 @@ def compiled(
         "static_argnums": _positions(static_argnums, "static_argnums"),
     }
     if fun is None:
-        return lambda f: CompiledFunction(f, **options)  # type: ignore[arg-type]
+        return lambda f: CompiledFunction(f, **options)
     if inspect.isclass(fun) or not callable(fun):
         raise UsageError(f"pw.compiled decorates a function, not {fun!r}")
-    return CompiledFunction(fun, **options)  # type: ignore[arg-type]
+    return CompiledFunction(fun, **options)

@@ -1,7 +1,7 @@
 """The client's data streams: arrays to hosts and from hosts, never by way of the controller.
 
-One stream per host, opened when first needed. Uploads are acknowledged by each host that holds part of the array; fetches
-ask for as few shards as cover the array.
+One stream per host, opened when first needed. Uploads are acknowledged by each host that holds part of the array;
+fetches ask for as few shards as cover the array.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class DataLinks:
 
 def _bytes_of(array: np.ndarray[Any, Any], box: Box) -> memoryview:
     piece = np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)])
-    return memoryview(piece.reshape(-1).view(np.uint8)) if piece.size else memoryview(b"")
+    return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")
 
 
 def _assembled(

@@ -1,12 +1,11 @@
 """From the jaxpr of a traced program to its graph.
 
-Every call of a compiled function is one node; every ordinary JAX operation becomes a small node of its own, on the slice of
-its first placed operand. A value that is still with the client is placed where its first consumer wants it.
+Every call of a compiled function is one node; every ordinary JAX operation becomes a small node of its own, on the
+slice of its first placed operand. A value that is still with the client is placed where its first consumer wants it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from jax.extend import core as jex_core
 from pathways_ray import limits
 from pathways_ray.client import keys, lines
 from pathways_ray.client.array import Array
-from pathways_ray.client.compiled import Exported, constant_bytes, equations_of, export_function, inner_jaxprs
+from pathways_ray.client.compiled import Exported, export_function
+from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
 from pathways_ray.client.values import ArgumentType, array_type
@@ -110,6 +110,8 @@ class GraphBuilder:
             )
         refs: list[Ref] = []
         mapped = [self._output(value, refs) for value in outputs]
+        types = dict(zip((output.result for output in mapped), closed.jaxpr.outvars, strict=True))
+        weak = [bool(types[k].aval.weak_type) for k in range(len(refs))]
         self.nodes.append(Result(tuple(refs)))
         graph = verify(
             Graph(self.name, tuple(s.type for s in self.slices.values()), tuple(self.recipes), tuple(self.nodes))
@@ -119,21 +121,21 @@ class GraphBuilder:
             functions=self.functions,
             sources=self.sources,
             outputs=mapped,
-            result_kinds=tuple(self._kind(graph, ref) for ref in refs),
+            result_kinds=tuple(self._kind(graph, ref, w) for ref, w in zip(refs, weak, strict=True)),
             donated_leaves=tuple(sorted(self.donated)),
         )
 
-    def _kind(self, graph: Graph, ref: Ref) -> ArgumentType:
+    def _kind(self, graph: Graph, ref: Ref, weak: bool) -> ArgumentType:
         layout = graph.layout_of(ref)
-        return ArgumentType.of(graph.type_of(ref), False, self.slices[layout.slice], layout.spec)
+        return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec)
 
     def _output(self, value: _Value, refs: list[Ref]) -> Output:
         """A value that is an argument, a captured array or a constant is handed back without a launch."""
         if value.leaf >= 0:
             if value.leaf in self.donated:
                 raise GraphError(
-                    f"program {self.name!r} donates argument {value.leaf} and returns it as well; drop donate_argnums or "
-                    "return a computed value"
+                    f"program {self.name!r} donates argument {value.leaf} and returns it as well; drop donate_argnums "
+                    "or return a computed value"
                 )
             return Output(leaf=value.leaf)
         if value.array is not None:
@@ -151,22 +153,23 @@ class GraphBuilder:
 
         def read(atom: Any) -> _Value:
             if isinstance(atom, jex_core.Literal):
-                return _Value(constant=np.asarray(atom.val, atom.aval.dtype))
+                kind: Any = atom.aval
+                return _Value(constant=np.asarray(atom.val, kind.dtype))
             return values[atom]
 
-        for equation in _used_equations(jaxpr):
+        for equation in used_equations(jaxpr):
             if equation.primitive is capture_p:
                 array = equation.params["captured"].array
                 self._check_mine(array._type)
                 outputs = [_Value(array=array, kind=array._type)]
             elif equation.primitive is call_p:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
-            elif any(inner.primitive in (call_p, capture_p) for inner in _inner_equations(equation)):
+            elif any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
                 if equation.primitive.name not in _INLINED:
                     raise TraceError(
                         f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
-                        f"({lines.of_equation(equation)}); a program is a graph without loops or branches. Unroll it in "
-                        "Python, or put the loop inside the compiled function"
+                        f"({lines.of_equation(equation)}); a program is a graph without loops or branches. Unroll it "
+                        "in Python, or put the loop inside the compiled function"
                     )
                 inner = equation.params["jaxpr"]
                 held = [_Value(constant=np.asarray(c)) for c in inner.consts]
@@ -225,8 +228,8 @@ class GraphBuilder:
     def _check_mine(self, kind: ArgumentType) -> None:
         if kind.slice is not None and kind.slice.session is not self.session:
             raise ForeignArray(
-                f"program {self.name!r} is given {kind.array} on {kind.slice}, which belongs to another session; fetch it "
-                "there and pass the NumPy array here"
+                f"program {self.name!r} is given {kind.array} on {kind.slice}, which belongs to another session; "
+                "fetch it there and pass the NumPy array here"
             )
 
     def _use_slice(self, where: VirtualSlice) -> None:
@@ -257,7 +260,7 @@ class GraphBuilder:
         return self._node(exported, where, inputs, lines.of_equation(equation))
 
     def _place_operation(self, equation: Any, inputs: list[_Value]) -> tuple[VirtualSlice, list[Spec]]:
-        """The slice, and the spec of each operand: as it lies when it lies there, else like the first if the shapes agree."""
+        """The slice, and each operand's spec: as it lies when it lies there, else like the first of equal shape."""
         where: VirtualSlice | None = None
         lead: Spec = ()
         shape: tuple[int, ...] = ()
@@ -301,19 +304,3 @@ class GraphBuilder:
             return value.kind.array
         assert value.constant is not None
         return array_type(value.constant)
-
-
-def _used_equations(jaxpr: Any) -> list[Any]:
-    """The equations whose results are used, so that nothing is placed for the sake of those that are not."""
-    needed = {atom for atom in jaxpr.outvars if isinstance(atom, jex_core.Var)}
-    used = []
-    for equation in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
-            used.append(equation)
-            needed.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
-    return used[::-1]
-
-
-def _inner_equations(equation: Any) -> Iterator[Any]:
-    for inner in inner_jaxprs(equation):
-        yield from equations_of(getattr(inner, "jaxpr", inner))

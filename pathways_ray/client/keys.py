@@ -9,7 +9,7 @@ import jax
 
 def is_key(value: Any) -> bool:
     """Whether an array, tracer or type is one of typed PRNG keys."""
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def data_type(aval: Any) -> jax.ShapeDtypeStruct:

@@ -199,8 +199,8 @@ class LoweredProgram:
 def program(fun: Callable[..., Any] | None = None, *, name: str = "") -> Any:
     """Makes a Python function that calls compiled functions a program: a graph launched with one message per host.
 
-    The function runs once for each combination of argument types (shapes, dtypes, and where `pw.Array` arguments lie); later
-    calls only launch. Any pytrees in and out. Ordinary `jnp` operations become small nodes.
+    The function runs once for each combination of argument types (shapes, dtypes, and where `pw.Array` arguments lie);
+    later calls only launch. Any pytrees in and out. Ordinary `jnp` operations become small nodes.
 
     Raises:
         TraceError: it assigns to a global or outer variable, when decorated; or what tracing finds, when called.

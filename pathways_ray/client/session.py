@@ -1,7 +1,7 @@
 """A session: the client's end of a cluster.
 
-Nothing here waits for a reply on the way of a launch. Ids of programs, launches and buffers are made here; launches, uploads
-and frees go into one queue in the order of the user's calls; a sender thread moves what may leave into the stream to the
+Nothing here waits for a reply on the way of a launch. Ids of programs, launches and buffers are made here; launches,
+uploads and frees go into one queue in the order of the user's calls, and what may leave moves into the stream to the
 controller. A launch may leave once the arrays uploaded for it have arrived, so that a slow client holds up nobody's
 devices but its own calls.
 
@@ -10,6 +10,7 @@ Outcomes come back on the same stream, read by one thread, which wakes those who
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -427,10 +428,8 @@ class Session:
         """Ends the session: what it holds on the cluster is freed, its open futures fail with `SessionClosed`."""
         if self.closed_because:
             return
-        try:
+        with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             self._call(CloseSession(self.id), timeout=5.0)
-        except PathwaysError:
-            pass  # the stream's end has the same effect
         self.closed_because = "it was shut down"
         self._end(self.closed_because)
         self._outbox.close()

@@ -20,7 +20,7 @@ def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...]) -> Spec:
     """
     if value is None:
         return ()
-    entries = []
+    entries: list[tuple[str, ...]] = []
     for entry in value:
         if entry is None:
             entries.append(())
@@ -60,7 +60,7 @@ def broadcast_specs(specs: Any, tree: Any, axes: tuple[str, ...], what: str) -> 
     Raises:
         SpecError: `specs` is no prefix of `tree`.
     """
-    # A None among the specs is one (replicated), a None among the values is no value: wrap the specs to tell them apart.
+    # A None among the specs is one (replicated), a None among the values is no value: wrapped, they can be told apart.
     leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
     wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in leaves])
     try:

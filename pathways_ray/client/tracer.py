@@ -1,8 +1,8 @@
 """Tracing a program: the user's function runs once on JAX tracers, and what it did becomes a graph.
 
-A call of a compiled function binds a primitive of our own; ordinary `jnp` operations leave JAX's. So a traced program is a
-jaxpr, and JAX itself checks shapes, refuses `float(tracer)`, and knows the user's line of every operation. `trace` makes
-the jaxpr; `graph_builder` turns it into a graph.
+A call of a compiled function binds a primitive of our own; ordinary `jnp` operations leave JAX's. So a traced program
+is a jaxpr, and JAX itself checks shapes, refuses `float(tracer)`, and knows the user's line of every operation. `trace`
+makes the jaxpr; `graph_builder` turns it into a graph.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CallSite:
 class Captured:
     """A `pw.Array` that a program uses without taking it as an argument.
 
-    Weak: JAX keeps the parameters of operations in its caches, and an array must go when its last user goes. While a program
-    is traced, `tracing.captured` holds it; afterwards the program does.
+    Weak: JAX keeps the parameters of operations in its caches, and an array must go when its last user goes. While a
+    program is traced, `tracing.captured` holds it; afterwards the program does.
     """
 
     reference: weakref.ref[Array]
@@ -65,7 +65,10 @@ class Captured:
 
 @call_p.def_abstract_eval
 def _call_types(*_: Any, site: CallSite) -> list[Any]:
-    return [jax.core.ShapedArray(t.shape, dtype_named(t.dtype)) for t in site.exported.outputs]
+    return [
+        jax.core.ShapedArray(t.shape, dtype_named(t.dtype), weak_type=weak)
+        for t, weak in zip(site.exported.outputs, site.exported.weak, strict=True)
+    ]
 
 
 @capture_p.def_abstract_eval
@@ -92,7 +95,7 @@ def _operand(leaf: Any, name: str, number: int) -> Any:
     return to_numpy(leaf, f"argument {number} of {name}")[0]
 
 
-def _checked(tracer: jax.core.Tracer, what: str) -> jax.core.Tracer:
+def _checked(tracer: Any, what: str) -> Any:
     if is_key(tracer):
         raise InvalidArray(f"{what} is a typed PRNG key; pass jax.random.key_data(key), which is an array")
     return tracer
@@ -111,7 +114,7 @@ def _aval(value: Any) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program: a jaxpr over the leaves of its arguments, the tree of its results, and the arrays it captured."""
+    """A traced program: a jaxpr over the leaves of its arguments, the tree of its results, the arrays it captured."""
 
     closed: jex_core.ClosedJaxpr
     output_tree: Any
@@ -190,8 +193,8 @@ def _check_code(code: types.CodeType, outer: set[str], name: str) -> None:
         if assigns_global or assigns_outer:
             file = code.co_filename.rsplit("/", 1)[-1]
             raise TraceError(
-                f"program {name!r} assigns to {instruction.argval!r}, which lives outside of it ({file}:{line}); that would "
-                "happen once, while tracing. Return the value instead"
+                f"program {name!r} assigns to {instruction.argval!r}, which lives outside of it ({file}:{line}); that "
+                "would happen once, while tracing. Return the value instead"
             )
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

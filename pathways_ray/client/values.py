@@ -1,13 +1,13 @@
 """What may be passed to programs, and how its type is written down.
 
 An `ArgumentType` is the part of an argument that a trace depends on: shape, dtype, weak type, and for a `pw.Array` the
-slice and spec it lies in. Types are interned, so that comparing the types of a call with those of an earlier one costs a
-few pointer comparisons.
+slice and spec it lies in. Types are interned, so that comparing the types of a call with those of an earlier one costs
+a few pointer comparisons.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import ml_dtypes
@@ -37,7 +37,7 @@ class ArgumentType:
 
     __slots__ = ("array", "aval", "slice", "spec", "weak")
 
-    _known: dict[Any, ArgumentType] = {}
+    _known: ClassVar[dict[Any, ArgumentType]] = {}
 
     array: ArrayType
     weak: bool

@@ -155,7 +155,7 @@ class Controller:
             self.islands.pop(hello.island, None)
             for host in [h for h in self.launches.hosts.values() if h.island == hello.island]:
                 self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
-            await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}")
+            await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}", hello.address)
 
     async def _from_island(self, island: int, message: FromIsland) -> None:
         match message:

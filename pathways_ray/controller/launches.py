@@ -1,9 +1,10 @@
 """What the controller decides about launches and buffers.
 
-The life of a launch: *waiting* (its program is being compiled, or too many launches of its session fly) →
-*in flight* (every island it touches has its `Run`) → one outcome. A session's launches are admitted in the order in which
-it made them; admission numbers all launches of the cluster in one sequence, and every island gets its `Run`s in that
-sequence. Since a launch only consumes what earlier launches produced, that one linear order respects data dependencies.
+The life of a launch: *waiting* (its program is being compiled, or too many launches of its session fly) → *in flight*
+(every island it touches has its `Run`) → one outcome. A session's launches are admitted in the order in which it made
+them; admission numbers all launches of the cluster in one sequence, and every island gets its `Run`s in that
+sequence. Since a launch only consumes what earlier launches produced, that one linear order respects data
+dependencies.
 
 Outcomes. A launch ends when every island it touches has reported, or at once when a host it needs is lost. A failed
 launch is not reported before the launches it consumes from have their outcome, so that the root cause is known.
@@ -15,6 +16,7 @@ Events are method calls, commands are returned. Time arrives in `tick`.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,8 +24,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pathways_ray.controller.programs import Held, PlannedProgram
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import check_layout
 from pathways_ray.transport.messages import (
     BuffersLost,
     Completed,
@@ -80,8 +83,8 @@ class _Buffer:
 class _Session:
     """A tenant's state.
 
-    `waiting` keeps the session's order while its head cannot be admitted. `places` remembers released slices too, since
-    buffers may outlive them.
+    `waiting` keeps the session's order while its head cannot be admitted, `admitting` is set while it is worked off.
+    `places` remembers released slices too, since buffers may outlive them.
     """
 
     id: int
@@ -91,6 +94,7 @@ class _Session:
     buffers: dict[int, _Buffer] = field(default_factory=dict)
     waiting: deque[Launch | Put | Free] = field(default_factory=deque)
     in_flight: int = 0
+    admitting: bool = False
 
 
 @dataclass(slots=True)
@@ -140,6 +144,7 @@ class Launches:
     parallel: bool
     max_in_flight: int
     hosts: dict[int, HostState] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
     sessions: dict[int, _Session] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     in_flight: dict[int, _InFlight] = field(default_factory=dict)
@@ -203,6 +208,9 @@ class Launches:
 
     def _admit_waiting(self, session: _Session) -> list[Command]:
         commands: list[Command] = []
+        if session.admitting:
+            return commands  # what is admitted may end at once; the loop below goes on by itself
+        session.admitting = True
         while session.waiting:
             head = session.waiting.popleft()
             match head:
@@ -211,11 +219,20 @@ class Launches:
                         session.waiting.appendleft(head)
                         break
                 case Put():
-                    if head.slice in session.places:
-                        session.buffers[head.buffer] = _Buffer(Held(head.type, head.slice, head.spec), 0)
+                    self._put(session, head)
                 case Free():
                     self._free(session, head.buffers, commands)
+        session.admitting = False
         return commands
+
+    def _put(self, session: _Session, put: Put) -> None:
+        """Notes a buffer. One of a type or on a slice that cannot be is not made; a launch with it says so."""
+        place = session.places.get(put.slice)
+        if place is None:
+            return
+        with contextlib.suppress(GraphError):
+            check_layout(put.type, put.spec, place.mesh, "put")
+            session.buffers[put.buffer] = _Buffer(Held(put.type, put.slice, put.spec), 0)
 
     def _admit(self, session: _Session, launch: Launch, commands: list[Command]) -> bool:
         """Sends a launch on its way, or ends it with an error; False when it has to wait."""
@@ -228,7 +245,7 @@ class Launches:
         if failure is None:
             if session.in_flight >= self.max_in_flight:
                 return False
-            if len(program.ready) < len(program.hosts):
+            if len(program.ready) < len(program.hosts) or (self.away and self._away(program)):
                 failure = self._absence(program)
                 if failure is None:
                     return False
@@ -261,14 +278,17 @@ class Launches:
                 )
         return None
 
+    def _away(self, program: PlannedProgram) -> list[HostState]:
+        """Hosts that are down on the islands of a program: such an island starts nothing, whichever hosts it needs."""
+        return [self.hosts[host] for host in sorted(self.away) if self.hosts[host].island in program.plans]
+
     def _absence(self, program: PlannedProgram) -> Failure | None:
-        """The failure of a launch whose host has been away for too long."""
-        for host in sorted(program.hosts):
-            state = self.hosts.get(host)
-            if state and state.down_since is not None and self.now - state.down_since > HOST_ABSENCE_LIMIT_S:
-                return Failure(
-                    "HostLost", f"host {host} has been down for {self.now - state.down_since:.0f} s", host=host
-                )
+        """The failure of a launch whose islands have been without a host for too long."""
+        for host in self._away(program):
+            assert host.down_since is not None
+            absent = self.now - host.down_since
+            if absent > HOST_ABSENCE_LIMIT_S:
+                return Failure("HostLost", f"host {host.host} has been down for {absent:.0f} s", host=host.host)
         return None
 
     def _start(self, session: _Session, program: PlannedProgram, launch: Launch, commands: list[Command]) -> None:
@@ -355,25 +375,36 @@ class Launches:
             self._finish(record, commands)
 
     def _finish(self, record: _InFlight, commands: list[Command]) -> None:
-        """Gives a launch its outcome, unless a failure has to wait for the producers it may come from."""
-        if record.failure is not None:
-            for producer in record.producers:
-                if producer in self.in_flight:
-                    self.in_flight[producer].dependents.append(record.sequence)
-                    return
-        del self.in_flight[record.sequence]
-        session = self.sessions.get(record.session)
-        if session is not None:
-            session.in_flight -= 1
-            if record.failure is None:
-                self._succeed(session, record, commands)
-            else:
-                self._fail(session, record, record.failure, commands)
+        """Gives a launch its outcome, and those that waited for it theirs; then the sessions' next launches may go."""
+        settled = deque([record])
+        sessions: dict[int, _Session] = {}
+        while settled:
+            record = settled.popleft()
+            if record.sequence not in self.in_flight or self._waits(record):
+                continue
+            del self.in_flight[record.sequence]
+            session = self.sessions.get(record.session)
+            if session is not None:
+                sessions[session.id] = session
+                session.in_flight -= 1
+                if record.failure is None:
+                    self._succeed(session, record, commands)
+                else:
+                    self._fail(session, record, record.failure, commands)
+            settled.extend(self.in_flight[s] for s in record.dependents if s in self.in_flight)
+        for session in sessions.values():
             if session.waiting:
                 commands += self._admit_waiting(session)
-        for dependent in record.dependents:
-            if dependent in self.in_flight:
-                self._finish(self.in_flight[dependent], commands)
+
+    def _waits(self, record: _InFlight) -> bool:
+        """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""
+        if record.failure is None:
+            return False
+        for producer in record.producers:
+            if producer in self.in_flight:
+                self.in_flight[producer].dependents.append(record.sequence)
+                return True
+        return False
 
     def _succeed(self, session: _Session, record: _InFlight, commands: list[Command]) -> None:
         for k in range(len(record.program.results)):
@@ -413,13 +444,17 @@ class Launches:
             message.devices,
             message.pid,
         )
+        self.away.discard(message.host)
         commands: list[Command] = list(self._peers())
         for program in self.programs.values():
             if message.host in program.hosts and island in program.messages:
                 program.ready.discard(message.host)
                 commands.append(SendIsland(island, program.messages[island]))
         address = HostAddress(message.host, message.epoch, message.data_address)
-        return commands + [SendClient(session, address) for session in self.sessions]
+        commands += [SendClient(session, address) for session in self.sessions]
+        for session in self.sessions.values():
+            commands += self._admit_waiting(session)
+        return commands
 
     def host_down(self, message: HostDown) -> list[Command]:
         """A host is gone: launches that need its island fail, buffers on it are lost."""
@@ -427,6 +462,7 @@ class Launches:
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return []
         host.down_since = self.now
+        self.away.add(host.host)
         commands: list[Command] = list(self._peers())
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in self.sessions]
         lost = Failure(
@@ -458,7 +494,7 @@ class Launches:
         """Takes back what the surviving islands of a failed launch made or will make."""
         numbers = tuple(record.results + k for k in range(len(record.program.results)))
         for island in record.program.plans:
-            if not self.parallel:
+            if not self.parallel and island in record.pending:
                 # The gangs that were held back run on failures, so that nothing of the launch stays on the hosts.
                 rest = len(record.program.gang_islands) - record.next_gang - 1
                 run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results)
@@ -475,7 +511,7 @@ class Launches:
     def tick(self, now: float) -> list[Command]:
         """Time passes: launches that wait for a host that does not come back fail."""
         self.now = now
-        if all(host.down_since is None for host in self.hosts.values()):
+        if not self.away:
             return []
         commands: list[Command] = []
         for session in self.sessions.values():

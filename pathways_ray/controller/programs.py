@@ -100,8 +100,9 @@ def plan_program(
     if missing := needed - functions.keys():
         raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
     arguments = {node.index: Held(node.type, node.layout.slice, node.layout.spec) for node in graph.arguments}
-    if sorted(arguments) != list(range(len(arguments))):
-        raise GraphError(f"program {graph.name!r} numbers its arguments {sorted(arguments)}")
+    numbers = sorted(node.index for node in graph.arguments)
+    if numbers != list(range(len(numbers))):
+        raise GraphError(f"program {graph.name!r} numbers its arguments {numbers}")
     results = []
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)

@@ -24,8 +24,8 @@ CACHED = 1024
 
 
 _PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
-"""Types of less than a byte, and their bits. JAX does not accept arrays of them in compiled computations (their layouts are
-reported as another than was compiled for), so between computations they lie as bytes, as they do in NumPy."""
+"""Types of less than a byte, and their bits. JAX does not accept arrays of them in compiled computations (their layouts
+are reported as another than was compiled for), so between computations they lie as bytes, as they do in NumPy."""
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -137,7 +137,13 @@ class Compiler:
             keep_unused=True,
         )
         with jax.set_mesh(mesh):
-            return jitted.lower(*arguments).compile(compiler_options=self._options(len(calls)))
+            compiled = jitted.lower(*arguments).compile(compiler_options=self._options(len(calls)))
+        if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
+            raise CompileError(
+                "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
+                "write jax.lax.psum and take the slice you need"
+            )
+        return compiled
 
     def _options(self, parts: int) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one

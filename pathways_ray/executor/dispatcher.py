@@ -202,6 +202,8 @@ class Dispatcher:
 
     def _run(self, run: Run) -> None:
         active = self.active.get(run.sequence)
+        if active is None and run.first:
+            return  # a later gang of a launch that has ended
         if active is None:
             program = self.programs.get(run.program)
             if program is None:
@@ -236,7 +238,7 @@ class Dispatcher:
 
     def _announce(self, active: ActiveRun) -> None:
         """Lets later launches name the results of one that is not through before they are in the store."""
-        results = active.program.plan.results
+        results = active.program.results
         if not active.announced and results:
             active.announced = True
             promised = self.promised.setdefault(active.run.session, {})
@@ -250,12 +252,12 @@ class Dispatcher:
         if not active.announced:
             return
         promised = self.promised[run.session]
-        for _, number in program.plan.results:
+        for _, number in program.results:
             promised.pop(run.results + number, None)
         if not promised:
             del self.promised[run.session]
         ready: list[ActiveRun] = []
-        for slot, number in program.plan.results:
+        for slot, number in program.results:
             for waiting in active.waiting.pop(run.results + number, ()):
                 for target in waiting.promised.pop(run.results + number):
                     waiting.values[target] = active.values[slot]

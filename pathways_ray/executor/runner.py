@@ -1,12 +1,12 @@
 """Running plans: a prepared program is a list of steps over numbered slots, each of which only enqueues.
 
-Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs passes it
-on. So a launch always runs to its end and always has an outcome.
+Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs
+passes it on. So a launch always runs to its end and always has an outcome.
 
-A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before: a `Gate` stands in
-front of it. A device queue is first in, first out, so a gang that waited in it would hold up every other tenant; and if
-its sender died, some devices would get their shards and enter the gang's collective while others got errors and did not.
-Pulls are posted when the launch arrives all the same, so the data moves as soon as it is there.
+A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before: a `Gate` stands
+in front of it. A device queue is first in, first out, so a gang that waited in it would hold up every other tenant; and
+if its sender died, some devices would get their shards and enter the gang's collective while others got errors and did
+not. Pulls are posted when the launch arrives all the same, so the data moves as soon as it is there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ActiveRun:
         self.program = program
         self.run = run
         self.sequence = run.sequence
-        self.values: list[Any] = [None] * program.plan.slots
+        self.values: list[Any] = [None] * len(program.plan.slots)
         self.position = 0
         self.limit = NO_LIMIT
         self.opened = -1
@@ -133,6 +133,18 @@ class _Send:
         active.local[self.outgoing.number] = local
         for slot in self.drops:
             active.values[slot] = None
+
+
+class _Gate:
+    """Stands in front of a gang that waits for other hosts. `PreparedProgram.advance` stops at it until it is open."""
+
+    __slots__ = ("gang",)
+
+    def __init__(self, gang: int) -> None:
+        self.gang = gang
+
+    def run(self, active: ActiveRun) -> None:
+        """Nothing to do: it is open."""
 
 
 class _Receive:
@@ -221,6 +233,10 @@ class PreparedProgram:
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
         self.functions = functions
         self.compiler = compiler
+        mine = [compiler.host in plan.placed(slice_id).hosts for slice_id in plan.slots]
+        self.arguments = [(slot, number) for slot, number in plan.arguments if mine[slot]]
+        self.results = [(slot, number) for slot, number in plan.results if mine[slot]]
+        self.awaited = [slot for slot in plan.awaited if mine[slot]]
         self.seconds = 0.0
         self._chains: dict[tuple[int, Feeds], Any] = {}
         self._sightings: dict[tuple[int, Feeds], int] = {}
@@ -235,9 +251,10 @@ class PreparedProgram:
             return _Execute(step, compiled, donated, self.transfer, plan.labels[step.node], host)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
-        if isinstance(step, Receive) and source.hosts != target.hosts:
+        if isinstance(step, Receive) and len({*source.hosts, *target.hosts}) > 1 and step.gang not in self.gates:
             # Every host of the island has the gate, also one that receives nothing: they open it together.
             self.gates.add(step.gang)
+            self.steps.append(_Gate(step.gang))
         match step:
             case Send():
                 if host in source.hosts:
@@ -337,7 +354,7 @@ class PreparedProgram:
         """
         active = ActiveRun(self, run)
         buffers = self.store.of_session(run.session)
-        for slot, number in self.plan.arguments:
+        for slot, number in self.arguments:
             buffer = run.arguments[number]
             if buffer in promised:
                 if buffer not in active.promised:
@@ -360,7 +377,7 @@ class PreparedProgram:
             step = steps[position]
             if step.gang >= active.limit:
                 break
-            if type(step) is _Receive and step.gang in self.gates and active.opened != step.gang:
+            if type(step) is _Gate and active.opened != step.gang:
                 active.position = position
                 return step.gang
             step.run(active)
@@ -384,9 +401,9 @@ class PreparedProgram:
     def finish(self, active: ActiveRun) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""
         run = active.run
-        for slot, number in self.plan.results:
+        for slot, number in self.results:
             self.store.put(run.session, run.results + number, active.values[slot])
-        return [active.values[slot] for slot in self.plan.awaited]
+        return [active.values[slot] for slot in self.awaited]
 
 
 def _repeated(base: Executable, size: int, feeds: dict[int, int]) -> Executable:

@@ -31,8 +31,8 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One exported function inside a recipe, by content digest.
 
-    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that is `alone` is never
-    composed with others: it has optimisation barriers of its own, which mean something else inside a composition.
+    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that is `alone` is
+    never composed with others: it has optimisation barriers of its own, which mean something else in a composition.
     """
 
     name: str

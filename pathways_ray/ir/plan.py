@@ -112,14 +112,14 @@ class NodeLabel(msgspec.Struct, frozen=True, array_like=True):
 class IslandPlan(msgspec.Struct, frozen=True):
     """What one island does for a launch of a program.
 
-    `arguments` and `results` pair a slot with its number in the launch; `awaited` are the slots whose readiness ends
-    the launch on this island.
+    `slots` has the slice of every slot. `arguments` and `results` pair a slot with its number in the launch; `awaited`
+    are the slots whose readiness ends the launch on this island.
     """
 
     name: str
     island: int
     gangs: int
-    slots: int
+    slots: tuple[int, ...]
     arguments: tuple[tuple[int, int], ...]
     results: tuple[tuple[int, int], ...]
     awaited: tuple[int, ...]
@@ -212,7 +212,7 @@ class _IslandPlanner:
             name=graph.name,
             island=self.island,
             gangs=sum(isinstance(node, Compute) for node in graph.nodes),
-            slots=len(self.slots),
+            slots=tuple(graph.layout_of(ref).slice for ref in self.slots),
             arguments=tuple(arguments),
             results=results,
             awaited=awaited,

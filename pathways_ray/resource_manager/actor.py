@@ -42,9 +42,10 @@ class ResourceManager:
             self.addresses[name] = address
             self.changed.notify_all()
 
-    async def withdraw(self, name: str) -> None:
-        """`name` is gone; `lookup` waits for its successor."""
-        self.addresses.pop(name, None)
+    async def withdraw(self, name: str, address: str) -> None:
+        """The process that served at `address` is gone; `lookup` waits for its successor, unless that was quicker."""
+        if self.addresses.get(name) == address:
+            del self.addresses[name]
 
     async def lookup(self, name: str) -> str:
         """Waits until `name` has published its address."""

@@ -56,7 +56,7 @@ class IslandScheduler:
         controller = await self.resource_manager.lookup.remote("controller")
         self.channel = grpc.aio.insecure_channel(controller, options=streams.OPTIONS)
         self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
-        self.controller.send(IslandUp(self.island))
+        self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.pump(self.stream.write))
         self._spawn(self._from_controller())
         self._spawn(self._watch())
@@ -85,6 +85,7 @@ class IslandScheduler:
             return
         commands = self.order.host_up(hello)
         if any(isinstance(command, Refuse) for command in commands):
+            self._do(commands)
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over"
             )

@@ -103,6 +103,9 @@ class IslandOrder:
         match message:
             case Peers() | Program():
                 return [ToHosts(message)]
+            case Run() if message.sequence in self.outstanding:
+                # A further gang: behind launches that wait for room it would wait for itself.
+                return [ToHosts(message)]
             case Run() | Drop() | DropSession() | DropProgram():
                 self.queue.append(message)
                 return self._advance()
@@ -129,6 +132,9 @@ class IslandOrder:
         known = self.epochs.get(message.host, 0)
         if message.host not in self.hosts or message.epoch <= abs(known):
             return [Refuse(message.host, message.epoch)]
+        if any(self.epochs.get(member, 0) == -message.epoch for member in self.hosts):
+            # The group it belongs to broke before it came. It has to start anew with the others.
+            return [Refuse(message.host, message.epoch), Kill(message.host, message.epoch)]
         lost = self.host_lost(message.host, known, "a successor joined")
         self.epochs[message.host] = message.epoch
         return [*lost, ToController(message), *self._advance()]
@@ -183,7 +189,9 @@ class IslandOrder:
             record.succeeded = record.succeeded or failed is None
             if record.succeeded and record.failed is not None:
                 # Some devices ran a gang that others did not: what their collectives exchanged since is worthless.
-                return commands + self.host_lost(host, self.epochs[host], "its island's hosts disagree", silent=True)
+                reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
+                commands += self.host_lost(host, self.epochs[host], reason, silent=True)
+                break
             if record.hosts:
                 continue
             del self.outstanding[sequence]
@@ -199,6 +207,9 @@ class IslandOrder:
             return commands
         while self.queue:
             head = self.queue[0]
+            if isinstance(head, Run) and head.first and head.sequence not in self.outstanding:
+                self.queue.popleft()  # what is left of a launch that is over here
+                continue
             if isinstance(head, Run):
                 fresh = head.sequence not in self.outstanding
                 if fresh and len(self.outstanding) >= self.window:

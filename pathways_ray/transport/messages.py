@@ -11,7 +11,7 @@ The life of a launch, in messages: `Launch` (client → controller), `Run` (cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
 VERSION = 1
+
+Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""An id that others are counted on from: what comes out must fit on the wire as well."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message"):
@@ -43,7 +46,7 @@ class Launch(Message, tag=2):
     launch: int
     program: int
     arguments: tuple[int, ...]
-    results: int
+    results: Counted
 
 
 class Put(Message, tag=3):
@@ -239,9 +242,10 @@ class Arrived(Message, tag=38):
 
 
 class IslandUp(Message, tag=37):
-    """A scheduler joins the controller: first message of its stream."""
+    """A scheduler joins the controller: first message of its stream. `address` is where it serves its hosts."""
 
     island: int
+    address: str
 
 
 FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -104,6 +105,58 @@ def test_negative_static_position_counts_from_the_end(session, slices, equal) ->
     equal(f(V, 3), V * 3)
 
 
+def test_static_and_donated_positions_count_all_arguments(session, slices, equal) -> None:
+    f = pw.compiled(
+        lambda n, a, b: (a * n, b * n),
+        slice=slices.a4,
+        in_specs=(None, P("x"), P()),
+        out_specs=P("x"),
+        static_argnums=0,
+        donate_argnums=2,
+    )
+    x, y = pw.put(V, slice=slices.a4, spec=P("x")), pw.put(V + 1, slice=slices.a4)
+    assert f.lower(3, x, y).as_text().count("reshard") == 0
+    equal(f(3, x, y), (V * 3, (V + 1) * 3))
+    assert not x.is_deleted()
+    assert y.is_deleted()
+
+
+def test_callables_of_all_kinds(session, slices, equal) -> None:
+    class Scale:
+        def __call__(self, v):
+            return v * 3
+
+        def method(self, v):
+            return v + 3
+
+    for function, expected in (
+        (Scale(), V * 3),
+        (Scale().method, V + 3),
+        (functools.partial(jnp.multiply, 5.0), V * 5),
+        (jnp.negative, -V),
+    ):
+        equal(pw.compiled(function, slice=slices.a4)(V), expected)
+        equal(pw.program(function)(V), expected)
+
+
+def test_what_is_passed_may_change_after_the_call(session, slices, equal) -> None:
+    f = pw.compiled(lambda v: v + 1, slice=slices.a4)
+    mine = V.copy()
+    y = f(mine)
+    mine[:] = -1
+    equal(y, V + 1)
+
+
+def test_argument_deleted_right_after_the_call(session, slices, equal) -> None:
+    f = pw.compiled(lambda v: v + 1, slice=slices.a4)
+    results = []
+    for k in range(20):
+        x = pw.put(V + np.float32(k), slice=slices.b4)
+        results.append(f(x))
+        x.delete()
+    equal(results, [V + np.float32(k + 1) for k in range(20)])
+
+
 def test_donated_argument_is_deleted_by_the_call(session, slices, equal) -> None:
     f = pw.compiled(lambda a, b: a + b, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
     x, y = pw.put(V, slice=slices.a4, spec=P("x")), pw.put(V, slice=slices.a4, spec=P("x"))
@@ -125,6 +178,19 @@ def test_state_donated_step_by_step_keeps_one_copy(session, slices, equal) -> No
         state = step(state)
     equal(state, V + 21)
     assert session.status()["buffers"] <= before + 1
+
+
+def test_donating_a_copy_leaves_the_original(session, slices, equal) -> None:
+    """What an identity or a change of layout returns has memory of its own."""
+    step = pw.compiled(lambda s: s * 2, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    same = pw.compiled(lambda v: v, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    other = pw.compiled(lambda v: v, slice=slices.a22, in_specs=P(("x", "y")), out_specs=P(("x", "y")))
+    x = pw.put(V, slice=slices.a4, spec=P("x"))
+    equal(step(same(x)), V * 2)
+    equal(step(other(x)), V * 2)
+    equal(pw.program(lambda v: step(same(v)))(x), V * 2)
+    equal(pw.program(lambda v: (step(other(v)), same(v)))(x), (V * 2, V))
+    equal(x, V)
 
 
 def test_donation_through_another_layout_keeps_the_right_bits(session, slices, equal) -> None:

@@ -125,6 +125,22 @@ def test_python_scalars_are_weakly_typed_as_in_jax(session, slices, equal, scala
     equal(f(v, scalar), expected)
 
 
+def test_weak_types_go_on_through_nodes_and_launches_as_in_jax(session, slices, equal) -> None:
+    def scale(a, b):
+        return a * b
+
+    halves = np.arange(3).astype(ml_dtypes.bfloat16)
+    f, plain = pw.compiled(lambda v: v * 2, slice=slices.a1), jax.jit(lambda v: v * 2)
+    g = pw.compiled(scale, slice=slices.b2)
+    expected = plain(2.5) * halves
+    equal(pw.program(lambda v, w: f(v) * w)(2.5, halves), expected)
+    equal(pw.program(lambda v, w: g(f(v), w))(2.5, halves), expected)
+    equal(g(f(2.5), halves), expected)
+    for same in (pw.put(5.0, slice=slices.a1), pw.program(lambda v: v)(5.0), pw.program(lambda v: v * 2)(2.5)):
+        equal(g(same, halves), expected)
+    equal(g(f(np.float32(2.5)), halves), plain(np.float32(2.5)) * halves)
+
+
 def test_jax_arrays(session, slices, equal) -> None:
     values = [jnp.arange(8), jnp.ones((2, 4), jnp.bfloat16), jnp.asarray(2.0), jnp.zeros((0, 2))]
     equal(pw.put(values, slice=slices.a4), values)

@@ -107,3 +107,8 @@ def _layouts(slice: int, specs: str | Sequence[Spec], count: int) -> tuple[Layou
     each = [spec(specs)] * count if isinstance(specs, str) else specs
     assert len(each) == count
     return tuple(Layout(slice, each_spec) for each_spec in each)
+
+
+def calls(graph: Graph) -> list[str]:
+    """The names of the compute nodes, in order."""
+    return [node.name for node in graph.nodes if isinstance(node, Compute)]

@@ -153,7 +153,7 @@ class PlanRun:
         self.launch = launch
         self.wire: dict[tuple[int, int], list[Value]] = {}
         self.used_names: set[tuple[int, int]] = set()
-        self.islands = {plan.island: _Island(plan, [None] * plan.slots) for plan in plans}
+        self.islands = {plan.island: _Island(plan, [None] * len(plan.slots)) for plan in plans}
         self.given = {number: arguments[number].copy() for plan in plans for _, number in plan.arguments}
         for island in self.islands.values():
             self._place_arguments(island)

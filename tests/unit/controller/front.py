@@ -7,7 +7,19 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Ref
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.transport.messages import Done, Free, HostDown, HostUp, Launch, Message, Put, Ready, RunFailed
+from pathways_ray.transport.messages import (
+    Completed,
+    Done,
+    Free,
+    HostDown,
+    HostUp,
+    Launch,
+    LaunchFailed,
+    Message,
+    Put,
+    Ready,
+    RunFailed,
+)
 from tests.unit.helpers import VECTOR, Sketch, placed
 
 BOOM = Failure("ExecutionError", "boom", "f", "user.py:1", 0)
@@ -29,6 +41,16 @@ def to_client(commands: list[Command], session: int = 1, kind: type[Message] = M
         for c in commands
         if isinstance(c, SendClient) and c.session == session and isinstance(c.message, kind)
     ]
+
+
+def completed(*launches: int, session: int = 1) -> list[Command]:
+    return [SendClient(session, Completed(launches))]
+
+
+def failure_of(commands: list[Command]) -> Failure:
+    (message,) = to_client(commands)
+    assert isinstance(message, LaunchFailed)
+    return message.failure
 
 
 class Front:

@@ -307,6 +307,6 @@ class SequentialMachine(LaunchesMachine):
 
 
 TestParallel = LaunchesMachine.TestCase
-TestParallel.settings = repeatable(200, stateful_step_count=40)
+TestParallel.settings = repeatable(150, stateful_step_count=40)
 TestSequential = SequentialMachine.TestCase
-TestSequential.settings = repeatable(200, stateful_step_count=40)
+TestSequential.settings = repeatable(150, stateful_step_count=40)

@@ -123,3 +123,20 @@ def test_a_launch_that_lost_a_host_ends_on_the_other_islands_too() -> None:
     *runs, last = to_island(commands, 0)[1:]
     assert [(run.first, run.first + run.gangs) for run in runs] == [(1, 3)]
     assert last == Drop(1, (2,))
+
+
+def test_an_island_that_is_done_is_not_told_to_go_on() -> None:
+    """
+    1. Gangs 0, 1 and 2 run on islands 0, 1 and 2. Island 0 has done its part and said so.
+    2. Island 2 loses its host: island 1 has to end, island 0 has nothing left to do and would begin anew.
+    """
+    front = Front(parallel=False)
+    front.register(program_over(1, 2, 3), 1)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    enqueued(front, 0, 1, 0)
+    front.done(0, 1)
+    commands = front.down(3)
+    assert gangs(commands, 1) == [(1, 2, 1)]
+    assert gangs(commands, 0) == []
+    assert to_island(commands, 0)[-1] == Drop(1, (2,))

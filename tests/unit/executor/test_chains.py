@@ -171,7 +171,7 @@ def histories(draw: st.DrawFn) -> list[list[ToHost]]:
     return [messages[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-@repeatable(400)
+@repeatable(250)
 @given(histories())
 def test_chains_have_the_effect_of_their_launches(batches: list[list[ToHost]]) -> None:
     plain, chained = Host(), Host()

@@ -37,7 +37,7 @@ def moves(draw: st.DrawFn) -> Move:
     return edge, source, target
 
 
-@repeatable(150)
+@repeatable(100)
 @given(moves())
 def test_what_is_cut_sent_and_put_together_is_the_array(move: Move) -> None:
     edge, source, target = move
@@ -48,7 +48,7 @@ def test_what_is_cut_sent_and_put_together_is_the_array(move: Move) -> None:
     assert np.array_equal(gather(arrived, target), value)
 
 
-@repeatable(150)
+@repeatable(100)
 @given(moves())
 def test_no_host_gets_a_piece_twice(move: Move) -> None:
     """From other hosts, that is: what a host has itself it may copy from several of its devices."""
@@ -66,7 +66,7 @@ def test_no_host_gets_a_piece_twice(move: Move) -> None:
         assert elements <= math.prod(edge.type.shape), "pieces overlap: some element comes twice"
 
 
-@repeatable(150)
+@repeatable(100)
 @given(moves())
 def test_parcels_leave_from_holders_and_land_where_they_are_needed(move: Move) -> None:
     edge, source, target = move
@@ -137,6 +137,15 @@ def test_replicated_sources_share_the_work_of_sending() -> None:
     source, target = placed(1, ["0.0", "1.0"]), placed(2, ["2.0", "3.0"])
     edge = Edge(ArrayType((8,), "uint64"), Layout(1, ()), Layout(2, ()))
     assert sorted(exchange(edge, source, target).parcels) == [(0, 2), (1, 3)]
+
+
+def test_a_device_keeps_what_it_has() -> None:
+    """Two devices hold the whole array and want it: each takes its own copy, none its neighbour's."""
+    source, target = placed(1, ["0.0", "0.1"]), placed(2, ["0.1", "0.0"])
+    made = exchange(Edge(ArrayType((8,), "uint64"), Layout(1, ()), Layout(2, ())), source, target)
+    whole = ((0, 8),)
+    assert made.parcels == {(0, 0): [Parcel(1, whole, 0), Parcel(0, whole, 1)]}
+    assert made.bytes_between_hosts(8) == 0
 
 
 def test_a_scalar_is_one_parcel_without_dimensions() -> None:

@@ -1,29 +1,23 @@
-"""Prune, insert transfers, fuse: each alone by example, and all of them against an interpreter of graphs."""
+"""All passes against an interpreter of graphs; prune and insert transfers by example."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Recipe, Ref, Transfer
+from pathways_ray.ir.graph import Compute, Graph, Ref, Transfer
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.fuse import fuse
 from pathways_ray.ir.passes.prune import prune
 from pathways_ray.ir.passes.transfers import insert_transfers
 from pathways_ray.ir.types import Layout
 from pathways_ray.ir.verify import verify
-from tests.unit.helpers import VECTOR, Sketch, spec
+from tests.unit.helpers import VECTOR, Sketch, calls, spec
 from tests.unit.interpreters import run_graph, sample
 from tests.unit.strategies import programs, repeatable
-
-
-def calls(graph: Graph) -> list[str]:
-    return [node.name for node in graph.nodes if isinstance(node, Compute)]
-
 
 STEPS: dict[str, Callable[[Graph], Graph]] = {
     "prune": prune,
@@ -36,7 +30,7 @@ STEPS: dict[str, Callable[[Graph], Graph]] = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-@repeatable(60)
+@repeatable(45)
 @given(programs())
 def test_no_pass_changes_what_a_program_computes(step: str, case: tuple[Sketch, Graph]) -> None:
     """Also of programs that donate: the interpreter takes donated values away."""
@@ -107,7 +101,7 @@ def test_a_transfer_stands_right_behind_its_producer_and_serves_all_who_ask_for_
     ]
 
 
-@repeatable(60)
+@repeatable(45)
 @given(programs())
 def test_transfers_are_as_few_as_can_be_and_as_early(case: tuple[Sketch, Graph]) -> None:
     graph = insert_transfers(case[1])
@@ -125,201 +119,6 @@ def test_a_result_is_taken_as_it_lies() -> None:
     a = sketch.slice("0.0", "0.1")
     y = sketch.call("f", slice=a, output_specs="x")
     assert insert_transfers(sketch.graph(y)) == sketch.graph(y)
-
-
-# --- fuse -------------------------------------------------------------------------------------------------------------
-
-
-def chain(length: int) -> Graph:
-    sketch = Sketch()
-    a = sketch.slice("0.0", "0.1")
-    x = sketch.argument(a, "x")
-    for _ in range(length):
-        x = sketch.call("f", x, slice=a, specs="x", output_specs="x", where="user.py:9")
-    return sketch.graph(x)
-
-
-def test_a_long_chain_becomes_few_computations_of_one_recipe() -> None:
-    fused = verify(fuse(chain(128)), lowered=True)
-    computes = [node for node in fused.nodes if isinstance(node, Compute)]
-    assert len(computes) == 4
-    assert len(fused.recipes) == 1
-    assert [part.function for part in fused.recipes[0].parts] == ["f"] * 32
-    assert computes[0].name == "f"
-    assert computes[0].where == "user.py:9"
-    assert len({msgspec.structs.replace(node, inputs=()) for node in computes}) == 1, "alike but for their input"
-
-
-@pytest.mark.parametrize(("length", "wanted"), [(1, [1]), (2, [2]), (32, [32]), (33, [32, 1]), (65, [32, 32, 1])])
-def test_a_computation_has_at_most_32_parts(length: int, wanted: list[int]) -> None:
-    fused = fuse(chain(length))
-    computes = [node for node in fused.nodes if isinstance(node, Compute)]
-    assert [len(fused.recipes[node.recipe].parts) for node in computes] == wanted
-
-
-def test_a_recipe_names_what_each_part_takes() -> None:
-    """h(g(f(x), y), y) of three functions becomes one computation of x and y."""
-    sketch = Sketch()
-    a = sketch.slice("0.0")
-    x, y = sketch.argument(a), sketch.argument(a)
-    f = sketch.call("f", x, slice=a)
-    g = sketch.call("g", f, y, slice=a)
-    h = sketch.call("h", g, y, slice=a)
-    fused = fuse(sketch.graph(h))
-    (recipe,) = fused.recipes
-    assert [part.inputs for part in recipe.parts] == [(Ref(-1),), (Ref(0), Ref(-1, 1)), (Ref(1), Ref(-1, 1))]
-    assert recipe.outputs == (Ref(2),)
-    node = fused.nodes[2]
-    assert isinstance(node, Compute)
-    assert (node.name, node.inputs) == ("f..h", (x, y))
-
-
-def fused_calls(build: Callable[[Sketch, int], tuple[Ref, ...]]) -> list[str]:
-    sketch = Sketch()
-    a = sketch.slice("0.0", "0.1")
-    return calls(verify(fuse(insert_transfers(sketch.graph(*build(sketch, a)))), lowered=True))
-
-
-def test_nothing_is_fused_across_slices() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        b = sketch.slice("0.0", "0.1")
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        return (sketch.call("g", f, slice=b),)
-
-    assert fused_calls(build) == ["f", "g"]
-
-
-def test_nothing_is_fused_across_a_change_of_layout() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        f = sketch.call("f", sketch.argument(a), slice=a, output_specs="x")
-        return (sketch.call("g", f, slice=a),)
-
-    assert fused_calls(build) == ["f", "g"]
-
-
-def test_nothing_is_fused_past_another_consumer() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        return sketch.call("g", f, slice=a), sketch.call("h", f, slice=a)
-
-    assert fused_calls(build) == ["f", "g", "h"]
-
-
-def test_a_result_is_a_consumer() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        return f, sketch.call("g", f, slice=a)
-
-    assert fused_calls(build) == ["f", "g"]
-
-
-def test_another_output_with_another_consumer_keeps_a_node_apart() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        f = sketch.call("f", sketch.argument(a), slice=a, outputs=[VECTOR, VECTOR])
-        return sketch.call("g", f, slice=a), sketch.call("h", Ref(f.node, 1), slice=a)
-
-    assert fused_calls(build) == ["f", "g", "h"]
-
-
-def test_nothing_is_fused_that_would_delay_a_producer() -> None:
-    """
-    1. f runs, then far (on another slice) works long, then g takes what both made.
-    2. Joined with g, f could not start before far has ended. It stays alone.
-    """
-
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        b = sketch.slice("1.0", "1.1", island=1)
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        far = sketch.call("far", sketch.argument(b), slice=b)
-        return (sketch.call("g", f, far, slice=a),)
-
-    assert fused_calls(build) == ["f", "far", "g"]
-
-
-def test_what_was_there_before_the_chain_does_not_keep_it_apart() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        b = sketch.slice("1.0", "1.1", island=1)
-        far = sketch.call("far", sketch.argument(b), slice=b)
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        return (sketch.call("g", f, far, slice=a),)
-
-    assert fused_calls(build) == ["far", "f..g"]
-
-
-def test_an_argument_is_there_from_the_start_wherever_it_stands() -> None:
-    """The graph lists an argument before its first use; that may be behind the head of a chain."""
-
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        late = sketch.argument(a)
-        return (sketch.call("g", f, late, slice=a),)
-
-    assert fused_calls(build) == ["f..g"]
-
-
-def test_an_argument_that_has_to_be_moved_first_keeps_a_node_apart() -> None:
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        b = sketch.slice("1.0", "1.1", island=1)
-        f = sketch.call("f", sketch.argument(a), slice=a)
-        late = sketch.argument(b)
-        return (sketch.call("g", f, late, slice=a),)
-
-    assert fused_calls(build) == ["f", "g"]
-
-
-@pytest.mark.parametrize("alone", ["f", "g", "h"])
-def test_a_function_that_must_be_alone_is(alone: str) -> None:
-    """One with optimisation barriers of its own: inside a composition they would mean something else."""
-    sketch = Sketch()
-    a = sketch.slice("0.0")
-    value = sketch.argument(a)
-    for name in ("f", "g", "h"):
-        value = sketch.call(name, value, slice=a, alone=name == alone)
-    fused = calls(verify(fuse(sketch.graph(value)), lowered=True))
-    assert fused == {"f": ["f", "g..h"], "g": ["f", "g", "h"], "h": ["f..g", "h"]}[alone]
-
-
-def test_a_chain_may_donate_what_its_first_part_reads() -> None:
-    """The training step: gradients of the parameters, then an update that takes the parameters' memory."""
-    sketch = Sketch()
-    a = sketch.slice("0.0")
-    parameters, batch = sketch.argument(a), sketch.argument(a)
-    gradients = sketch.call("gradients", parameters, batch, slice=a)
-    updated = sketch.call("update", parameters, gradients, slice=a, donated=(0, 1))
-    fused = lower(sketch.graph(updated))
-    node = fused.nodes[2]
-    assert isinstance(node, Compute)
-    assert (node.inputs, node.donated) == ((parameters, batch), (0,))
-
-
-def test_a_chain_is_not_moved_behind_a_node_that_takes_what_it_reads() -> None:
-    """
-    1. f reads x, then taker takes x's memory, then g goes on with what f made.
-    2. f..g would stand where g stood, after taker: x is gone by then. They stay apart.
-    """
-
-    def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
-        x = sketch.argument(a)
-        f = sketch.call("f", x, slice=a)
-        taker = sketch.call("taker", x, slice=a, donated=(0,))
-        return sketch.call("g", f, slice=a), taker
-
-    assert fused_calls(build) == ["f", "taker", "g"]
-
-
-@repeatable(60)
-@given(programs(calls=12))
-def test_fusing_keeps_every_call_once_and_in_order(case: tuple[Sketch, Graph]) -> None:
-    before = insert_transfers(prune(case[1]))
-    after = fuse(before)
-    parts = [part.name for node in after.nodes if isinstance(node, Compute) for part in _recipe(after, node).parts]
-    assert sorted(parts) == sorted(calls(before))
-    assert {node.recipe for node in after.nodes if isinstance(node, Compute)} == set(range(len(after.recipes)))
-    assert [n for n in after.nodes if isinstance(n, Argument)] == [n for n in before.nodes if isinstance(n, Argument)]
-
-
-def _recipe(graph: Graph, node: Compute) -> Recipe:
-    return graph.recipes[node.recipe]
 
 
 def test_interpreting_shows_a_difference() -> None:

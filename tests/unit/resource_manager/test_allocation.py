@@ -108,7 +108,7 @@ def test_the_same_requests_give_the_same_mapping() -> None:
     assert [one.create(1, w) for w in requests] == [other.create(1, w) for w in requests]
 
 
-@repeatable(150)
+@repeatable(60)
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=12))
 def test_devices_are_evenly_used(requests: list[tuple[int, bool]]) -> None:
     """On one island no device ever carries two slices more than another one, unless slices were released."""

@@ -103,6 +103,33 @@ def test_further_gangs_of_a_launch_take_no_further_room() -> None:
     assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2, 0, 1)]
 
 
+def test_a_launch_that_has_its_room_does_not_wait_behind_those_that_wait_for_room() -> None:
+    """Sequential dispatch, when more launches are under way than fit into the window.
+
+    1. One launch has the only room, a second one and a drop wait behind it.
+    2. The next gang of the first one comes. It goes at once: without it no room would ever become free.
+    """
+    order = island(0, window=1)
+    order.from_controller(run(1, 0, 1))
+    order.from_controller(run(2, 0, 1))
+    order.from_controller(Drop(1, (4,)))
+    assert dispatched(order.from_controller(run(1, 1, 1))) == [run(1, 1, 1)]
+    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2, 0, 1), Drop(1, (4,))]
+
+
+def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
+    """
+    1. The island has done all its gangs of a launch and said so.
+    2. The controller, which had not heard of it yet, sends what is left of the launch.
+    3. The hosts would take it for a new launch, and it would keep its room for ever.
+    """
+    order = island(0, window=1)
+    order.from_controller(run(1, 0, 1))
+    order.from_host(0, 1, Done((1,)))
+    assert dispatched(order.from_controller(run(1, 2, 3))) == []
+    assert dispatched(order.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
+
+
 def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
     order = IslandOrder(0, frozenset((0, 1)), 4)
     assert dispatched(order.from_controller(run(1))) == []

@@ -184,4 +184,4 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrder = OrderMachine.TestCase
-TestOrder.settings = repeatable(200, stateful_step_count=40)
+TestOrder.settings = repeatable(150, stateful_step_count=40)

@@ -76,7 +76,7 @@ def test_every_codec_has_its_family_here() -> None:
 
 
 @pytest.mark.parametrize(("codec", "kind"), KINDS, ids=[f"{codec}-{kind.__name__}" for codec, kind in KINDS])
-@repeatable(15)
+@repeatable(8)
 @given(data=st.data())
 def test_every_message_survives_the_wire(codec: str, kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(strategy(kind))

@@ -1,0 +1,77 @@
+"""Thousands of launches: no process grows, no buffer stays, and calls never run ahead without bound."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import psutil
+import ray
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray import limits
+
+V = np.arange(8, dtype=np.float32)
+WARM_UP, LAUNCHES = 4000, 10_000
+BYTES_A_LAUNCH = 1024
+
+
+def processes(session: pw.Session) -> dict[str, psutil.Process]:
+    """Every process of the cluster, this one included."""
+    cluster = session.cluster
+    hosts = {f"host {k}": ray.get(h.statistics.remote())["pid"] for k, h in cluster.hosts.items()}
+    names = {"client": psutil.Process().pid, "controller": session.status()["controller"]["pid"], **hosts}
+    parts = ("IslandScheduler", "ResourceManager")
+    relatives = psutil.Process(hosts["host 0"]).parent().children()
+    for process in relatives:
+        title = process.cmdline()[0] if process.cmdline() else ""
+        names.update({f"{part} {process.pid}": process.pid for part in parts if part in title})
+    assert len(names) >= 7, names
+    return {name: psutil.Process(pid) for name, pid in names.items()}
+
+
+def resident(found: dict[str, psutil.Process]) -> dict[str, int]:
+    gc.collect()
+    return {name: process.memory_info().rss for name, process in found.items()}
+
+
+def test_10000_launches_leave_memory_flat(session, slices, held, equal) -> None:
+    """State goes from call to call over both islands, each result dropped after its use."""
+    here = pw.compiled(lambda v: v * 0.5 + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(lambda v: v + 0, slice=slices.b2, in_specs=P("x"), out_specs=P("x"))
+    alone = pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: there(here(v)))
+    buffers = held(session)
+
+    def run(launches: int) -> None:
+        x, y = here(V), alone(V * 0)
+        for k in range(launches):
+            if k % 8 == 0:
+                x = program(x)
+            else:
+                y = alone(y)
+        equal(x, np.full(8, 2, np.float32))
+        equal(y, V * 0 + np.float32(launches - launches // 8 + 1))
+
+    run(WARM_UP)
+    found = processes(session)
+    before = resident(found)
+    run(LAUNCHES)
+    after = resident(found)
+    growth = {name: (after[name] - before[name]) / LAUNCHES for name in found}
+    print({name: f"{bytes_:.0f} B a launch" for name, bytes_ in growth.items()})
+    assert max(growth.values()) <= BYTES_A_LAUNCH, growth
+    assert session.status()["in_flight"] == 0
+    assert held(session) <= buffers + 2
+
+
+def test_calls_wait_when_too_many_launches_are_open(session, slices) -> None:
+    inc = pw.compiled(lambda v: v + 1, slice=slices.a1)
+    results = []
+    most = 0
+    for k in range(3 * limits.MAX_LAUNCHES_IN_FLIGHT):
+        results.append(inc(np.float32(k)))
+        most = max(most, sum(not r.is_ready() for r in results[-2 * limits.MAX_LAUNCHES_IN_FLIGHT :: 64]) * 64)
+    assert [float(r) for r in results[::100]] == [k + 1.0 for k in range(0, len(results), 100)]
+    assert most <= limits.MAX_LAUNCHES_IN_FLIGHT + 64
