@@ -31,7 +31,9 @@ import pathways_ray as pw
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "PATHWAYS_TEST_PROCESS"
 BUFFERS_FREE_WITHIN_S = 5.0
+PROBE_LIMIT_S = 30.0
 FAILED = pytest.StashKey[bool]()
+BROKEN = pytest.StashKey[str]()
 
 
 class Slices(NamedTuple):
@@ -70,7 +72,8 @@ def probe(slices: Slices) -> Callable[[], None]:
 
     def run() -> None:
         v = np.arange(8, dtype=np.float32)
-        np.testing.assert_array_equal(np.asarray(program(v)), (v + 1) * 2)
+        result = program(v).block_until_ready(timeout=PROBE_LIMIT_S)
+        np.testing.assert_array_equal(np.asarray(result), (v + 1) * 2)
 
     return run
 
@@ -85,9 +88,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture
 def session(request: pytest.FixtureRequest, cluster: pw.Session, probe: Callable[[], None]) -> Iterator[pw.Session]:
     """The shared cluster; afterwards it must compute, and hold no buffer that it did not hold before."""
+    if since := request.config.stash.get(BROKEN, ""):
+        pytest.fail(f"the shared cluster does not compute since {since}")
     before = held(cluster)
     yield cluster
-    probe()
+    try:
+        probe()
+    except BaseException:
+        request.config.stash[BROKEN] = request.node.nodeid
+        raise
     if request.node.stash[FAILED]:
         return  # its traceback holds arrays
     deadline = time.monotonic() + BUFFERS_FREE_WITHIN_S
