@@ -192,6 +192,8 @@ class Controller:
                 for message in TO_CONTROLLER.decode_batch(data):
                     if isinstance(message, Register):
                         self._register(client, message)
+                        async with self.compiled:
+                            self.compiled.notify_all()
                     else:
                         self._do(self.launches.from_client(client.session, message))
         except WireError as error:
@@ -289,15 +291,16 @@ class Controller:
     async def _explain(self, client: _Client, request: Explain) -> Reply:
         state = self.launches.sessions[client.session]
         _, plans = placed_graph(decode_graph(request.graph), state.slices, self.fusion)
-        program = state.programs.get(request.program)
         temporary: dict[int, int] = {}
-        if program is not None:
+        if request.program >= 0:
+            # The program comes on the stream, and this call may have overtaken it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPILE_LIMIT_S), self.compiled:
-                    await self.compiled.wait_for(lambda: program.failure or len(program.ready) >= len(program.hosts))
-            if program.failure is not None:
+                    await self.compiled.wait_for(lambda: _is_compiled(state.programs.get(request.program)))
+            program = state.programs.get(request.program)
+            if program is not None and program.failure is not None:
                 return Refused(program.failure)
-            temporary = program.temporary_bytes
+            temporary = program.temporary_bytes if program is not None else {}
         return Explained(plan_text(plans), order_text({p.island: p for p in plans}), temporary)
 
     async def _status(self) -> Reply:
@@ -320,6 +323,11 @@ class Controller:
         status["in_flight"] = len(self.launches.in_flight)
         status["controller"] = {"pid": os.getpid(), "dispatch": "parallel" if self.launches.parallel else "sequential"}
         return StatusReply(json.dumps(status))
+
+
+def _is_compiled(program: PlannedProgram | None) -> bool:
+    """Whether nothing more will become known of a program: every host has it compiled, or it failed."""
+    return program is not None and (program.failure is not None or len(program.ready) >= len(program.hosts))
 
 
 def data_token(secret: str, session: int) -> str:

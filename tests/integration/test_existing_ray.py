@@ -115,7 +115,7 @@ def apart() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def head(python, apart: dict[str, str]) -> str:
+def head(python, apart: dict[str, str]) -> Iterator[str]:
     """The address of what `ray start --head` started on free ports."""
     options = {
         "port": 0,
@@ -128,7 +128,9 @@ def head(python, apart: dict[str, str]) -> str:
     words = [f"--{name}={value}" for name, value in options.items()]
     out = python.finish(python.command("-m", "ray.scripts.scripts", "start", "--head", *words, **apart))
     assert "Ray runtime started" in out
-    return (Path(apart["TMPDIR"]) / "ray" / "ray_current_cluster").read_text().strip()
+    yield (Path(apart["TMPDIR"]) / "ray" / "ray_current_cluster").read_text().strip()
+    for process in python.alive():
+        process.kill()
 
 
 def free_port() -> int:
