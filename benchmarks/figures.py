@@ -16,6 +16,7 @@ SYSTEMS = {
     "pathways": ("Pathways on Ray", "#0072B2"),
     "jax": ("JAX called directly", "#E69F00"),
     "ray": ("Ray actors", "#999999"),
+    "ray-stateful": ("Ray actor that keeps the value", "#c9a66b"),
 }
 
 

@@ -178,7 +178,7 @@ class JaxInThisProcess:
 def serve_jax(requests: Connection) -> None:
     """Body of the JAX process: answers (mode, k) with the seconds it took, until the client closes or dies."""
     jax_here = JaxInThisProcess()
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             requests.send(timed(jax_here, *requests.recv()))
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 
+START = np.linspace(0.1, 0.45, 8, dtype=np.float32)
 ROUND_TRIPS = 100
 
 
@@ -49,7 +50,7 @@ def main(session: Any = None) -> np.ndarray:
                 v = pong_back(ping_there(v))
             return v
 
-        v = np.linspace(0.1, 0.45, 8, dtype=np.float32)
+        v = START
         np.asarray(rally(v))  # traces, compiles, connects
         start = time.perf_counter()
         result = np.asarray(rally(v))

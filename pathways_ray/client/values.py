@@ -7,6 +7,7 @@ a few pointer comparisons.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -35,9 +36,10 @@ def partition_spec(spec: Spec) -> PartitionSpec:
 class ArgumentType:
     """Interned; compare with `is`. `slice` is None for a value that is still with the client."""
 
-    __slots__ = ("array", "aval", "slice", "spec", "weak")
+    __slots__ = ("__weakref__", "array", "aval", "slice", "spec", "weak")
 
-    _known: ClassVar[dict[Any, ArgumentType]] = {}
+    # Weak: a type goes with the last array and program that have it, and lets go of its slice.
+    _known: ClassVar[weakref.WeakValueDictionary[Any, ArgumentType]] = weakref.WeakValueDictionary()
 
     array: ArrayType
     weak: bool
