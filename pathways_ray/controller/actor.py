@@ -141,6 +141,8 @@ class Controller:
         hello = rest.pop(0) if rest else None
         if not isinstance(hello, IslandUp):
             return
+        # A new scheduler may be heard of before the end of the old one's stream.
+        self._island_ended(hello.island, self.islands.get(hello.island))
         outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
         pump = asyncio.ensure_future(outbox.pump(context.write))
         try:
@@ -152,10 +154,16 @@ class Controller:
                 rest = FROM_ISLAND.decode_batch(data)
         finally:
             pump.cancel()
-            self.islands.pop(hello.island, None)
-            for host in [h for h in self.launches.hosts.values() if h.island == hello.island]:
-                self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
+            self._island_ended(hello.island, outbox)
             await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}", hello.address)
+
+    def _island_ended(self, island: int, outbox: streams.AsyncOutbox | None) -> None:
+        """The stream that `outbox` belongs to is over: what it knew of hosts is worth nothing any more."""
+        if outbox is None or self.islands.get(island) is not outbox:
+            return
+        del self.islands[island]
+        for host in [h for h in self.launches.hosts.values() if h.island == island]:
+            self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
 
     async def _from_island(self, island: int, message: FromIsland) -> None:
         match message:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
+import traceback
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
@@ -20,12 +24,15 @@ from pathways_ray.transport.messages import (
     IslandUp,
 )
 
+REJOIN_PAUSE_S = 1.0
+"""A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
+
 SILENCE_LIMIT_S = 8.0
 """A host that says nothing for this long is taken for dead; hosts send a heartbeat every second."""
 
 
 class IslandScheduler:
-    """One for an island. Everything runs on the actor's event loop.
+    """One for an island. Everything runs on an event loop in a thread of its own.
 
     Ray starts it anew when its process dies. The hosts have ended with their stream by then and join again; the
     controller has failed the launches it had on the island.
@@ -40,15 +47,34 @@ class IslandScheduler:
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()
-        self.started: asyncio.Future[str] | None = None
-        # Ray calls nothing but the constructor after a restart.
-        ray.get_runtime_context().current_actor.start.remote()
+        self.address: Future[str] = Future()
+        # A thread of its own, since Ray calls nothing but the constructor after a restart.
+        threading.Thread(target=self._serve, name="serve", daemon=True).start()
 
-    async def start(self) -> str:
-        """Serves the hosts and joins the controller, once; returns the address it serves on."""
-        if self.started is None:
-            self.started = asyncio.ensure_future(self._start())
-        return await self.started
+    def start(self) -> str:
+        """The address it serves its hosts on; answers once it has joined the controller."""
+        return self.address.result()
+
+    def statistics(self) -> dict[str, int]:
+        return {"queued": len(self.order.queue), "outstanding": len(self.order.outstanding)}
+
+    def _serve(self) -> None:
+        """Serves until the controller's stream ends or something is wrong.
+
+        Then the process ends: a scheduler that hears nothing is a hang for everybody. Ray starts it anew.
+        """
+        try:
+            asyncio.run(self._main())
+        except BaseException:
+            traceback.print_exc()
+        time.sleep(REJOIN_PAUSE_S)
+        os._exit(1)
+
+    async def _main(self) -> None:
+        self.address.set_result(await self._start())
+        while (data := await streams.reading(self.stream)) is not None:
+            for message in TO_HOST.decode_batch(data):
+                self._do(self.order.from_controller(message))
 
     async def _start(self) -> str:
         _, self.link_secret = await self.resource_manager.secrets.remote()
@@ -58,23 +84,14 @@ class IslandScheduler:
         self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
         self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.pump(self.stream.write))
-        self._spawn(self._from_controller())
         self._spawn(self._watch())
         await self.resource_manager.publish.remote(f"scheduler-{self.island}", address)
         return address
-
-    async def statistics(self) -> dict[str, int]:
-        return {"queued": len(self.order.queue), "outstanding": len(self.order.outstanding)}
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    async def _from_controller(self) -> None:
-        while (data := await streams.reading(self.stream)) is not None:
-            for message in TO_HOST.decode_batch(data):
-                self._do(self.order.from_controller(message))
 
     async def _host_stream(self, context: grpc.aio.ServicerContext) -> None:
         if not streams.authorised(streams.metadata_of(context), self.link_secret):
