@@ -266,10 +266,9 @@ def test_figure2(z: list[float], ok: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("error", "ok"), [(0.0, True), (1e-7, False)])
 def test_ping_pong(error: float, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, ROUND_TRIPS=100, plain_jax=lambda v: v, main=lambda session: starts() + np.float32(error))
-
-    def starts() -> np.ndarray:
-        return np.linspace(0.1, 0.45, 8, dtype=np.float32)
+    start = np.linspace(0.1, 0.45, 8, dtype=np.float32)
+    main = lambda session: start + np.float32(error)  # noqa: E731
+    give(monkeypatch, ROUND_TRIPS=100, START=start, plain_jax=lambda v: v, main=main)
 
     (check,) = demo_programs.ping_pong(None, 200, no_progress).checks
     assert check.ok is ok
