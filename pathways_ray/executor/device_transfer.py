@@ -59,9 +59,9 @@ class DeviceTransfer:
         number = id(array)
         self._lent[number] = weakref.ref(array, lambda _: self._lent.pop(number, None))
 
-    def is_lent(self, array: Any) -> bool:
-        """Whether overwriting the memory of `array` could take it from under a peer."""
-        return id(array) in self._lent
+    def own(self, array: Any) -> Any:
+        """The array, or a copy of it when overwriting its memory could take it from under a peer."""
+        return jax.numpy.copy(array) if id(array) in self._lent else array
 
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""

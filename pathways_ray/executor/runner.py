@@ -1,12 +1,6 @@
-"""Running plans: a prepared program is a list of steps over numbered slots, each of which only enqueues.
+"""A plan made ready for one host: which of its steps are the host's, where gates stand, how a launch goes through them.
 
-Errors are values: a step that fails leaves a `Failure` in its output slots, a step that finds one among its inputs
-passes it on. So a launch always runs to its end and always has an outcome.
-
-A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before: a `Gate` stands
-in front of it. A device queue is first in, first out, so a gang that waited in it would hold up every other tenant; and
-if its sender died, some devices would get their shards and enter the gang's collective while others got errors and did
-not. Pulls are posted when the launch arrives all the same, so the data moves as soon as it is there.
+Pure: what is compiled, and what touches devices or peers, comes through `Parts`. `CompiledParts` has those of JAX.
 """
 
 from __future__ import annotations
@@ -14,174 +8,61 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-import jax
 import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError
 from pathways_ray.executor.chains import Chain, Feeds
-from pathways_ray.executor.compile import Compiler
-from pathways_ray.executor.device_transfer import DeviceTransfer
-from pathways_ray.executor.edges import Incoming, Outgoing
-from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.steps import (
+    ActiveRun,
+    Computation,
+    ExecuteStep,
+    GateStep,
+    Incoming,
+    Outgoing,
+    ReceiveStep,
+    ReshardStep,
+    RunnableStep,
+    SendStep,
+)
 from pathways_ray.ir.graph import Part, Recipe, Ref
-from pathways_ray.ir.plan import Executable, Execute, IslandPlan, NodeLabel, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Executable, Execute, IslandPlan, Receive, Reshard, Send, Step
 from pathways_ray.transport.messages import Run
 
 
-class ActiveRun:
-    """A launch on this host: its slots, how far it is, the pulls that were posted, the pieces that stay here.
+class Parts(Protocol):
+    """What a host has of a program beside its plan: everything that is compiled or knows of devices.
 
-    `limit` is the gang it may not reach yet (sequential dispatch raises it step by step). `promised` are arguments that
-    a launch before it has yet to store. `opened` is the gang whose inputs are known to have arrived, and `closed_by`
-    the failure that came in their place. Once `announced`, later launches know that its results are to come:
-    `waiting` has those that need one, `dropped` the results nobody will need any more.
+    All of it is made before the first launch; `chain` alone is called later, on the compiling thread. Methods raise
+    `CompileError`.
     """
 
-    __slots__ = (
-        "announced",
-        "closed_by",
-        "dropped",
-        "limit",
-        "local",
-        "opened",
-        "position",
-        "program",
-        "promised",
-        "pulled",
-        "reported",
-        "run",
-        "sequence",
-        "values",
-        "waiting",
-    )
+    temporary_bytes: int
 
-    def __init__(self, program: PreparedProgram, run: Run) -> None:
-        self.program = program
-        self.run = run
-        self.sequence = run.sequence
-        self.values: list[Any] = [None] * len(program.plan.slots)
-        self.position = 0
-        self.limit = NO_LIMIT
-        self.opened = -1
-        self.closed_by: Failure | None = None
-        self.promised: dict[int, list[int]] = {}
-        self.pulled: dict[int, dict[int, Any]] = {}
-        self.local: dict[int, Any] = {}
-        self.reported = -1
-        self.announced = False
-        self.waiting: dict[int, list[ActiveRun]] = {}
-        self.dropped: list[int] = []
+    def executable(self, number: int) -> Computation | None:
+        """Executable `number` of the plan, or None when this host has no part in its slice."""
+
+    def reshard(self, edge: int) -> Computation: ...
+
+    def outgoing(self, edge: int) -> Outgoing: ...
+
+    def incoming(self, edge: int) -> Incoming: ...
+
+    def chain(self, executable: Executable) -> Computation:
+        """An executable that is not in the plan: one of it, repeated."""
 
 
-NO_LIMIT = 1 << 60
+class Store(Protocol):
+    """The buffers of this host."""
 
+    def of_session(self, session: int) -> dict[int, Any]: ...
 
-class _Execute:
-    __slots__ = ("compiled", "donated", "drops", "gang", "host", "inputs", "label", "outputs", "transfer", "where")
+    def put(self, session: int, buffer: int, value: Any) -> None: ...
 
-    def __init__(
-        self,
-        step: Execute,
-        compiled: Any,
-        donated: tuple[int, ...],
-        transfer: DeviceTransfer,
-        label: NodeLabel,
-        host: int,
-    ) -> None:
-        self.gang, self.inputs, self.outputs, self.drops = step.gang, step.inputs, step.outputs, step.drops
-        self.compiled, self.donated, self.transfer = compiled, donated, transfer
-        self.label, self.where, self.host = label.name, label.where, host
+    def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
 
-    def run(self, active: ActiveRun) -> None:
-        values = active.values
-        inputs = [values[slot] for slot in self.inputs]
-        try:
-            for k in self.donated:
-                if self.transfer.is_lent(inputs[k]):
-                    inputs[k] = jax.numpy.copy(inputs[k])
-            outputs = self.compiled(*inputs)
-        except Exception as error:
-            outputs = [self.failure(inputs, error)] * len(self.outputs)
-        for slot, value in zip(self.outputs, outputs, strict=True):
-            values[slot] = value
-        for slot in self.drops:
-            values[slot] = None
-
-    def failure(self, inputs: list[Any], error: Exception) -> Failure:
-        for value in inputs:
-            if isinstance(value, Failure):
-                return value
-        return Failure("ExecutionError", f"{type(error).__name__}: {error}", self.label, self.where, self.host)
-
-
-class _Send:
-    __slots__ = ("drops", "gang", "outgoing", "source", "transfer")
-
-    def __init__(self, step: Send, outgoing: Outgoing, transfer: DeviceTransfer) -> None:
-        self.gang, self.source, self.drops = step.gang, step.source, step.drops
-        self.outgoing, self.transfer = outgoing, transfer
-
-    def run(self, active: ActiveRun) -> None:
-        value = active.values[self.source]
-        try:
-            local = self.outgoing.send(value, active.sequence, self.transfer)
-        except Exception as error:
-            failure = Failure("ExecutionError", f"{type(error).__name__}: {error}", "transfer", "", self.outgoing.host)
-            local = self.outgoing.send(failure, active.sequence, self.transfer)
-        active.local[self.outgoing.number] = local
-        for slot in self.drops:
-            active.values[slot] = None
-
-
-class _Gate:
-    """Stands in front of a gang that waits for other hosts. `PreparedProgram.advance` stops at it until it is open."""
-
-    __slots__ = ("gang",)
-
-    def __init__(self, gang: int) -> None:
-        self.gang = gang
-
-    def run(self, active: ActiveRun) -> None:
-        """Nothing to do: it is open."""
-
-
-class _Receive:
-    __slots__ = ("gang", "incoming", "target")
-
-    def __init__(self, step: Receive, incoming: Incoming) -> None:
-        self.gang, self.target, self.incoming = step.gang, step.target, incoming
-
-    def run(self, active: ActiveRun) -> None:
-        number = self.incoming.number
-        pulled, local = active.pulled.pop(number, {}), active.local.pop(number, None)
-        if active.closed_by is not None and active.opened == self.gang:
-            active.values[self.target] = active.closed_by
-            return
-        try:
-            active.values[self.target] = self.incoming.assemble(pulled, local)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            active.values[self.target] = Failure("ExecutionError", text, "transfer", "", self.incoming.host)
-
-
-class _Reshard:
-    __slots__ = ("compiled", "drops", "gang", "host", "source", "target")
-
-    def __init__(self, step: Reshard, compiled: Any, host: int) -> None:
-        self.gang, self.source, self.target, self.drops = step.gang, step.source, step.target, step.drops
-        self.compiled, self.host = compiled, host
-
-    def run(self, active: ActiveRun) -> None:
-        value = active.values[self.source]
-        try:
-            active.values[self.target] = value if isinstance(value, Failure) else self.compiled(value)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            active.values[self.target] = Failure("ExecutionError", text, "reshard", "", self.host)
-        for slot in self.drops:
-            active.values[slot] = None
+    def drop_session(self, session: int) -> None: ...
 
 
 CHAIN_LENGTHS = (16, 8, 4)
@@ -195,79 +76,58 @@ CHAIN_LIMIT_S = 0.005
 
 
 class PreparedProgram:
-    """A plan with everything compiled that this host runs of it.
+    """A plan with everything compiled that host `host` runs of it."""
 
-    Raises:
-        CompileError: from the constructor.
-    """
-
-    def __init__(
-        self,
-        plan: IslandPlan,
-        functions: Mapping[str, bytes],
-        compiler: Compiler,
-        store: BufferStore,
-        transfer: DeviceTransfer,
-    ) -> None:
+    def __init__(self, plan: IslandPlan, host: int, parts: Parts, store: Store, transfer: Any) -> None:
         self.plan = plan
+        self.host = host
+        self.parts = parts
         self.store = store
         self.transfer = transfer
-        self.temporary_bytes = 0
+        self.temporary_bytes = parts.temporary_bytes
         self.incoming: list[Incoming] = []
         self.gates: set[int] = set()
-        self.steps: list[Any] = []
-        executables = [
-            compiler.executable(e, plan.placed(e.slice), functions)
-            if compiler.host in plan.placed(e.slice).hosts
-            else None
-            for e in plan.executables
-        ]
-        for compiled in executables:
-            analysis = compiled.memory_analysis() if compiled is not None else None
-            self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
+        self.steps: list[RunnableStep] = []
         for step in plan.steps:
-            prepared = self._prepare(step, executables, compiler)
+            prepared = self._prepare(step)
             if prepared is not None:
                 self.steps.append(prepared)
         self.steps_by_gang = sorted(self.steps, key=lambda step: step.gang)
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
-        self.functions = functions
-        self.compiler = compiler
-        mine = [compiler.host in plan.placed(slice_id).hosts for slice_id in plan.slots]
+        mine = [host in plan.placed(slice_id).hosts for slice_id in plan.slots]
         self.arguments = [(slot, number) for slot, number in plan.arguments if mine[slot]]
         self.results = [(slot, number) for slot, number in plan.results if mine[slot]]
         self.awaited = [slot for slot in plan.awaited if mine[slot]]
         self.seconds = 0.0
-        self._chains: dict[tuple[int, Feeds], Any] = {}
+        self._chains: dict[tuple[int, Feeds], Computation] = {}
         self._sightings: dict[tuple[int, Feeds], int] = {}
 
-    def _prepare(self, step: Step, executables: list[Any], compiler: Compiler) -> Any:
-        plan, host = self.plan, compiler.host
+    def _prepare(self, step: Step) -> RunnableStep | None:
+        plan, host, parts = self.plan, self.host, self.parts
         if isinstance(step, Execute):
-            compiled = executables[step.executable]
+            compiled = parts.executable(step.executable)
             if compiled is None:
                 return None
             donated = plan.executables[step.executable].donated
-            return _Execute(step, compiled, donated, self.transfer, plan.labels[step.node], host)
+            return ExecuteStep(step, compiled, donated, self.transfer, plan.labels[step.node], host)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
         if isinstance(step, Receive) and len({*source.hosts, *target.hosts}) > 1 and step.gang not in self.gates:
             # Every host of the island has the gate, also one that receives nothing: they open it together.
             self.gates.add(step.gang)
-            self.steps.append(_Gate(step.gang))
+            self.steps.append(GateStep(step.gang))
         match step:
             case Send():
                 if host in source.hosts:
-                    return _Send(step, Outgoing(edge, step.edge, source, target, host, compiler), self.transfer)
+                    return SendStep(step, parts.outgoing(step.edge), self.transfer)
             case Receive():
                 if host in target.hosts:
-                    incoming = Incoming(edge, step.edge, source, target, host, compiler)
+                    incoming = parts.incoming(step.edge)
                     self.incoming.append(incoming)
-                    return _Receive(step, incoming)
+                    return ReceiveStep(step, incoming)
             case Reshard():
                 if host in source.hosts:
-                    ends = ((source, edge.source.spec), (target, edge.target.spec))
-                    return _Reshard(step, compiler.reshard(edge.type, *ends), host)
+                    return ReshardStep(step, parts.reshard(step.edge), host)
         return None
 
     def blamed(self, failure: Failure) -> Failure:
@@ -325,16 +185,14 @@ class PreparedProgram:
             return
         # A chain is only an economy: when it cannot be compiled, launches go on one by one.
         with contextlib.suppress(PathwaysError):
-            executable = _repeated(base, size, dict(feeds))
-            self._chains[size, feeds] = self.compiler.executable(
-                executable, self.plan.placed(base.slice), self.functions
-            )
+            self._chains[size, feeds] = self.parts.chain(_repeated(base, size, dict(feeds)))
 
     def run_chain(self, chain: Chain, compiled: Any) -> list[Any]:
         """Enqueues the launches of a chain as one; stores what the last one results in."""
         first, last = chain.runs[0], chain.runs[-1]
         values = self.start(first, {}).values
         step = self.steps[0]
+        assert isinstance(step, ExecuteStep)
         inputs = [values[slot] for slot in step.inputs]
         try:
             outputs = list(compiled(*inputs))
@@ -377,7 +235,7 @@ class PreparedProgram:
             step = steps[position]
             if step.gang >= active.limit:
                 break
-            if type(step) is _Gate and active.opened != step.gang:
+            if type(step) is GateStep and active.opened != step.gang:
                 active.position = position
                 return step.gang
             step.run(active)
@@ -393,7 +251,7 @@ class PreparedProgram:
         return [
             piece
             for step in self.steps
-            if type(step) is _Receive and step.gang == gang
+            if type(step) is ReceiveStep and step.gang == gang
             for pieces in active.pulled.get(step.incoming.number, {}).values()
             for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
         ]

@@ -21,6 +21,10 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 PURE = {
     "pathways_ray/controller",
     "pathways_ray/errors.py",
+    "pathways_ray/executor/chains.py",
+    "pathways_ray/executor/progress.py",
+    "pathways_ray/executor/runner.py",
+    "pathways_ray/executor/steps.py",
     "pathways_ray/ir",
     "pathways_ray/limits.py",
     "pathways_ray/resource_manager",

@@ -1,0 +1,255 @@
+"""What a host decides: which launch goes on, up to which step, and what is dropped when.
+
+A launch that arrives takes its arguments and posts its pulls at once, then its steps run in order. It stops at three
+places: at an argument that a launch before it has yet to make, at a gate whose inputs have not arrived, and (with
+sequential dispatch) at the gang it may not reach yet. Meanwhile later launches go on; what a launch *promised* to make
+can be named before it is there. Nothing here waits.
+
+Events in: `handle_batch` takes what came from the scheduler, `opened` what was waited for at a gate. What follows from
+them is done through the `Shell`, in order: the threads and devices of a real host, or those of the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.chains import Chain, grouped
+from pathways_ray.executor.runner import PreparedProgram, Store
+from pathways_ray.executor.steps import NO_LIMIT, ActiveRun
+from pathways_ray.transport.messages import (
+    Drop,
+    DropProgram,
+    DropSession,
+    Enqueued,
+    Message,
+    Peer,
+    Peers,
+    Proceed,
+    Program,
+    Ready,
+    Run,
+    RunFailed,
+    ToHost,
+)
+
+
+class Shell(Protocol):
+    """What `HostProgress` has done. No method waits."""
+
+    def send(self, message: Message) -> None:
+        """To the scheduler."""
+
+    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
+        """Reports launches as done, or failed, once `values` are ready."""
+
+    def has_arrived(self, values: list[Any]) -> bool:
+        """Whether all of these are there, or failed."""
+
+    def failure_of(self, values: list[Any]) -> Failure | None:
+        """The first failure among values that have arrived."""
+
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
+        """Reports `Arrived` once all values have arrived; where the host is the island, it calls `opened` instead."""
+
+    def prepare(self, message: Program) -> None:
+        """Compiles a program, calls `prepared` with it, and reports it `Ready`, whether or not it could be compiled."""
+
+    def compile_later(self, work: Callable[[], None]) -> Any:
+        """Runs `work` where programs are compiled."""
+
+    def set_peers(self, peers: tuple[Peer, ...]) -> None:
+        """Whom pulls may go to from now on."""
+
+
+class HostProgress:
+    """The launches of one host.
+
+    Args:
+        fusion: execute chains of repeated small launches as one computation.
+        together: the island has other hosts, so a gate opens when the scheduler says so, for all of them.
+    """
+
+    def __init__(self, host: int, store: Store, shell: Shell, fusion: bool, together: bool) -> None:
+        self.host = host
+        self.store = store
+        self.shell = shell
+        self.fusion = fusion
+        self.together = together
+        self.wanted: set[int] = set()
+        self.programs: dict[int, PreparedProgram] = {}
+        self.active: dict[int, ActiveRun] = {}
+        self.promised: dict[int, dict[int, ActiveRun]] = {}
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def handle_batch(self, messages: list[ToHost]) -> None:
+        """What came together from the scheduler."""
+        if not self.fusion or len(messages) < 4:
+            for message in messages:
+                self.handle(message)
+            return
+        for group in grouped(messages, self._chain_outputs):
+            if isinstance(group, Chain):
+                self._run_chain(group)
+            else:
+                self.handle(group)
+
+    def handle(self, message: ToHost) -> None:
+        """One message of the scheduler."""
+        match message:
+            case Run():
+                self._run(message)
+            case Drop():
+                self._drop(message)
+            case Program():
+                self._program(message)
+            case Proceed():
+                self.opened(message.sequence, message.gang, message.failure)
+            case Peers():
+                self.shell.set_peers(message.peers)
+            case DropSession():
+                self.store.drop_session(message.session)
+            case DropProgram():
+                self.wanted.discard(message.program)
+                self.programs.pop(message.program, None)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _program(self, message: Program) -> None:
+        self.wanted.add(message.program)
+        prepared = self.programs.get(message.program)
+        if prepared is None:
+            self.shell.prepare(message)
+        else:
+            self.shell.send(Ready(self.host, message.program, prepared.temporary_bytes))
+
+    def prepared(self, number: int, program: PreparedProgram) -> None:
+        """A program is compiled. May be called from the compiling thread."""
+        self.programs[number] = program
+        if number not in self.wanted:
+            # It was dropped meanwhile; looked up afterwards, so that a drop at this moment finds it or is seen here.
+            self.programs.pop(number, None)
+
+    # --- chains of launches -------------------------------------------------------------------------------------------
+
+    def _chain_outputs(self, program: int) -> int:
+        found = self.programs.get(program)
+        return found.chain_outputs if found is not None else 0
+
+    def _run_chain(self, chain: Chain) -> None:
+        """Runs a chain in the longest pieces that are compiled, the rest launch by launch."""
+        program = self.programs[chain.runs[0].program]
+        runs = chain.runs
+        promised = self.promised.get(runs[0].session, ())
+        if any(buffer in promised for buffer in runs[0].arguments):
+            for run in runs:
+                self._run(run)
+            return
+        while runs:
+            size, compiled = program.chain_for(len(runs), chain.feeds, self.shell.compile_later)
+            if compiled is None:
+                break
+            values = program.run_chain(Chain(runs[:size], chain.feeds), compiled)
+            self.shell.watch(tuple(run.sequence for run in runs[:size]), values, program)
+            runs = runs[size:]
+        for run in runs:
+            self._run(run)
+
+    # --- launches -----------------------------------------------------------------------------------------------------
+
+    def _run(self, run: Run) -> None:
+        active = self.active.get(run.sequence)
+        if active is None and run.first:
+            return  # a later gang of a launch that has ended
+        if active is None:
+            program = self.programs.get(run.program)
+            if program is None:
+                text = f"host {self.host} restarted before the launch reached it"
+                self.shell.send(RunFailed(run.sequence, Failure("HostLost", text, host=self.host)))
+                return
+            active = program.start(run, self.promised.get(run.session, {}))
+            self.active[run.sequence] = active
+        active.limit = run.first + run.gangs if run.gangs else NO_LIMIT
+        self._advance(active)
+
+    def _advance(self, active: ActiveRun) -> None:
+        """Enqueues as much of a launch as can be; what waits for others is taken up when they come."""
+        program, run = active.program, active.run
+        while not active.promised:
+            gate = program.advance(active)
+            if gate < 0:
+                break
+            if not self._has_arrived(active, gate):
+                self._announce(active)
+                return
+        else:
+            self._announce(active)
+            return
+        if run.gangs and active.reported < active.limit - 1:
+            active.reported = active.limit - 1
+            self.shell.send(Enqueued(run.sequence, active.reported))
+        if program.is_complete(active):
+            self._finish(active)
+        else:
+            self._announce(active)
+
+    def _announce(self, active: ActiveRun) -> None:
+        """Lets later launches name the results of one that is not through before they are in the store."""
+        results = active.program.results
+        if not active.announced and results:
+            active.announced = True
+            promised = self.promised.setdefault(active.run.session, {})
+            promised.update((active.run.results + number, active) for _, number in results)
+
+    def _finish(self, active: ActiveRun) -> None:
+        program, run = active.program, active.run
+        values = program.finish(active)
+        del self.active[run.sequence]
+        self.shell.watch((run.sequence,), values, program)
+        if not active.announced:
+            return
+        promised = self.promised[run.session]
+        for _, number in program.results:
+            promised.pop(run.results + number, None)
+        if not promised:
+            del self.promised[run.session]
+        ready: list[ActiveRun] = []
+        for slot, number in program.results:
+            for waiting in active.waiting.pop(run.results + number, ()):
+                for target in waiting.promised.pop(run.results + number):
+                    waiting.values[target] = active.values[slot]
+                if not waiting.promised:
+                    ready.append(waiting)
+        if active.dropped:
+            self.store.drop(run.session, tuple(active.dropped))
+        for waiting in ready:
+            self._advance(waiting)
+
+    def _drop(self, message: Drop) -> None:
+        """Drops buffers; those a launch has yet to store go as soon as it has."""
+        promised = self.promised.get(message.session)
+        if promised:
+            for buffer in message.buffers:
+                if buffer in promised:
+                    promised[buffer].dropped.append(buffer)
+        self.store.drop(message.session, message.buffers)
+
+    # --- gates --------------------------------------------------------------------------------------------------------
+
+    def _has_arrived(self, active: ActiveRun, gate: int) -> bool:
+        """Whether the inputs behind a gate are there; if not, this host or the scheduler hears when they are."""
+        arrivals = active.program.awaited_at(active, gate)
+        if not self.together and self.shell.has_arrived(arrivals):
+            active.opened, active.closed_by = gate, self.shell.failure_of(arrivals)
+            return True
+        self.shell.wait_for_arrival(active.sequence, gate, arrivals)
+        return False
+
+    def opened(self, sequence: int, gang: int, failure: Failure | None) -> None:
+        """What gang `gang` of a launch waits for has arrived on every host of the island, or failed on one."""
+        active = self.active.get(sequence)
+        if active is not None:
+            active.opened, active.closed_by = gang, failure
+            self._advance(active)

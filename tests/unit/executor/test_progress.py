@@ -1,0 +1,389 @@
+"""What a host does with the scheduler's messages, with values that are texts and devices that are never busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.progress import HostProgress
+from pathways_ray.executor.runner import PreparedProgram
+from pathways_ray.executor.store import BufferStore
+from pathways_ray.ir.plan import Edge, Executable, IslandPlan
+from pathways_ray.transport.messages import (
+    Drop,
+    DropSession,
+    Enqueued,
+    Message,
+    Peer,
+    Proceed,
+    Program,
+    Ready,
+    Run,
+    RunFailed,
+)
+from tests.unit.helpers import Sketch
+
+BOOM = Failure("ExecutionError", "boom", "f", "user.py:1", 7)
+
+
+class Pull:
+    """A value that a peer will send."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
+class Edges:
+    """Both sides of an edge: what is sent is noted, what is received was put into a `Pull` by the test."""
+
+    def __init__(self, world: Host, number: int, edge: Edge) -> None:
+        self.world, self.number, self.host, self.edge = world, number, world.host, edge
+
+    def send(self, value: Any, launch: int, transfer: Any) -> Any:
+        self.world.sent.append((launch, self.number, value))
+        return value if isinstance(value, Failure) else []
+
+    def post(self, launch: int, transfer: Any) -> dict[int, Any]:
+        self.world.pulls[launch] = Pull()
+        return {99: [self.world.pulls[launch]]}
+
+    def assemble(self, pulled: dict[int, Any], local: Any) -> Any:
+        return pulled[99][0].value
+
+
+class Host:
+    """A host under test: `HostProgress` with everything around it noted."""
+
+    def __init__(self, together: bool = False, fusion: bool = False, host: int = 0) -> None:
+        self.host = host
+        self.store = BufferStore()
+        self.progress = HostProgress(host, self.store, self, fusion, together)
+        self.enqueued: list[str] = []
+        self.sent: list[tuple[int, int, Any]] = []
+        self.messages: list[Message] = []
+        self.watched: list[tuple[tuple[int, ...], list[Any]]] = []
+        self.pulls: dict[int, Pull] = {}
+        self.awaited: dict[tuple[int, int], list[Any]] = {}
+        self.lent: set[str] = set()
+        self.plan: IslandPlan | None = None
+
+    def program(self, number: int, sketch: Sketch, *results: Any) -> None:
+        """Plans what `sketch` says and makes this host's part of it ready."""
+        self.plan = sketch.planned(*results).plans[0]
+        self.progress.handle(Program(number, b"", {}))
+        self.progress.prepared(number, PreparedProgram(self.plan, self.host, self, self.store, self))
+
+    def buffers(self, session: int = 1) -> dict[int, Any]:
+        return dict(self.store.of_session(session))
+
+    # --- Parts --------------------------------------------------------------------------------------------------------
+
+    temporary_bytes = 0
+
+    def executable(self, number: int) -> Callable[..., Any]:
+        assert self.plan is not None
+        return self.chain(self.plan.executables[number])
+
+    def chain(self, executable: Executable) -> Callable[..., Any]:
+        name = ".".join(part.name for part in executable.recipe.parts)
+
+        def run(*inputs: Any) -> list[Any]:
+            if any(isinstance(value, Failure) for value in inputs):
+                raise TypeError("a failure is no array")
+            text = f"{name}({','.join(inputs)})"
+            self.enqueued.append(text)
+            return [text] * len(executable.outputs)
+
+        return run
+
+    def reshard(self, edge: int) -> Callable[..., Any]:
+        return lambda value: f"reshard({value})"
+
+    def outgoing(self, edge: int) -> Edges:
+        assert self.plan is not None
+        return Edges(self, edge, self.plan.edges[edge])
+
+    incoming = outgoing
+
+    def own(self, array: Any) -> Any:
+        return f"copy({array})" if array in self.lent else array
+
+    # --- Shell --------------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
+        self.watched.append((sequences, values))
+
+    def has_arrived(self, values: list[Any]) -> bool:
+        return all(value.value is not None for value in values)
+
+    def failure_of(self, values: list[Any]) -> Failure | None:
+        return next((value.value for value in values if isinstance(value.value, Failure)), None)
+
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
+        self.awaited[sequence, gate] = values
+
+    def prepare(self, message: Program) -> None:
+        pass
+
+    def compile_later(self, work: Callable[[], None]) -> None:
+        work()
+
+    def set_peers(self, peers: tuple[Peer, ...]) -> None:
+        pass
+
+
+def run(sequence: int, *arguments: int, results: int = 0, program: int = 1, first: int = 0, gangs: int = 0) -> Run:
+    return Run(sequence, 1, program, arguments, results or 100 * sequence, first, gangs)
+
+
+def host_with_call(**options: Any) -> Host:
+    """Program 1 is one call `f` on this host; buffer 1 is there."""
+    host, sketch = Host(**options), Sketch()
+    here = sketch.slice("0.0", "0.1")
+    x = sketch.argument(here)
+    host.program(1, sketch, sketch.call("f", x, slice=here))
+    host.store.put(1, 1, "x")
+    return host
+
+
+def host_with_gate(together: bool = False) -> Host:
+    """Program 1 is a call `f` as in `host_with_call`, program 2 a call `g` of a value from another island."""
+    host = host_with_call(together=together)
+    sketch = Sketch()
+    there, here = sketch.slice("5.0", island=-1), sketch.slice("0.0", "0.1")
+    far = sketch.call("far", sketch.argument(there), slice=there)
+    result = sketch.call("g", far, slice=here)
+    plans = sketch.planned(result).plans
+    host.plan = plans[0]
+    host.progress.handle(Program(2, b"", {}))
+    host.progress.prepared(2, PreparedProgram(plans[0], 0, host, host.store, host))
+    return host
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_takes_its_arguments_and_stores_its_results_at_once() -> None:
+    host = host_with_call()
+    host.progress.handle(run(5, 1))
+    assert host.enqueued == ["f(x)"]
+    assert host.buffers() == {1: "x", 500: "f(x)"}
+    assert host.watched == [((5,), ["f(x)"])]
+    assert host.progress.active == {}
+    assert host.progress.promised == {}
+
+
+def test_a_buffer_that_is_gone_makes_a_failure_and_not_a_hang() -> None:
+    host = host_with_call()
+    host.progress.handle(run(5, 7))
+    assert host.enqueued == []
+    (value,) = host.watched[0][1]
+    assert isinstance(value, Failure)
+    assert value.kind == "BufferLost"
+    assert host.buffers()[500] == value
+
+
+def test_a_launch_of_a_program_that_a_restarted_host_does_not_have_fails() -> None:
+    host = host_with_call()
+    host.progress.handle(run(5, 1, program=9))
+    (message,) = host.messages
+    assert isinstance(message, RunFailed)
+    assert (message.sequence, message.failure.kind) == (5, "HostLost")
+
+
+def test_what_a_peer_may_still_read_is_copied_before_it_is_donated() -> None:
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0")
+    first = sketch.call("f", sketch.argument(here), slice=here)
+    host.program(1, sketch, sketch.call("g", first, slice=here, donated=(0,)))
+    host.store.put(1, 1, "x")
+    host.lent.add("f(x)")
+    host.progress.handle(run(1, 1))
+    assert host.enqueued == ["f(x)", "g(copy(f(x)))"]
+
+
+def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> None:
+    """Two hosts, one slice on each: host 1 runs `g` only, and still completes launches of `f`."""
+    host, sketch = Host(together=True, host=1), Sketch()
+    here = sketch.slice("0.0")
+    host.program(1, sketch, sketch.call("f", sketch.argument(here), slice=here))
+    host.progress.handle(run(1, 1))
+    assert host.enqueued == []
+    assert host.watched == [((1,), [])]
+    assert host.buffers() == {}
+
+
+def test_a_program_that_was_dropped_while_it_was_compiled_does_not_stay() -> None:
+    host = host_with_call()
+    program = host.progress.programs[1]
+    host.progress.handle(Program(2, b"", {}))
+    host.progress.wanted.discard(2)  # as DropProgram does
+    host.progress.prepared(2, program)
+    assert set(host.progress.programs) == {1}
+
+
+def test_a_program_that_is_there_already_is_reported_ready() -> None:
+    host = host_with_call()
+    host.progress.handle(Program(1, b"", {}))
+    assert host.messages == [Ready(0, 1, 0)]
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_waits_at_its_gate_and_others_pass_it() -> None:
+    """1. Launch 1 needs a value of another island that is not there. 2. Launch 2 goes on. 3. The value comes."""
+    host = host_with_gate()
+    host.progress.handle(run(1, program=2))
+    assert list(host.awaited) == [(1, 1)]
+    host.progress.handle(run(2, 1))
+    assert host.enqueued == ["f(x)"]
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.enqueued == ["f(x)", "g(y)"]
+    assert host.watched[-1] == ((1,), ["g(y)"])
+
+
+def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island() -> None:
+    host = host_with_gate()
+    program = host.progress.programs[2]
+    post = program.incoming[0].post
+
+    def arrived(launch: int, transfer: Any) -> dict[int, Any]:
+        pulled = post(launch, transfer)
+        host.pulls[launch].value = "y"
+        return pulled
+
+    program.incoming[0].post = arrived  # type: ignore[method-assign]
+    host.progress.handle(run(1, program=2))
+    assert host.enqueued == ["g(y)"]
+    assert host.awaited == {}
+
+
+def test_hosts_of_one_island_open_no_gate_by_themselves() -> None:
+    """All enter a collective or none: one host's inputs say nothing of the others'."""
+    host = host_with_gate(together=True)
+    host.progress.handle(run(1, program=2))
+    host.pulls[1].value = "y"
+    host.progress.handle(run(2, program=2))
+    assert host.enqueued == []
+    assert sorted(host.awaited) == [(1, 1), (2, 1)]
+    host.progress.handle(Proceed(1, 1))
+    assert host.enqueued == ["g(y)"]
+
+
+def test_a_host_takes_the_failure_of_another_one_although_its_own_inputs_are_there() -> None:
+    host = host_with_gate(together=True)
+    host.progress.handle(run(1, program=2))
+    host.pulls[1].value = "y"
+    host.progress.handle(Proceed(1, 1, BOOM))
+    assert host.enqueued == []
+    assert host.watched == [((1,), [BOOM])]
+
+
+def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
+    host = host_with_gate()
+    host.progress.handle(Proceed(77, 0))
+    assert host.enqueued == []
+    assert host.messages == []
+
+
+# --- results that are still to come -----------------------------------------------------------------------------------
+
+
+def test_a_launch_can_name_a_result_that_is_still_to_come() -> None:
+    """1. Launch 1 waits at its gate. 2. Launch 2 takes its result, launch 3 that of launch 2. 3. The gate opens."""
+    host = host_with_gate()
+    host.progress.handle_batch([run(1, program=2), run(2, 100), run(3, 200)])
+    assert host.enqueued == []
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.enqueued == ["g(y)", "f(g(y))", "f(f(g(y)))"]
+    assert host.progress.promised == {}
+    assert host.progress.active == {}
+
+
+def test_a_result_that_is_dropped_before_it_is_there_reaches_its_consumer_and_goes() -> None:
+    host = host_with_gate()
+    host.progress.handle_batch([run(1, program=2), run(2, 100), Drop(1, (100,))])
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.enqueued == ["g(y)", "f(g(y))"]
+    assert host.buffers() == {1: "x", 200: "f(g(y))"}
+
+
+def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
+    host = host_with_gate()
+    host.progress.handle_batch([run(1, program=2), DropSession(1)])
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.watched == [((1,), ["g(y)"])]
+    assert host.store.count() == 0
+
+
+# --- sequential dispatch ----------------------------------------------------------------------------------------------
+
+
+def host_with_two_gangs() -> Host:
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0")
+    first = sketch.call("f", sketch.argument(here), slice=here)
+    host.program(1, sketch, sketch.call("g", first, slice=here))
+    host.store.put(1, 1, "x")
+    return host
+
+
+def test_gangs_that_are_sent_one_by_one_run_one_by_one() -> None:
+    host = host_with_two_gangs()
+    host.progress.handle(run(1, 1, gangs=1))
+    assert host.enqueued == ["f(x)"]
+    assert host.messages == [Enqueued(1, 0)]
+    host.progress.handle(run(1, 1, first=1, gangs=1))
+    assert host.enqueued == ["f(x)", "g(f(x))"]
+    assert host.messages == [Enqueued(1, 0), Enqueued(1, 1)]
+    assert host.watched == [((1,), ["g(f(x))"])]
+
+
+def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
+    host = host_with_two_gangs()
+    host.progress.handle(run(1, 1, first=1, gangs=1))
+    assert host.enqueued == []
+    assert host.messages == []
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_runs_as_one_once_it_is_compiled() -> None:
+    """Four chains of four are seen, then the length is compiled; the fifth is one computation with four outcomes."""
+    host = host_with_call(fusion=True)
+    host.progress.programs[1].seconds = 1e-6
+    last, sequence = 1, 1
+    for _ in range(5):
+        batch: list[Any] = []
+        for _ in range(4):
+            batch += [run(sequence, last), Drop(1, (last,))]
+            last, sequence = 100 * sequence, sequence + 1
+        host.progress.handle_batch(batch)
+    assert len(host.enqueued) == 17
+    assert host.enqueued[-1].startswith("f.f.f.f(f(")
+    assert host.watched[-1][0] == (17, 18, 19, 20)
+    assert list(host.buffers()) == [last]
+
+
+def test_launches_that_wait_for_a_result_to_come_are_no_chain() -> None:
+    host = host_with_gate()
+    host.progress.fusion = True
+    host.progress.programs[1].seconds = 1e-6
+    runs = [run(2, 100), run(3, 200), run(4, 300), run(5, 400)]
+    drops = [Drop(1, (100 * k,)) for k in (1, 2, 3, 4)]
+    host.progress.handle_batch([run(1, program=2)])
+    host.progress.handle_batch([message for pair in zip(runs, drops, strict=True) for message in pair])
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.enqueued[-1] == "f(f(f(f(g(y)))))"
+    assert host.buffers() == {1: "x", 500: "f(f(f(f(g(y)))))"}
