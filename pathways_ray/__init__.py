@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from pathways_ray.client.program import program as program
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
+    from pathways_ray.shape import Island as Island
     from pathways_ray.start import init as init
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Array": "client.array",
+    "Island": "shape",
     "Session": "client.session",
     "VirtualSlice": "client.slices",
     "compiled": "client.compiled",

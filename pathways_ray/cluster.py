@@ -1,7 +1,9 @@
-"""Starting a cluster: Ray, the actors, and the first session. The only module that imports actors.
+"""Starting a runtime: Ray, the actors, and their end. The only module that imports actors.
 
 Who starts whom: `start` starts Ray where none runs, then all actors at once. They find each other through the resource
 manager: controller and schedulers publish their addresses there, hosts ask for their scheduler's.
+
+An embedded runtime ends with the process that started it. A detached one stays until `remove` (`pathways down`).
 """
 
 from __future__ import annotations
@@ -10,41 +12,58 @@ import contextlib
 import os
 import secrets
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import remove_placement_group
 
+from pathways_ray import names, placement
 from pathways_ray.controller.actor import Controller
-from pathways_ray.errors import AuthenticationError, PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
+from pathways_ray.shape import PLACEMENTS, Resources, Shape
 
 START_LIMIT_S = 90.0
-CPUS_PER_HOST = 0.01
-"""A host's logical CPUs in Ray: a trace, so that virtual devices may outnumber cores; Ray then only spreads them."""
+LOOPBACK = "127.0.0.1"
 
 
-@dataclass
-class Shape:
-    """How many islands, hosts and devices. Units: devices are per host."""
+@dataclass(frozen=True)
+class Options:
+    """What a runtime is started with beside its shape.
 
-    islands: int = 1
-    hosts_per_island: int = 1
-    devices_per_host: int = 1
+    Args:
+        dispatch: "parallel" or "sequential".
+        placement: "pack" or "spread", the hosts of each island.
+        name: makes the runtime a detached one, and is its name.
+        bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
+            where Ray reaches its machine.
+        port: of the controller; 0 is a free one.
+        token: what lets clients in; "" makes one.
+        limit_s: how long to wait for room, and again for the processes.
+    """
+
+    dispatch: str = "parallel"
+    fusion: bool = True
+    placement: str = "pack"
+    name: str = ""
+    bind: str = ""
+    port: int = 0
+    token: str = ""
+    limit_s: float = START_LIMIT_S
 
     def check(self) -> None:
-        for name in ("islands", "hosts_per_island", "devices_per_host"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-    def members(self, island: int) -> list[int]:
-        """The numbers of an island's hosts."""
-        return list(range(island * self.hosts_per_island, (island + 1) * self.hosts_per_island))
+        """Raises `UsageError` for a value that is none."""
+        if self.dispatch not in ("parallel", "sequential"):
+            raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
+        if self.placement not in PLACEMENTS:
+            raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
+        if self.name:
+            names.check_name(self.name)
 
 
 @dataclass
@@ -53,48 +72,49 @@ class Cluster:
 
     url: str
     token: str
+    shape: Shape
     resource_manager: Any
     controller: Any
     schedulers: list[Any]
     hosts: dict[int, Any]
-    group: Any
+    groups: list[Any]
     owns_ray: bool
     pids: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
-        for actor in [*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager]:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
-        with contextlib.suppress(Exception):
-            remove_placement_group(self.group)
+        _kill([*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager], self.groups)
         if self.owns_ray:
             ray.shutdown()
 
 
 def start(
-    shape: Shape, address: str | None, dispatch: str, fusion: bool, platform: str, ray_options: dict[str, Any]
+    shape_on: Callable[[Resources], Shape], address: str | None, options: Options, ray_options: dict[str, Any]
 ) -> Cluster:
     """Starts a cluster and waits until every host has joined.
 
+    Args:
+        shape_on: makes the shape from what the Ray nodes have.
+        address: of the Ray cluster; None starts Ray here.
+
     Raises:
         UsageError: a bad option.
+        AlreadyInitialized: a detached runtime of this name is there.
         Unschedulable: Ray cannot place the hosts.
         PathwaysError: a process did not come up in time.
     """
-    shape.check()
-    if dispatch not in ("parallel", "sequential"):
-        raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {dispatch!r}")
-    owns_ray = _connect_ray(address, ray_options)
+    options.check()
+    owns_ray = connect_ray(address, ray_options)
     try:
-        return _start_actors(shape, owns_ray, dispatch == "parallel", fusion, platform)
+        shape = shape_on([node["Resources"] for node in placement.alive_nodes()])
+        return _start_actors(shape, owns_ray, options)
     except BaseException:
         if owns_ray:
             ray.shutdown()
         raise
 
 
-def _connect_ray(address: str | None, options: dict[str, Any]) -> bool:
+def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
     """Joins or starts Ray; True when this process was not connected before, so that `ray.shutdown()` is ours to call.
 
     In a driver of an existing cluster `ray.shutdown()` ends the connection and nothing else.
@@ -140,73 +160,107 @@ def _is_about_tokens(error: BaseException | None) -> bool:
     return False
 
 
-def _start_actors(shape: Shape, owns_ray: bool, parallel: bool, fusion: bool, platform: str) -> Cluster:
-    islands = {island: shape.members(island) for island in range(shape.islands)}
-    total = shape.islands * shape.hosts_per_island
-    bind = _bind_address()
-    token = secrets.token_hex(16)
-    resources: dict[str, float] = {"CPU": CPUS_PER_HOST}
-    if platform != "cpu":
-        resources["TPU" if platform == "tpu" else "GPU"] = shape.devices_per_host
-    group = placement_group([resources] * total, strategy="SPREAD")
+def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
+    detached = bool(options.name)
+    runtime = options.name or f"embedded-{secrets.token_hex(8)}"
+    bind, controller_bind = _bind_addresses(options.bind)
+    token = options.token or secrets.token_hex(16)
+    link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
+    islands = shape.members()
+    near = placement.here()
+
+    def actor(kind: type, name: str, **settings: Any) -> Any:
+        lifetime = {"lifetime": "detached"} if detached else {}
+        return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
+
     made: list[Any] = []
+    groups: list[Any] = []
     try:
-        # Hosts find the resource manager by name: a handle among the arguments would keep Ray from restarting them.
-        name = f"pathways-{secrets.token_hex(8)}"
-        manager = _actor(ResourceManager, max_concurrency=1000, name=name).remote(islands)
-        controller = _actor(Controller, max_concurrency=1000).remote(manager, bind, token, parallel, fusion)
-        made += [manager, controller]
+        # The first one has the name of the runtime for itself: of two that start at once, one gets here.
+        # All find it by name: a handle among the arguments would keep Ray from restarting them.
+        first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
+        try:
+            manager = first.options(scheduling_strategy=near).remote(islands, *link_secrets)
+        except ValueError as error:
+            raise AlreadyInitialized(
+                f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
+                "ends it, and --name starts another one beside it"
+            ) from error
+        made.append(manager)
+        groups += placement.place(shape, runtime, options.placement, detached, options.limit_s)
+        front = actor(Controller, names.controller(runtime), num_cpus=0, max_concurrency=4, scheduling_strategy=near)
+        controller = front.remote(
+            runtime,
+            controller_bind,
+            options.port,
+            token,
+            link_secrets,
+            options.dispatch == "parallel",
+            options.fusion,
+        )
+        made.append(controller)
         schedulers = []
         hosts: dict[int, Any] = {}
         for island, numbers in islands.items():
-            scheduler = _actor(IslandScheduler, max_concurrency=100, max_restarts=-1).remote(
-                name, island, numbers, bind
-            )
-            schedulers.append(scheduler)
-            for number in numbers:
-                hosts[number] = _host_actor(group, number, resources).remote(
-                    name, number, island, numbers, shape.devices_per_host, platform, bind, fusion
+            order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
+            schedulers.append(order.options(scheduling_strategy=near).remote(runtime, island, numbers, bind))
+            made.append(schedulers[-1])
+            spec = shape.islands[island]
+            for index, number in enumerate(numbers):
+                where = placement.bundle(groups[island], index)
+                host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
+                hosts[number] = host.options(scheduling_strategy=where).remote(
+                    runtime, number, island, numbers, spec.devices, spec.platform, bind, options.fusion
                 )
-        made += [*schedulers, *hosts.values()]
-        _await(group.ready(), "Ray has no room for the hosts", Unschedulable)
-        url = _await(controller.start.remote(), "the controller did not start", PathwaysError)
-        _await([s.start.remote() for s in schedulers], "a scheduler did not start", PathwaysError)
-        _await([h.ready.remote() for h in hosts.values()], "a host did not start", PathwaysError)
-        return Cluster(f"grpc://{url}", token, manager, controller, schedulers, hosts, group, owns_ray)
+                made.append(hosts[number])
+        deadline = time.monotonic() + options.limit_s
+        url = _await(controller.start.remote(), "the controller did not start", deadline)
+        _await([s.start.remote() for s in schedulers], "a scheduler did not start", deadline)
+        _await([h.ready.remote() for h in hosts.values()], "a host did not start", deadline)
+        return Cluster(f"grpc://{url}", token, shape, manager, controller, schedulers, hosts, groups, owns_ray)
     except BaseException:
-        for actor in made:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
-        with contextlib.suppress(Exception):
-            remove_placement_group(group)
+        _kill(made, groups)
         raise
 
 
-def _actor(kind: type, **options: Any) -> Any:
-    return ray.remote(num_cpus=0, **options)(kind)
+def _taking(bundle: dict[str, float]) -> dict[str, Any]:
+    """A bundle's resources as Ray's options of an actor."""
+    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": others}
 
 
-def _host_actor(group: Any, number: int, resources: dict[str, float]) -> Any:
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-    return ray.remote(
-        num_cpus=resources["CPU"],
-        num_gpus=resources.get("GPU", 0),
-        resources={k: v for k, v in resources.items() if k not in ("CPU", "GPU")},
-        max_restarts=-1,
-        scheduling_strategy=strategy,
-    )(HostExecutor)
+def _kill(actors: list[Any], groups: list[Any]) -> None:
+    """Kills for good, whatever state they are in."""
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+    for group in groups:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
 
 
-def _await(refs: Any, what: str, kind: type[PathwaysError]) -> Any:
+def _bind_addresses(wanted: str) -> tuple[str, str]:
+    """The address to serve on for schedulers and hosts, and that for the controller; "" is where Ray reaches each.
+
+    Raises:
+        UsageError: others could not reach the controller at `wanted`.
+    """
+    nodes = {node["NodeManagerAddress"] for node in placement.alive_nodes()}
+    if wanted in ("0.0.0.0", "::", "[::]"):
+        raise UsageError(f"{wanted} is no address to connect to; bind to the one at which others reach this machine")
+    if len(nodes) == 1:
+        return wanted or LOOPBACK, wanted or LOOPBACK
+    if wanted in (LOOPBACK, "localhost", "::1", "[::1]"):
+        raise UsageError(f"Ray has nodes at {', '.join(sorted(nodes))}, which could not reach a controller at {wanted}")
+    return "", wanted
+
+
+def _await(refs: Any, what: str, deadline: float) -> Any:
     try:
-        return ray.get(refs, timeout=START_LIMIT_S)
+        return ray.get(refs, timeout=max(0.0, deadline - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
-        raise kind(f"{what} within {START_LIMIT_S:.0f} s; the cluster has {ray.cluster_resources()}") from error
+        raise PathwaysError(f"{what} in time; the cluster has {ray.cluster_resources()}") from error
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, PathwaysError) else PathwaysError(f"{what}: {error}")) from error
     except ray.exceptions.RayError as error:
-        raise kind(f"{what}: {error}") from error
-
-
-def _bind_address() -> str:
-    """Loopback while all Ray nodes are on this machine; else "", each process serves where Ray reaches its machine."""
-    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    return "127.0.0.1" if len(addresses) == 1 else ""
+        raise PathwaysError(f"{what}: {error}") from error

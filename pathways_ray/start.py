@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pathways_ray.client import api
 from pathways_ray.errors import AlreadyInitialized
+from pathways_ray.shape import Island, shape
 
 
 def init(
-    islands: int = 1,
+    islands: int | Sequence[Island] = 1,
     hosts_per_island: int = 1,
     devices_per_host: int = 1,
     *,
     address: str | None = None,
     dispatch: str = "parallel",
     fusion: bool = True,
-    platform: str = "cpu",
+    platform: str = "auto",
+    placement: str = "pack",
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
@@ -25,10 +28,12 @@ def init(
     Ray address the same processes start on an existing Ray cluster, hosts spread over its nodes.
 
     Args:
-        islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual.
+        islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual. A list of
+            `pw.Island` in place of a number says it for each island; the other two are of no use then.
         dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
         fusion: compose chains of nodes on one slice into one computation; results are the same bits.
-        platform: "cpu", "gpu" or "tpu".
+        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
+        placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         ray_options: further options for `ray.init`.
 
     Raises:
@@ -42,5 +47,12 @@ def init(
     # Ray loads here and not with the package: clients of a remote cluster do without it.
     from pathways_ray import cluster
 
-    shape = cluster.Shape(islands, hosts_per_island, devices_per_host)
-    return api.adopt(cluster.start(shape, address, dispatch, fusion, platform, dict(ray_options or {})))
+    options = cluster.Options(dispatch=dispatch, fusion=fusion, placement=placement)
+    return api.adopt(
+        cluster.start(
+            lambda nodes: shape(nodes, islands, hosts_per_island, devices_per_host, platform),
+            address,
+            options,
+            dict(ray_options or {}),
+        )
+    )

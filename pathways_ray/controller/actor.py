@@ -1,6 +1,8 @@
 """The controller as a Ray actor: the front door for clients, the root of all island streams.
 
-`Launches` decides; this file reads streams, plans registered programs, and asks the resource manager for slices.
+`Launches` decides; this file reads streams, plans registered programs, and asks the resource manager for slices. When
+its process or the resource manager's dies, Ray starts it anew, without sessions; schedulers and hosts join again
+(ADR 0014).
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import hmac
 import json
 import os
 import secrets
+import threading
 import time
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import Future
 
 import grpc
 import msgspec
+import ray
 
-from pathways_ray import limits
+from pathways_ray import limits, names
 from pathways_ray.controller.launches import Command, Launches, SendIsland
 from pathways_ray.controller.programs import (
     PlannedProgram,
@@ -71,6 +76,12 @@ STREAM_LIMIT_S = 20.0
 COMPILE_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
 
+MANAGER_LIMIT_S = 4.0
+"""A resource manager that twice does not answer for this long is taken for dead."""
+
+RESTART_PAUSE_S = 0.5
+"""A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
+
 
 class _Client:
     """A session's secrets, its stream once it has one, and the functions it has sent."""
@@ -86,31 +97,93 @@ class _Client:
 
 
 class Controller:
-    """One for a cluster. Everything runs on the actor's event loop."""
+    """One for a cluster. Everything runs on an event loop in a thread of its own.
 
-    def __init__(self, resource_manager: Any, bind: str, token: str, parallel: bool, fusion: bool) -> None:
-        self.resource_manager = resource_manager
-        self.bind = streams.bind_address(bind)
+    Args:
+        runtime: its name, by which the resource manager is found.
+        bind: the address to serve on; "" is where Ray reaches this machine.
+        port: 0 is a free one, another one after each restart.
+        token: what lets clients in.
+    """
+
+    def __init__(
+        self,
+        runtime: str,
+        bind: str,
+        port: int,
+        token: str,
+        link_secrets: tuple[str, str],
+        parallel: bool,
+        fusion: bool,
+    ) -> None:
+        self.runtime = runtime
+        self.bind = bind
+        self.port = port
+        self.data_secret, self.link_secret = link_secrets
+        self.incarnation = secrets.token_hex(8)
+        self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
         self.fusion = fusion
         self.launches = Launches(parallel=parallel, max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT)
         self.clients: dict[int, _Client] = {}
         self.islands: dict[int, streams.AsyncOutbox] = {}
         self.programs_made = 0
-        self.sessions_made = 0
+        # Hosts know a session by its number: one from before a restart must not come again.
+        self.sessions_made = int(time.time() * 100) if self.restarted else 0
         self.compiled = asyncio.Condition()
+        self.address: Future[str] = Future()
+        # A thread of its own, since Ray calls nothing but the constructor after a restart.
+        threading.Thread(target=self._serve, name="serve", daemon=True).start()
 
-    async def start(self) -> str:
-        """Serves clients and schedulers; returns `address:port`."""
-        self.data_secret, self.link_secret = await self.resource_manager.secrets.remote()
+    def start(self) -> str:
+        """`address:port` of the front door; answers once it serves."""
+        return self.address.result()
+
+    def _serve(self) -> None:
+        """Serves until the resource manager is gone or something is wrong; then the process ends, and all sessions."""
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            traceback.print_exc()
+            if not self.address.done() and not self.restarted:
+                self.address.set_exception(error)  # for who starts the runtime, and will end this process
+                return
+        time.sleep(RESTART_PAUSE_S)
+        os._exit(1)
+
+    async def _main(self) -> None:
+        self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         self.server, address = await streams.serve(
             {streams.CLIENT_STREAM: self._client_stream, streams.ISLAND_STREAM: self._island_stream},
             {streams.CALL: self._call},
-            self.bind,
+            streams.bind_address(self.bind),
+            self.port,
         )
         self.clock = asyncio.ensure_future(self._tick())
-        await self.resource_manager.publish.remote("controller", address)
-        return address
+        await self._report(address)
+        self.address.set_result(address)
+        while not self.clock.done():
+            await asyncio.sleep(1.0)
+            await self._report(address)
+        self.clock.result()
+
+    async def _report(self, address: str) -> None:
+        """Tells the resource manager that this controller serves.
+
+        Raises:
+            ray.exceptions.RayError: the resource manager is gone, and with it which slice has which devices.
+            TimeoutError: it has not answered for so long that it was killed.
+        """
+        for last in (False, True):
+            try:
+                # Twice: after a pause of this process the time may be over before an answer that is there is seen.
+                async with asyncio.timeout(MANAGER_LIMIT_S):
+                    await self.resource_manager.controller_serves.remote(self.incarnation, address)
+                return
+            except TimeoutError:
+                if last:
+                    ray.kill(self.resource_manager, no_restart=False)
+                    raise
 
     async def _tick(self) -> None:
         while True:

@@ -10,15 +10,21 @@ import hmac
 import os
 import socket
 import threading
+import time
+import traceback
 
 import msgspec
 import ray
 
+from pathways_ray import names
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 
 GROUP_LIMIT_S = 30
 """Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
+
+RESTART_PAUSE_S = 0.5
+"""A host that cannot join ends after this pause, so that Ray does not start it in a tight loop."""
 
 
 def _free_port(address: str) -> int:
@@ -42,7 +48,7 @@ class HostExecutor:
 
     def __init__(
         self,
-        resource_manager: str,
+        runtime: str,
         host: int,
         island: int,
         members: list[int],
@@ -53,9 +59,18 @@ class HostExecutor:
     ) -> None:
         self.host, self.island, self.members = host, island, members
         self.bind = streams.bind_address(bind)
-        self.resource_manager = ray.get_actor(resource_manager)
-        _configure(devices, platform)
-        self._start(devices, platform, fusion)
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        try:
+            self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
+            _configure(devices, platform)
+            self._start(devices, platform, fusion)
+        except Exception as error:
+            if not restarted and not isinstance(error, ray.exceptions.RayError):
+                raise
+            # Ray does not start an actor anew whose constructor raised; one whose process ended it does.
+            traceback.print_exc()
+            time.sleep(RESTART_PAUSE_S)
+            os._exit(1)
 
     def _start(self, devices: int, platform: str, fusion: bool) -> None:
         # Imported here, after the environment is set: XLA reads it once, when it starts.
@@ -76,8 +91,8 @@ class HostExecutor:
         if reply.coordinator:
             self._join_group(reply.coordinator)
         local = jax.local_devices()
-        if len(local) < devices:
-            raise RuntimeError(f"host {self.host} was to have {devices} devices; JAX sees {len(local)}: {local}")
+        if len(local) < devices or local[0].platform != platform:
+            raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
         grouped = {h: [d for d in jax.devices() if d.process_index == k] for k, h in enumerate(self.members)}
         self.epoch = reply.epoch
         self.store = BufferStore()
@@ -151,6 +166,8 @@ def _configure(devices: int, platform: str) -> None:
         if threads:
             os.environ["NPROC"] = str(threads)
     else:
+        if os.environ.get("JAX_PLATFORMS") == "cpu":
+            del os.environ["JAX_PLATFORMS"]  # it was meant for the client that started the runtime
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
     os.environ["JAX_ENABLE_X64"] = "1"

@@ -1,6 +1,7 @@
 """The resource manager as a Ray actor: where the processes of a cluster meet, and who maps slices.
 
-Arguments and results of its methods are integers, strings and encoded messages.
+Arguments and results of its methods are integers, strings and encoded messages. After its own death Ray starts it
+anew, empty: the controller sees that and starts anew as well, and all others after it (ADR 0014).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import signal
+import time
 
 import msgspec
 import ray
@@ -23,18 +24,34 @@ from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceC
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 
+REJOIN_LIMIT_S = 30.0
+"""A slice that is asked for before all hosts have joined waits this long for them."""
+
 
 class ResourceManager:
     """One for a cluster. All methods run on the actor's event loop, one at a time between awaits."""
 
-    def __init__(self, islands: dict[int, list[int]]) -> None:
-        self.inventory = Inventory()
+    def __init__(self, islands: dict[int, list[int]], data_secret: str, link_secret: str) -> None:
+        restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        # What is left of the time before a restart has lower epochs.
+        self.inventory = Inventory(last_epoch=int(time.time()) if restarted else 0)
         self.islands = islands
+        self.controller = ""
         self.forming: dict[int, dict[int, tuple[HostInfo, asyncio.Future[tuple[int, str]]]]] = {}
         self.addresses: dict[str, str] = {}
         self.changed = asyncio.Condition()
-        self.data_secret = secrets.token_hex(16)
-        self.link_secret = secrets.token_hex(16)
+        self.data_secret = data_secret
+        self.link_secret = link_secret
+
+    async def controller_serves(self, incarnation: str, address: str) -> None:
+        """Said by the controller once a second. A new one knows of no session: slices are free, hosts have to join."""
+        if incarnation != self.controller:
+            self.controller = incarnation
+            self.inventory.start_over()
+            for name in [name for name in self.addresses if name.startswith("scheduler-")]:
+                del self.addresses[name]
+        if self.addresses.get("controller") != address:
+            await self.publish("controller", address)
 
     async def publish(self, name: str, address: str) -> None:
         """A process says where it serves."""
@@ -74,6 +91,8 @@ class ResourceManager:
             for _, future in waiting.values():
                 future.set_result((epoch, coordinator))
             waiting.clear()
+            async with self.changed:
+                self.changed.notify_all()
         epoch, coordinator = await formed
         return encode(JoinReply(epoch, scheduler, self.data_secret, coordinator))
 
@@ -95,6 +114,10 @@ class ResourceManager:
         self, session: int, shape: tuple[int, ...], axes: tuple[str, ...], island: int, platform: str, name: str
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists."""
+        # Only after its own restart does it not know of all hosts.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REJOIN_LIMIT_S), self.changed:
+                await self.changed.wait_for(lambda: self.inventory.islands().keys() >= self.islands.keys())
         try:
             return encode(SliceCreated(self.inventory.create(session, Wish(shape, axes, island, platform, name))))
         except PathwaysError as error:

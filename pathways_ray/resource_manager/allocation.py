@@ -51,15 +51,20 @@ class SliceRecord:
 
 @dataclass
 class Inventory:
-    """All hosts and all slices that are held. Methods change it; nothing here talks to anybody."""
+    """All hosts and all slices that are held. Methods change it; nothing here talks to anybody.
+
+    Args:
+        last_epoch: hosts join under higher ones.
+    """
 
     hosts: dict[int, HostRecord] = field(default_factory=dict)
     slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
     next_slice: int = 0
+    last_epoch: int = 0
 
     def join(self, hosts: Sequence[HostRecord]) -> int:
         """All hosts of an island come up together; returns their epoch, newer than any these hosts had."""
-        epoch = 1 + max((self.hosts[h.host].epoch for h in hosts if h.host in self.hosts), default=0)
+        epoch = 1 + max((self.hosts[h.host].epoch for h in hosts if h.host in self.hosts), default=self.last_epoch)
         for host in hosts:
             host.epoch = epoch
             self.hosts[host.host] = host
@@ -70,6 +75,12 @@ class Inventory:
         known = self.hosts.get(host)
         if known is not None and known.epoch == epoch:
             known.up = False
+
+    def start_over(self) -> None:
+        """Another controller has come: the slices are nobody's, and every host is away until it joins again."""
+        self.slices.clear()
+        for host in self.hosts.values():
+            host.up = False
 
     def islands(self) -> dict[int, list[HostRecord]]:
         found: dict[int, list[HostRecord]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import ray
 
-from pathways_ray import limits
+from pathways_ray import limits, names
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
@@ -38,8 +38,8 @@ class IslandScheduler:
     controller has failed the launches it had on the island.
     """
 
-    def __init__(self, resource_manager: str, island: int, hosts: list[int], bind: str) -> None:
-        self.resource_manager = ray.get_actor(resource_manager)
+    def __init__(self, runtime: str, island: int, hosts: list[int], bind: str) -> None:
+        self.runtime = runtime
         self.island = island
         self.bind = streams.bind_address(bind)
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
@@ -75,12 +75,15 @@ class IslandScheduler:
         while (data := await streams.reading(self.stream)) is not None:
             for message in TO_HOST.decode_batch(data):
                 self._do(self.order.from_controller(message))
+        # Otherwise the successor might find the old controller; one that lives says every second where it is.
+        await self.resource_manager.withdraw.remote("controller", self.controller_address)
 
     async def _start(self) -> str:
+        self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         _, self.link_secret = await self.resource_manager.secrets.remote()
         self.server, address = await streams.serve({streams.HOST_STREAM: self._host_stream}, {}, self.bind)
-        controller = await self.resource_manager.lookup.remote("controller")
-        self.channel = grpc.aio.insecure_channel(controller, options=streams.OPTIONS)
+        self.controller_address = await self.resource_manager.lookup.remote("controller")
+        self.channel = grpc.aio.insecure_channel(self.controller_address, options=streams.OPTIONS)
         self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
         self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.pump(self.stream.write))

@@ -177,8 +177,9 @@ async def serve(
     streams: dict[str, Handler],
     calls: dict[str, Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]],
     bind: str,
+    port: int = 0,
 ) -> tuple[grpc.aio.Server, str]:
-    """Starts a server on a free port of address `bind`; returns it and `address:port`.
+    """Starts a server on a port (0: a free one) of address `bind`; returns it and `address:port`.
 
     A stream handler reads and writes raw batches through its context (`read()` gives `grpc.aio.EOF` at the end).
     """
@@ -192,7 +193,7 @@ async def serve(
         services.setdefault(service, {})[method] = grpc.unary_unary_rpc_method_handler(call)
     for service, methods in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port(f"{bind}:0")
+    port = server.add_insecure_port(f"{bind}:{port}")
     await server.start()
     return server, f"{bind}:{port}"
 
