@@ -29,3 +29,33 @@ MAX_FUSED_NODES = 32
 
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
+
+MAX_SESSIONS = 1024
+"""Sessions of one tenant at a time: each has a stream and tables."""
+
+MAX_SESSION_FUNCTION_BYTES = 1 << 30
+"""Exported functions that one session has sent: the controller keeps them for programs to come."""
+
+MAX_PROGRAMS = 65536
+"""Programs that one session has registered: the controller keeps their plans, hosts what they compiled."""
+
+MAX_REFERENCES = 1 << 18
+"""Inputs, outputs and donated inputs of all nodes of a program together: what looks at each of them stays quick."""
+
+MAX_UPLOAD_BYTES = 64 << 30
+"""Arrays of one session on their way to one host: it allocates them before their bytes come."""
+
+MAX_REQUESTS = 4096
+"""Puts and fetches of one data stream without an answer."""
+
+MAX_DIMENSIONS = 32
+"""Dimensions of an uploaded array: NumPy has 64 at most, and tools between here and there fewer."""
+
+MAX_OPERATIONS = 1 << 18
+"""Operations in one exported function: XLA's time and memory grow with them."""
+
+MAX_TENSOR_BYTES = 1 << 44
+"""One value inside an exported function: beyond it, sizes would overflow further down."""
+
+MAX_BACKLOG = 8192
+"""Messages that wait for one client to read them; meanwhile nothing more is read from it."""

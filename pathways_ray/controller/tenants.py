@@ -1,12 +1,31 @@
 """Who may use the cluster, and how much of it: the operator's table of tenants.
 
 A tenant is known by its token; each connection with that token is a session of the tenant. What a session makes is its
-own; weight, priority and quotas are the tenant's, over all its sessions together.
+own; weight, priority and quotas are the tenant's, over all its sessions together. The cluster's own token is the
+operator's: a session opened with it is a tenant of its own, without quotas.
+
+The table is a JSON file. A token stands there as it is, or, better, as its SHA-256, from which nobody gets it back:
+
+    {"tenants": [{"name": "alice", "token_sha256": "2bd8…", "weight": 2, "quota": {"devices": 8}}]}
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import msgspec
+
+from pathways_ray.errors import QuotaExceeded, UsageError
+from pathways_ray.limits import MAX_SESSIONS
+
+SHORTEST_TOKEN = 16
+"""Characters of a token; a shorter one could be guessed."""
+
+LONGEST_NAME = 64
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -35,3 +54,166 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     weight: float = 1.0
     priority: int = 0
     quota: Quota = Quota()
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tenant as the file has it: with exactly one of `token` and `token_sha256` (64 hexadecimal digits)."""
+
+    name: str
+    token: str = ""
+    token_sha256: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    quota: Quota = Quota()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenants: tuple[_Entry, ...]
+
+
+_FILE = msgspec.json.Decoder(_File)
+
+
+@dataclass(frozen=True)
+class TenantBook:
+    """The table: each tenant with the SHA-256 of its token, in the order of the file."""
+
+    entries: tuple[tuple[Tenant, str], ...] = ()
+
+    def owner(self, token: str) -> Tenant | None:
+        """The tenant of a token, or None. Takes the same time wherever in the table the token stands, or nowhere."""
+        digest = token_digest(token)
+        found = None
+        for tenant, known in self.entries:
+            if hmac.compare_digest(digest, known):
+                found = tenant
+        return found
+
+    def named(self, name: str) -> Tenant | None:
+        return next((tenant for tenant, _ in self.entries if tenant.name == name), None)
+
+
+def operators(session: int) -> Tenant:
+    """The tenant of a session that was opened with the cluster's own token."""
+    return Tenant(f"session {session}")
+
+
+def token_digest(token: str) -> str:
+    """What the table keeps of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def decode(data: bytes) -> TenantBook:
+    """The table that a file holds.
+
+    Raises:
+        UsageError: it is none; the message names the entry and never its token.
+    """
+    try:
+        found = _FILE.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(f"the tenants file is not a table of tenants: {error}") from None
+    book = TenantBook()
+    for number, entry in enumerate(found.tenants):
+        what = f"entry {number} of the tenants file ({entry.name[:LONGEST_NAME]!r})"
+        if bool(entry.token) == bool(entry.token_sha256):
+            raise UsageError(f"{what} needs a token or a token_sha256, and not both")
+        if entry.token and len(entry.token) < SHORTEST_TOKEN:
+            raise UsageError(f"{what} has a token of {len(entry.token)} characters; {SHORTEST_TOKEN} are the least")
+        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota)
+        try:
+            book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
+        except UsageError as error:
+            raise UsageError(f"{what}: {error}") from None
+    return book
+
+
+def encode(book: TenantBook) -> bytes:
+    """The file of a table, with digests in place of tokens."""
+    tenants = [
+        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota) for tenant, digest in book.entries
+    ]
+    return msgspec.json.format(msgspec.json.encode({"tenants": tenants}), indent=2) + b"\n"
+
+
+def add(book: TenantBook, tenant: Tenant, token_sha256: str) -> TenantBook:
+    """The table with one tenant more.
+
+    Raises:
+        UsageError: the name or the token is there already, or a value is none.
+    """
+    _check(tenant)
+    digest = token_sha256.lower()
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise UsageError("a token_sha256 has 64 hexadecimal digits: the SHA-256 of the token")
+    if book.named(tenant.name) is not None:
+        raise UsageError(f"there is a tenant {tenant.name!r} already; names are used once")
+    for other, known in book.entries:
+        if hmac.compare_digest(known, digest):
+            raise UsageError(f"tenants {other.name!r} and {tenant.name!r} have the same token; give each its own")
+    return TenantBook((*book.entries, (tenant, digest)))
+
+
+def remove(book: TenantBook, name: str) -> TenantBook:
+    """The table without a tenant. Raises `UsageError` when it has none of this name."""
+    if book.named(name) is None:
+        known = ", ".join(tenant.name for tenant, _ in book.entries) or "nobody"
+        raise UsageError(f"there is no tenant {name!r}; the table has {known}")
+    return TenantBook(tuple(entry for entry in book.entries if entry[0].name != name))
+
+
+def _check(tenant: Tenant) -> None:
+    name = tenant.name
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or name != name.strip():
+        raise UsageError(f"a tenant's name has 1 to {LONGEST_NAME} printable characters, not {name[:LONGEST_NAME]!r}")
+    if name.startswith("session "):
+        raise UsageError(f"{name!r} is what sessions of the operator are called; choose another name")
+    if not (math.isfinite(tenant.weight) and tenant.weight > 0):
+        raise UsageError(f"tenant {name!r} has weight {tenant.weight}; a weight is above 0")
+    if not -(1 << 31) <= tenant.priority < 1 << 31:
+        raise UsageError(f"tenant {name!r} has priority {tenant.priority}, which does not fit into 32 bits")
+    for field in tenant.quota.__struct_fields__:
+        value = getattr(tenant.quota, field)
+        if value is not None and not 0 <= value < 1 << 62:
+            raise UsageError(f"tenant {name!r} has quota {field} {value}; a quota is 0 or more, or null for no limit")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def check_devices(tenant: Tenant, asked: int, held: Iterable[int]) -> None:
+    """Raises `QuotaExceeded` when slices of sizes `held` and one more of `asked` devices are over the quota."""
+    allowed, there = tenant.quota.devices, sum(held)
+    if allowed is not None and there + asked > allowed:
+        raise QuotaExceeded(
+            f"tenant {tenant.name!r} asks for a slice of {asked} devices and holds {there} in other slices; "
+            f"{allowed} are allowed. Release a slice, or ask for a smaller one"
+        )
+
+
+def check_message(tenant: Tenant, asked: int, what: str) -> None:
+    """Raises `QuotaExceeded` for a message of `asked` bytes over the quota."""
+    allowed = tenant.quota.message_bytes
+    if allowed is not None and asked > allowed:
+        raise QuotaExceeded(
+            f"{what} of {asked} bytes from tenant {tenant.name!r} is too big: {allowed} bytes are allowed in a message. "
+            "Pass big constants as arguments, or cut the program into several"
+        )
+
+
+def check_nodes(tenant: Tenant, asked: int, program: str) -> None:
+    """Raises `QuotaExceeded` for a program of `asked` nodes over the quota."""
+    allowed = tenant.quota.nodes
+    if allowed is not None and asked > allowed:
+        raise QuotaExceeded(
+            f"program {program!r} of tenant {tenant.name!r} has {asked} nodes; {allowed} are allowed in a program. "
+            "Cut it into several"
+        )
+
+
+def check_sessions(tenant: Tenant, held: int) -> None:
+    """Raises `QuotaExceeded` when a tenant has as many sessions as anybody may have."""
+    if held >= MAX_SESSIONS:
+        raise QuotaExceeded(
+            f"tenant {tenant.name!r} asks for one more session and has {held}; {MAX_SESSIONS} are allowed. Close some"
+        )

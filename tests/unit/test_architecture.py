@@ -29,6 +29,8 @@ PURE = {
     "pathways_ray/limits.py",
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
+    "pathways_ray/transport/capabilities.py",
+    "pathways_ray/transport/exposure.py",
     "pathways_ray/transport/messages.py",
 }
 IMPURE_IMPORTS = {

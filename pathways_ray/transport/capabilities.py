@@ -1,0 +1,59 @@
+"""What clients show to hosts: tokens that the controller signs and every host can check by itself.
+
+Hosts never ask the controller who a client is. They share the *data secret* with it, so a client that carries an
+HMAC-SHA256 made with it was sent by the controller, and cannot have changed a bit of what is signed:
+
+- a *data token* binds a session and how many bytes it may have uploaded on one host;
+- a *proof* binds a session and one of its slices, with its devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.transport.messages import encode
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a data token says: whose it is, and the bytes of uploads a host may hold for it (None: no limit)."""
+
+    session: int
+    allowance: int | None
+
+
+def _sign(secret: str, *parts: object) -> str:
+    return hmac.new(secret.encode(), encode(parts), hashlib.sha256).hexdigest()
+
+
+def data_token(secret: str, session: int, allowance: int | None) -> str:
+    """The token of a session's data streams."""
+    number = UNLIMITED if allowance is None else allowance
+    return f"{number}.{_sign(secret, 'data', session, number)}"
+
+
+def grant_of(secret: str, session: int, token: str) -> Grant | None:
+    """What a session's data token grants; None unless the controller made it, for this session."""
+    text, _, signature = token.partition(".")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(text) <= 20):
+        return None
+    number = int(text)
+    if not hmac.compare_digest(signature.encode(), _sign(secret, "data", session, number).encode()):
+        return None
+    return Grant(session, None if number == UNLIMITED else number)
+
+
+def slice_proof(secret: str, session: int, placed: PlacedSlice) -> str:
+    """What shows that a session holds a slice on these devices."""
+    return _sign(secret, "slice", session, placed)
+
+
+def proves(secret: str, session: int, placed: PlacedSlice, proof: str) -> bool:
+    """Whether the controller gave this slice to this session; compared in constant time."""
+    return hmac.compare_digest(proof.encode(), slice_proof(secret, session, placed).encode())
