@@ -24,12 +24,15 @@ from pathways_ray import names, placement
 from pathways_ray.controller.actor import Controller
 from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
 from pathways_ray.executor.actor import HostExecutor
+from pathways_ray.executor.ordering import Ordering
+from pathways_ray.plugins import policy_named
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.shape import PLACEMENTS, Resources, Shape
 
 START_LIMIT_S = 90.0
 LOOPBACK = "127.0.0.1"
+IGNORE_ORDER = "PATHWAYS_TEST_ONLY_IGNORE_ORDER"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Options:
 
     Args:
         dispatch: "parallel" or "sequential".
+        policy: whose launch goes next, see `scheduler.policies`.
+        check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -49,6 +54,8 @@ class Options:
 
     dispatch: str = "parallel"
     fusion: bool = True
+    policy: str = "fifo"
+    check_order: bool = False
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -60,6 +67,7 @@ class Options:
         """Raises `UsageError` for a value that is none."""
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
+        policy_named(self.policy)
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.name:
@@ -173,6 +181,8 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         lifetime = {"lifetime": "detached"} if detached else {}
         return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
 
+    # Only tests set it: hosts that put gangs into orders of their own show what the schedulers' order is for.
+    ordering = Ordering(options.check_order, IGNORE_ORDER in os.environ)
     made: list[Any] = []
     groups: list[Any] = []
     try:
@@ -197,20 +207,23 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
             link_secrets,
             options.dispatch == "parallel",
             options.fusion,
+            options.policy,
         )
         made.append(controller)
         schedulers = []
         hosts: dict[int, Any] = {}
         for island, numbers in islands.items():
             order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
-            schedulers.append(order.options(scheduling_strategy=near).remote(runtime, island, numbers, bind))
+            schedulers.append(
+                order.options(scheduling_strategy=near).remote(runtime, island, numbers, bind, options.policy)
+            )
             made.append(schedulers[-1])
             spec = shape.islands[island]
             for index, number in enumerate(numbers):
                 where = placement.bundle(groups[island], index)
                 host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
                 hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, bind, options.fusion
+                    runtime, number, island, numbers, spec.devices, spec.platform, bind, options.fusion, ordering
                 )
                 made.append(hosts[number])
         deadline = time.monotonic() + options.limit_s

@@ -18,7 +18,8 @@
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
     │   ├── CompileError         XLA refused a function
     │   ├── BufferLost           the data was on a host that is gone
-    │   └── HostLost             a host died while the launch needed it
+    │   ├── HostLost             a host died while the launch needed it
+    │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
     ├── ControllerLost           the controller is gone; every open launch has failed
     ├── AuthenticationError      wrong or missing token
     ├── WireError                a message that is not of this protocol
@@ -108,6 +109,10 @@ class BufferLost(ExecutionError):
 
 class HostLost(ExecutionError):
     """A host died while the launch needed it."""
+
+
+class OrderMismatch(ExecutionError):
+    """Hosts of one island enqueued gangs in different orders, so their results are worthless."""
 
 
 class ControllerLost(PathwaysError):

@@ -18,6 +18,8 @@ def init(
     address: str | None = None,
     dispatch: str = "parallel",
     fusion: bool = True,
+    policy: str = "fifo",
+    check_order: bool = False,
     platform: str = "auto",
     placement: str = "pack",
     ray_options: dict[str, Any] | None = None,
@@ -32,6 +34,10 @@ def init(
             `pw.Island` in place of a number says it for each island; the other two are of no use then.
         dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
         fusion: compose chains of nodes on one slice into one computation; results are the same bits.
+        policy: whose launch goes next when several clients have some: "fifo", "share" (device time in proportion to
+            tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
+        check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
+            differ fails its launches with `OrderMismatch`.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         ray_options: further options for `ray.init`.
@@ -47,7 +53,9 @@ def init(
     # Ray loads here and not with the package: clients of a remote cluster do without it.
     from pathways_ray import cluster
 
-    options = cluster.Options(dispatch=dispatch, fusion=fusion, placement=placement)
+    options = cluster.Options(
+        dispatch=dispatch, fusion=fusion, policy=policy, check_order=check_order, placement=placement
+    )
     return api.adopt(
         cluster.start(
             lambda nodes: shape(nodes, islands, hosts_per_island, devices_per_host, platform),

@@ -25,7 +25,8 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names
-from pathways_ray.controller.launches import Command, Launches, SendIsland
+from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import (
     PlannedProgram,
     check_functions,
@@ -34,8 +35,10 @@ from pathways_ray.controller.programs import (
     placed_graph,
     plan_program,
 )
+from pathways_ray.controller.state import Command, SendIsland
 from pathways_ray.errors import AuthenticationError, Failure, PathwaysError, SessionClosed, WireError, to_failure
 from pathways_ray.ir.plan import plan_text
+from pathways_ray.plugins import policy_named
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
     FROM_ISLAND,
@@ -54,6 +57,7 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostUp,
     IslandUp,
+    Load,
     OpenSession,
     Ready,
     Refused,
@@ -115,6 +119,7 @@ class Controller:
         link_secrets: tuple[str, str],
         parallel: bool,
         fusion: bool,
+        policy: str = "fifo",
     ) -> None:
         self.runtime = runtime
         self.bind = bind
@@ -124,7 +129,12 @@ class Controller:
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
         self.fusion = fusion
-        self.launches = Launches(parallel=parallel, max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT)
+        self.launches = Launches(
+            parallel=parallel,
+            max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT,
+            crossings=Crossings(policy_named(policy)),
+        )
+        self.policy = policy
         self.clients: dict[int, _Client] = {}
         self.islands: dict[int, streams.AsyncOutbox] = {}
         self.programs_made = 0
@@ -217,6 +227,7 @@ class Controller:
         # A new scheduler may be heard of before the end of the old one's stream.
         self._island_ended(hello.island, self.islands.get(hello.island))
         outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
+        self._do(self.launches.island_up(hello.island))
         pump = asyncio.ensure_future(outbox.pump(context.write))
         try:
             while True:
@@ -255,6 +266,8 @@ class Controller:
             case HostDown():
                 self._do(self.launches.host_down(message))
                 await self.resource_manager.leave.remote(message.host, message.epoch)
+            case Load():
+                self.launches.load(message)
             case IslandUp():
                 pass
 
@@ -348,7 +361,7 @@ class Controller:
         self.sessions_made += 1
         client = _Client(self.sessions_made, request.name, streams.AsyncOutbox(self.launches.in_flight.__len__))
         self.clients[client.session] = client
-        self.launches.open_session(client.session)
+        self._do(self.launches.open_session(client.session))
         hosts = (h for h in self.launches.hosts.values() if h.down_since is None)
         return SessionOpened(
             session=client.session,
@@ -399,6 +412,8 @@ class Controller:
             }
             for s in sessions.values()
         ]
+        status["tenants"] = self.launches.tenants()
+        status["policy"] = self.policy
         status["buffers"] = sum(len(s.buffers) for s in sessions.values())
         status["launches"] = self.launches.sequence
         status["in_flight"] = len(self.launches.in_flight)

@@ -1,10 +1,10 @@
 """What the controller decides about launches and buffers.
 
-The life of a launch: *waiting* (its program is being compiled, or too many launches of its session fly) → *in flight*
-(every island it touches has its `Run`) → one outcome. A session's launches are admitted in the order in which it made
-them; admission numbers all launches of the cluster in one sequence, and every island gets its `Run`s in that
-sequence. Since a launch only consumes what earlier launches produced, that one linear order respects data
-dependencies.
+The life of a launch: *waiting* (its program is being compiled, too many launches of its session fly, or its islands
+have as many crossing launches as they take) → *in flight* (every island it touches has its `Run`) → one outcome. A
+session's launches are admitted in the order in which it made them; admission numbers all launches of the cluster in one
+sequence. Since a launch only consumes what earlier launches produced, that linear order respects data dependencies, and
+islands keep it for all launches that run on several of them.
 
 Outcomes. A launch ends when every island it touches has reported, or at once when a host it needs is lost. A failed
 launch is not reported before the launches it consumes from have their outcome, so that the root cause is known.
@@ -20,14 +20,23 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
+from pathways_ray.controller import quotas
+from pathways_ray.controller.crossings import UNMEASURED_S, Crossings
 from pathways_ray.controller.programs import Held, PlannedProgram
+from pathways_ray.controller.quarantine import Quarantine
+from pathways_ray.controller.state import Buffer, Command, HostState, InFlight, SendClient, SendIsland, Session
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.usage import Report
 from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import check_layout
+from pathways_ray.scheduler.policies import Ledger
 from pathways_ray.transport.messages import (
+    Account,
     BuffersLost,
     Completed,
     Done,
@@ -41,95 +50,17 @@ from pathways_ray.transport.messages import (
     HostUp,
     Launch,
     LaunchFailed,
+    Load,
     Peer,
     Peers,
     Put,
     Ready,
     Run,
     RunFailed,
-    ToClient,
-    ToIsland,
 )
 
 HOST_ABSENCE_LIMIT_S = 30.0
 """A launch waits this long for a lost host's successor before it fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendIsland:
-    island: int
-    message: ToIsland
-
-
-@dataclass(frozen=True, slots=True)
-class SendClient:
-    session: int
-    message: ToClient
-
-
-Command = SendIsland | SendClient
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """One logical array: what it is, the launch that makes it (0: it is there), why it failed."""
-
-    held: Held
-    producer: int
-    failure: Failure | None = None
-
-
-@dataclass(slots=True)
-class _Session:
-    """A tenant's state.
-
-    `waiting` keeps the session's order while its head cannot be admitted, `admitting` is set while it is worked off.
-    `places` remembers released slices too, since buffers may outlive them.
-    """
-
-    id: int
-    slices: dict[int, PlacedSlice] = field(default_factory=dict)
-    places: dict[int, PlacedSlice] = field(default_factory=dict)
-    programs: dict[int, PlannedProgram] = field(default_factory=dict)
-    buffers: dict[int, _Buffer] = field(default_factory=dict)
-    waiting: deque[Launch | Put | Free] = field(default_factory=deque)
-    in_flight: int = 0
-    admitting: bool = False
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A launch on its islands. `producers` are launches it consumes from that had no outcome at admission, `consumers`
-    those that consume from it in turn; `root` is the failure of the first producer that failed."""
-
-    sequence: int
-    session: int
-    launch: int
-    program: PlannedProgram
-    results: int
-    arguments: tuple[int, ...]
-    pending: set[int]
-    producers: tuple[int, ...]
-    next_gang: int = 0
-    awaiting: set[int] = field(default_factory=set)
-    failure: Failure | None = None
-    root: Failure | None = None
-    dependents: list[int] = field(default_factory=list)
-    consumers: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class HostState:
-    """A host as last heard of; `down_since` is None while it is up."""
-
-    host: int
-    island: int
-    epoch: int
-    transfer_address: str
-    data_address: str
-    devices: int
-    pid: int
-    down_since: float | None = None
 
 
 @dataclass
@@ -139,34 +70,68 @@ class Launches:
     Args:
         parallel: dispatch all gangs of a launch at once; otherwise a gang is sent when the one before it is enqueued.
         max_in_flight: launches of one session without an outcome; further ones wait.
+        crossings: its policy orders launches over several islands.
     """
 
     parallel: bool
     max_in_flight: int
+    crossings: Crossings = field(default_factory=Crossings)
+    ledger: Ledger = field(default_factory=Ledger)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    report: Report = field(default_factory=Report)
     hosts: dict[int, HostState] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
-    sessions: dict[int, _Session] = field(default_factory=dict)
+    sessions: dict[int, Session] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
-    in_flight: dict[int, _InFlight] = field(default_factory=dict)
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
     sequence: int = 0
     now: float = 0.0
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, session: int) -> None:
-        self.sessions[session] = _Session(session)
+    def open_session(self, session: int, tenant: Tenant | None = None) -> list[Command]:
+        """A session of a tenant; without one, of a tenant of its own with weight 1 and no quota."""
+        owner = tenant if tenant is not None else Tenant(f"session {session}")
+        self.ledger.open(session, owner.name, owner.weight, owner.priority)
+        self.sessions[session] = Session(session, owner, self.ledger.of(session))
+        return self._accounts(self._islands(), (session,))
+
+    def set_tenant(self, tenant: Tenant) -> list[Command]:
+        """The operator changed a tenant: weight and priority hold from now on, quotas for what is asked from now on."""
+        mine = [s for s in self.sessions.values() if s.tenant.name == tenant.name]
+        for session in mine:
+            session.tenant = tenant
+            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority)
+        return self._accounts(self._islands(), [session.id for session in mine])
+
+    def island_up(self, island: int) -> list[Command]:
+        """A scheduler joined, perhaps in place of one that died: it knows nobody yet."""
+        return self._accounts([island], self.sessions)
+
+    def _islands(self) -> list[int]:
+        return sorted({host.island for host in self.hosts.values()})
+
+    def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Command]:
+        tenants = [(s, self.sessions[s].tenant) for s in sessions]
+        accounts = [Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
+        return [SendIsland(island, account) for island in islands for account in accounts]
 
     def close_session(self, session: int) -> list[Command]:
-        """Frees all a session holds. Its launches on the devices run to their end and leave nothing behind."""
+        """Frees all a session holds, and forgets the launches that wait. Those on the devices run to their end and
+        leave nothing behind."""
         state = self.sessions.pop(session, None)
         if state is None:
             return []
-        islands = {host.island for host in self.hosts.values()}
-        commands: list[Command] = [SendIsland(island, DropSession(session)) for island in sorted(islands)]
+        self.crossings.held.pop(session, None)
+        for message in state.waiting:
+            if isinstance(message, Launch):
+                self.ledger.leave(state.usage)
+        self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
+        commands: list[Command] = [SendIsland(island, DropSession(session)) for island in self._islands()]
         for program in state.programs.values():
             self.programs.pop(program.key, None)
-            commands += [SendIsland(island, DropProgram(program.key)) for island in program.plans]
-        return commands
+            commands += [SendIsland(island, DropProgram(session, program.key)) for island in program.plans]
+        return commands + self._release()
 
     def add_slice(self, session: int, placed: PlacedSlice) -> None:
         self.sessions[session].slices[placed.mesh.id] = placed
@@ -203,10 +168,23 @@ class Launches:
 
     def from_client(self, session: int, message: Launch | Put | Free) -> list[Command]:
         state = self.sessions[session]
+        if isinstance(message, Launch):
+            refused = quotas.launches(state)
+            if refused is not None:
+                return self._refuse(state, message, refused)
+            self.ledger.enter(state.usage)
         state.waiting.append(message)
         return self._admit_waiting(state) if len(state.waiting) == 1 else []
 
-    def _admit_waiting(self, session: _Session) -> list[Command]:
+    def _refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Command]:
+        """Ends a launch that gets no further; what would consume its results fails for the same reason."""
+        program = session.programs.get(launch.program)
+        for k, held in enumerate(program.results if program is not None else ()):
+            session.forget(launch.results + k)
+            session.keep(launch.results + k, Buffer(held, 0, failure))
+        return [SendClient(session.id, LaunchFailed(launch.launch, failure))]
+
+    def _admit_waiting(self, session: Session) -> list[Command]:
         commands: list[Command] = []
         if session.admitting:
             return commands  # what is admitted may end at once; the loop below goes on by itself
@@ -219,29 +197,43 @@ class Launches:
                         session.waiting.appendleft(head)
                         break
                 case Put():
-                    self._put(session, head)
+                    self._put(session, head, commands)
                 case Free():
                     self._free(session, head.buffers, commands)
         session.admitting = False
         return commands
 
-    def _put(self, session: _Session, put: Put) -> None:
+    def _put(self, session: Session, put: Put, commands: list[Command]) -> None:
         """Notes a buffer. One of a type or on a slice that cannot be is not made; a launch with it says so."""
         place = session.places.get(put.slice)
         if place is None:
             return
         with contextlib.suppress(GraphError):
             check_layout(put.type, put.spec, place.mesh, "put")
-            session.buffers[put.buffer] = _Buffer(Held(put.type, put.slice, put.spec), 0)
+            held = Held.on(place.mesh, put.type, put.spec)
+            failure = quotas.device_bytes(session, self.sessions.values(), held.device_bytes, f"{put.type} to put")
+            session.forget(put.buffer)
+            session.keep(put.buffer, Buffer(held, 0, failure))
+            if failure is not None:
+                commands.append(SendIsland(place.island, Drop(session.id, (put.buffer,))))
+                commands.append(SendClient(session.id, BuffersLost((put.buffer,), failure)))
 
-    def _admit(self, session: _Session, launch: Launch, commands: list[Command]) -> bool:
+    def _admit(self, session: Session, launch: Launch, commands: list[Command]) -> bool:
         """Sends a launch on its way, or ends it with an error; False when it has to wait."""
         program = session.programs.get(launch.program)
         if program is None:
-            refused = Failure("WireError", f"launch {launch.launch} names program {launch.program}, never registered")
-            commands.append(SendClient(session.id, LaunchFailed(launch.launch, refused)))
+            self.ledger.leave(session.usage)
+            text = f"launch {launch.launch} names program {launch.program}, never registered"
+            commands += self._refuse(session, launch, Failure("WireError", text))
             return True
-        failure = program.failure or self._argument_failure(session, program, launch)
+        failure = (
+            program.failure
+            or self.quarantine.refusal(program.digest)
+            or self._argument_failure(session, program, launch)
+            or quotas.device_bytes(
+                session, self.sessions.values(), program.result_bytes, f"the results of program {program.name!r}"
+            )
+        )
         if failure is None:
             if session.in_flight >= self.max_in_flight:
                 return False
@@ -250,14 +242,22 @@ class Launches:
                 if failure is None:
                     return False
         if failure is not None:
-            for k, held in enumerate(program.results):
-                session.buffers[launch.results + k] = _Buffer(held, 0, failure)
-            commands.append(SendClient(session.id, LaunchFailed(launch.launch, failure)))
+            self.ledger.leave(session.usage)
+            commands += self._refuse(session, launch, failure)
             return True
+        if program.crossing and not self.crossings.may_start(session.id, session.usage, tuple(program.plans), self.now):
+            return False
         self._start(session, program, launch, commands)
         return True
 
-    def _argument_failure(self, session: _Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    def _release(self) -> list[Command]:
+        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
+        commands: list[Command] = []
+        while self.crossings.held and (session := self.crossings.in_turn(self.now)) is not None:
+            commands += self._admit_waiting(self.sessions[session])
+        return commands
+
+    def _argument_failure(self, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
         if len(launch.arguments) != len(program.arguments):
             return Failure(
                 "GraphError",
@@ -291,16 +291,18 @@ class Launches:
                 return Failure("HostLost", f"host {host.host} has been down for {absent:.0f} s", host=host.host)
         return None
 
-    def _start(self, session: _Session, program: PlannedProgram, launch: Launch, commands: list[Command]) -> None:
+    def _start(self, session: Session, program: PlannedProgram, launch: Launch, commands: list[Command]) -> None:
         self.sequence += 1
         sequence = self.sequence
         buffers = session.buffers
         producers = tuple(p for n in launch.arguments if (p := buffers[n].producer) and p in self.in_flight)
         for k, held in enumerate(program.results):
-            buffers[launch.results + k] = _Buffer(held, sequence)
-        record = _InFlight(
+            session.forget(launch.results + k)
+            session.keep(launch.results + k, Buffer(held, sequence))
+        record = InFlight(
             sequence,
             session.id,
+            session.usage,
             launch.launch,
             program,
             launch.results,
@@ -312,6 +314,10 @@ class Launches:
         for producer in producers:
             self.in_flight[producer].consumers.append(sequence)
         session.in_flight += 1
+        if program.crossing:
+            self.crossings.start(program.plans)
+            record.estimate = program.device_seconds or UNMEASURED_S
+            self.ledger.start(session.usage, record.estimate)
         if not program.plans:
             self._finish(record, commands)
         elif self.parallel:
@@ -320,7 +326,7 @@ class Launches:
         else:
             self._send_gang(record, commands)
 
-    def _send_gang(self, record: _InFlight, commands: list[Command]) -> None:
+    def _send_gang(self, record: InFlight, commands: list[Command]) -> None:
         gang = record.next_gang
         record.awaiting = set(record.program.gang_islands[gang])
         run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results, gang, 1)
@@ -328,10 +334,10 @@ class Launches:
         islands = record.program.plans if gang == 0 else record.program.gang_islands[gang]
         commands += [SendIsland(island, run) for island in islands]
 
-    def _free(self, session: _Session, numbers: Iterable[int], commands: list[Command]) -> None:
+    def _free(self, session: Session, numbers: Iterable[int], commands: list[Command]) -> None:
         dropped: dict[int, list[int]] = {}
         for number in numbers:
-            buffer = session.buffers.pop(number, None)
+            buffer = session.forget(number)
             if buffer is None:
                 continue
             dropped.setdefault(session.places[buffer.held.slice].island, []).append(number)
@@ -342,7 +348,9 @@ class Launches:
     def done(self, island: int, message: Done) -> list[Command]:
         """Launches whose part on an island is complete."""
         commands: list[Command] = []
-        for sequence in message.sequences:
+        for k, sequence in enumerate(message.sequences):
+            if k < len(message.micros) and (record := self.in_flight.get(sequence)) is not None:
+                record.device_seconds += message.micros[k] * 1e-6
             self._island_done(sequence, island, None, commands)
         return _batched(commands)
 
@@ -374,15 +382,16 @@ class Launches:
         if not record.pending:
             self._finish(record, commands)
 
-    def _finish(self, record: _InFlight, commands: list[Command]) -> None:
+    def _finish(self, record: InFlight, commands: list[Command]) -> None:
         """Gives a launch its outcome, and those that waited for it theirs; then the sessions' next launches may go."""
         settled = deque([record])
-        sessions: dict[int, _Session] = {}
+        sessions: dict[int, Session] = {}
         while settled:
             record = settled.popleft()
             if record.sequence not in self.in_flight or self._waits(record):
                 continue
             del self.in_flight[record.sequence]
+            self._settle(record)
             session = self.sessions.get(record.session)
             if session is not None:
                 sessions[session.id] = session
@@ -392,11 +401,26 @@ class Launches:
                 else:
                     self._fail(session, record, record.failure, commands)
             settled.extend(self.in_flight[s] for s in record.dependents if s in self.in_flight)
+        if self.crossings.held:
+            commands += self._release()
         for session in sessions.values():
             if session.waiting:
                 commands += self._admit_waiting(session)
 
-    def _waits(self, record: _InFlight) -> bool:
+    def _settle(self, record: InFlight) -> None:
+        """Puts the tenant's account right: what the launch took, in place of what it was charged in advance."""
+        program = record.program
+        actual = record.estimate
+        if record.failure is None:
+            actual = record.device_seconds
+            program.measure(actual)
+            self.quarantine.clear(program.digest)
+        if program.crossing:
+            self.crossings.end(program.plans)
+        self.ledger.settle(record.usage, record.estimate, actual)
+        self.ledger.leave(record.usage)
+
+    def _waits(self, record: InFlight) -> bool:
         """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""
         if record.failure is None:
             return False
@@ -406,14 +430,14 @@ class Launches:
                 return True
         return False
 
-    def _succeed(self, session: _Session, record: _InFlight, commands: list[Command]) -> None:
+    def _succeed(self, session: Session, record: InFlight, commands: list[Command]) -> None:
         for k in range(len(record.program.results)):
             buffer = session.buffers.get(record.results + k)
             if buffer is not None:
                 buffer.producer = 0
         commands.append(SendClient(session.id, Completed((record.launch,))))
 
-    def _fail(self, session: _Session, record: _InFlight, failure: Failure, commands: list[Command]) -> None:
+    def _fail(self, session: Session, record: InFlight, failure: Failure, commands: list[Command]) -> None:
         for number in record.arguments:
             buffer = session.buffers.get(number)
             if buffer is not None and buffer.failure is not None:
@@ -428,7 +452,7 @@ class Launches:
         for k in range(len(record.program.results)):
             buffer = session.buffers.get(record.results + k)
             if buffer is not None:
-                buffer.producer, buffer.failure = 0, failure
+                session.fail(buffer, failure)
         commands.append(SendClient(session.id, LaunchFailed(record.launch, failure)))
 
     # --- hosts --------------------------------------------------------------------------------------------------------
@@ -457,7 +481,7 @@ class Launches:
         return commands
 
     def host_down(self, message: HostDown) -> list[Command]:
-        """A host is gone: launches that need its island fail, buffers on it are lost."""
+        """A host is gone: launches that need its island fail, buffers on it are lost, programs are suspected."""
         host = self.hosts.get(message.host)
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return []
@@ -472,7 +496,10 @@ class Launches:
             commands += self._lose_buffers(session, host.host, lost)
         for program in self.programs.values():
             program.ready.discard(host.host)
-        failure = Failure("HostLost", f"host {host.host} was lost: {message.reason}", host=host.host)
+        failure = Failure(message.kind, f"host {host.host} was lost: {message.reason}", host=host.host)
+        for suspect in message.suspects:
+            if (record := self.in_flight.get(suspect)) is not None:
+                self.quarantine.suspect(record.program.digest, record.program.name, failure.message)
         for record in list(self.in_flight.values()):
             if host.island in record.program.plans and record.sequence in self.in_flight:
                 record.failure = failure
@@ -481,16 +508,16 @@ class Launches:
                 self._finish(record, commands)
         return commands
 
-    def _lose_buffers(self, session: _Session, host: int, failure: Failure) -> list[Command]:
+    def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Command]:
         lost = []
         for number, buffer in session.buffers.items():
             placed = session.places[buffer.held.slice]
             if buffer.failure is None and buffer.producer == 0 and host in placed.hosts:
-                buffer.failure = failure
+                session.fail(buffer, failure)
                 lost.append(number)
         return [SendClient(session.id, BuffersLost(tuple(lost), failure))] if lost else []
 
-    def _drop_results(self, record: _InFlight, commands: list[Command]) -> None:
+    def _drop_results(self, record: InFlight, commands: list[Command]) -> None:
         """Takes back what the surviving islands of a failed launch made or will make."""
         numbers = tuple(record.results + k for k in range(len(record.program.results)))
         for island in record.program.plans:
@@ -511,12 +538,21 @@ class Launches:
     def tick(self, now: float) -> list[Command]:
         """Time passes: launches that wait for a host that does not come back fail."""
         self.now = now
+        self.report.note(now, self.ledger.usages.values())
+        commands: list[Command] = self._release() if self.crossings.held else []
         if not self.away:
-            return []
-        commands: list[Command] = []
+            return commands
         for session in self.sessions.values():
             commands += self._admit_waiting(session)
         return commands
+
+    def load(self, message: Load) -> None:
+        """How many launches of each tenant wait on an island."""
+        self.report.queued[message.island] = message.queued
+
+    def tenants(self) -> list[dict[str, Any]]:
+        """What each tenant has and had, for people and metrics."""
+        return self.report.tenants(self.ledger.usages.values(), self.sessions.values())
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
@@ -526,8 +562,16 @@ class Launches:
         for session in self.sessions.values():
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
+            held = sum(b.held.device_bytes for b in session.buffers.values() if b.failure is None)
+            assert session.device_bytes == held, (session.device_bytes, held)
             for number, buffer in session.buffers.items():
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for nobody"
+        under_way: dict[int, int] = {}
+        for record in self.in_flight.values():
+            for island in record.program.plans if record.program.crossing else ():
+                under_way[island] = under_way.get(island, 0) + 1
+        assert under_way == {island: n for island, n in self.crossings.under_way.items() if n}
+        assert self.crossings.held.keys() <= {s.id for s in self.sessions.values() if s.waiting}
 
 
 def _batched(commands: list[Command]) -> list[Command]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph
 from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send, plan
-from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import Program, encode
 
 _GRAPH = msgspec.msgpack.Decoder(Graph)
@@ -21,11 +23,18 @@ _GRAPH = msgspec.msgpack.Decoder(Graph)
 
 @dataclass(frozen=True)
 class Held:
-    """What a buffer holds, as its owner sees it: type, slice and spec."""
+    """What a buffer holds, as its owner sees it: type, slice and spec; and the bytes its shards take on devices."""
 
     type: ArrayType
     slice: int
     spec: Spec
+    device_bytes: int
+
+    @classmethod
+    def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> Held:
+        """On a slice with this mesh; what is not cut along an axis lies on every device of it."""
+        parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
+        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
 
 
 @dataclass
@@ -33,6 +42,8 @@ class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    `digest` names what it computes, whoever registered it. `device_seconds` is the mean time of a launch, summed over
+    its devices; 0 while unknown.
     """
 
     key: int
@@ -47,6 +58,23 @@ class PlannedProgram:
     ready: set[int] = field(default_factory=set)
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
+    digest: str = ""
+    device_seconds: float = 0.0
+
+    @property
+    def crossing(self) -> bool:
+        """Whether it runs on several islands."""
+        return len(self.plans) > 1
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes on devices of all its results."""
+        return sum(held.device_bytes for held in self.results)
+
+    def measure(self, device_seconds: float) -> None:
+        """Notes what a launch took."""
+        before = self.device_seconds
+        self.device_seconds = before + 0.1 * (device_seconds - before) if before else device_seconds
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -99,14 +127,16 @@ def plan_program(
     needed = {part.function for recipe in lowered.recipes for part in recipe.parts}
     if missing := needed - functions.keys():
         raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
-    arguments = {node.index: Held(node.type, node.layout.slice, node.layout.spec) for node in graph.arguments}
+    arguments = {
+        node.index: Held.on(slices[node.layout.slice].mesh, node.type, node.layout.spec) for node in graph.arguments
+    }
     numbers = sorted(node.index for node in graph.arguments)
     if numbers != list(range(len(numbers))):
         raise GraphError(f"program {graph.name!r} numbers its arguments {numbers}")
     results = []
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)
-        results.append(Held(lowered.type_of(ref), layout.slice, layout.spec))
+        results.append(Held.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
     return PlannedProgram(
         key=key,
         session=session,
@@ -114,9 +144,31 @@ def plan_program(
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
         plans={p.island: p for p in plans},
-        messages={p.island: Program(key, encode(p), _functions_of(p, functions)) for p in plans},
+        messages={p.island: _message(key, p, functions, crossing=len(plans) > 1) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
+        digest=_digest(graph, needed),
+    )
+
+
+def _digest(graph: Graph, functions: set[str]) -> str:
+    """Names what a program computes, on whichever slices and for whomever: its functions and how they hang together."""
+    shape = [(type(node).__name__, [*node.inputs] if isinstance(node, Compute) else []) for node in graph.nodes]
+    return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
+
+
+def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], crossing: bool) -> Program:
+    """What an island gets of a program. Its lane is a number for its set of devices there: that two sets share one is
+    unlikely, and would only make their launches wait for each other."""
+    devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
+    return Program(
+        program=key,
+        plan=encode(island),
+        functions=_functions_of(island, functions),
+        name=island.name,
+        devices=len(devices),
+        lane=zlib.crc32(encode(devices)),
+        crossing=crossing,
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 import ray
 
 from pathways_ray import names
+from pathways_ray.executor.ordering import KEPT, Ordering
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 
@@ -56,8 +57,9 @@ class HostExecutor:
         platform: str,
         bind: str,
         fusion: bool,
+        ordering: Ordering = KEPT,
     ) -> None:
-        self.host, self.island, self.members = host, island, members
+        self.host, self.island, self.members, self.ordering = host, island, members, ordering
         self.bind = streams.bind_address(bind)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
@@ -100,7 +102,7 @@ class HostExecutor:
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = streams.ThreadOutbox(lambda: self.dispatcher.under_way())
         self.dispatcher = Dispatcher(
-            self.host, compiler, self.store, transfer, self.outbox.send, fusion, len(self.members) > 1
+            self.host, compiler, self.store, transfer, self.outbox.send, fusion, tuple(self.members), self.ordering
         )
 
         def token_of(session: int) -> str:

@@ -26,31 +26,26 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.compile import Compiler
 from pathways_ray.executor.device_transfer import DeviceTransfer, failure_in
+from pathways_ray.executor.ordering import Ordering
 from pathways_ray.executor.parts import CompiledParts
 from pathways_ray.executor.progress import HostProgress
 from pathways_ray.executor.runner import PreparedProgram
 from pathways_ray.executor.store import BufferStore
-from pathways_ray.ir.plan import IslandPlan
+from pathways_ray.ir.plan import Device, IslandPlan
 from pathways_ray.transport.messages import Arrived, Done, Message, Peer, Proceed, Program, Ready, RunFailed, ToHost
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 class _Watched(NamedTuple):
-    """Launches on the device queues, the values that complete them, and when they were enqueued."""
+    """What was enqueued together, the values that complete it, and when it was enqueued: whole launches, or (`part_of`)
+    what one has enqueued before it stopped at a gate."""
 
     sequences: tuple[int, ...]
     values: list[Any]
     program: PreparedProgram
     enqueued: float
-
-    def measure(self, last: float) -> float:
-        """Notes how long a launch of the program takes on the devices, from completion to completion."""
-        now = time.perf_counter()
-        seconds = (now - max(last, self.enqueued)) / len(self.sequences)
-        before = self.program.seconds
-        self.program.seconds = seconds if not before else before + 0.1 * (seconds - before)
-        return now
+    part_of: int = 0
 
 
 def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +68,7 @@ class Dispatcher:
     Args:
         send: puts a message on the stream to the scheduler; safe from any thread.
         fusion: execute chains of repeated small launches as one computation.
-        together: the island has other hosts, so a gate opens when the scheduler says so, for all of them.
+        members: the hosts of the island.
     """
 
     def __init__(
@@ -84,20 +79,23 @@ class Dispatcher:
         transfer: DeviceTransfer,
         send: Callable[[Message], None],
         fusion: bool,
-        together: bool,
+        members: tuple[int, ...],
+        ordering: Ordering,
     ) -> None:
-        self.together = together
+        self.together = len(members) > 1
         self.host = host
         self.compiler = compiler
         self.store = store
         self.transfer = transfer
         self.send = send
-        self.progress = HostProgress(host, store, self, fusion, together)
+        self.progress = HostProgress(host, store, self, fusion, members, ordering)
         self.programs, self.active = self.progress.programs, self.progress.active
         self.inbox: queue.SimpleQueue[list[ToHost] | Proceed] = queue.SimpleQueue()
         self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
         self._preparing = ThreadPoolExecutor(1, "compile")
         self._watched: dict[Any, queue.SimpleQueue[_Watched]] = {}
+        self._busy_until: dict[Device, float] = {}
+        self._spent: dict[int, float] = {}
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -158,28 +156,35 @@ class Dispatcher:
     # --- watchers -----------------------------------------------------------------------------------------------------
 
     def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
-        """Has somebody wait for a launch. Launches on other devices must not wait behind it, so each set of devices has
+        self._watch(_Watched(sequences, values, program, time.perf_counter()))
+
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        self._watch(_Watched((), values, program, time.perf_counter(), sequence))
+
+    def _watch(self, watched: _Watched) -> None:
+        """Has somebody wait for values. Launches on other devices must not wait behind them, so each set of devices has
         a watcher of its own; hosts that act together report in the one order in which they enqueue."""
-        devices = () if self.together else program.devices
-        watched = self._watched.get(devices)
-        if watched is None:
-            watched = self._watched[devices] = queue.SimpleQueue()
-            threading.Thread(target=_ending_with_process(self._watch_all), args=(watched,), daemon=True).start()
-        watched.put(_Watched(sequences, values, program, time.perf_counter()))
+        devices = () if self.together else watched.program.devices
+        queued = self._watched.get(devices)
+        if queued is None:
+            queued = self._watched[devices] = queue.SimpleQueue()
+            threading.Thread(target=_ending_with_process(self._watch_all), args=(queued,), daemon=True).start()
+        queued.put(watched)
 
     def _watch_all(self, watched: queue.SimpleQueue[_Watched]) -> None:
-        last = 0.0
         while True:
             pending = [watched.get()]
             with contextlib.suppress(queue.Empty):
                 while len(pending) < 256:
                     pending.append(watched.get_nowait())
             finished: list[int] = []
+            micros: list[int] = []
             for one in pending:
                 failure = self.failure_of(one.values)
-                last = one.measure(last)
+                taken = self._taken(one)
                 if failure is None:
                     finished += one.sequences
+                    micros += [taken] * len(one.sequences)
                     if len(finished) < 32:
                         continue
                 else:
@@ -187,12 +192,33 @@ class Dispatcher:
                     for sequence in one.sequences:
                         self.send(RunFailed(sequence, failure))
                 if finished:
-                    self.send(Done(tuple(finished)))
-                    finished = []
+                    self.send(Done(tuple(finished), tuple(micros)))
+                    finished, micros = [], []
             if finished:
-                self.send(Done(tuple(finished)))
+                self.send(Done(tuple(finished), tuple(micros)))
             # What was awaited may be the last reference to big arrays; do not keep it until the next launch comes.
             del pending, one
+
+    def _taken(self, watched: _Watched) -> int:
+        """Microseconds that a launch has taken on the devices, now that what is watched is complete.
+
+        What stands first in a device queue runs from when it was enqueued, the rest from when that before it ended.
+        """
+        now, busy = time.perf_counter(), self._busy_until
+        start = watched.enqueued
+        for device in watched.program.mine:
+            start = max(start, busy.get(device, 0.0))
+            busy[device] = now
+        seconds = now - start
+        if watched.part_of:
+            self._spent[watched.part_of] = self._spent.get(watched.part_of, 0.0) + seconds
+            return 0
+        if self._spent:
+            seconds += sum(self._spent.pop(sequence, 0.0) for sequence in watched.sequences)
+        program = watched.program
+        seconds /= len(watched.sequences)
+        program.seconds = seconds if not program.seconds else program.seconds + 0.1 * (seconds - program.seconds)
+        return round(seconds * 1e6)
 
     def failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.chains import Chain, grouped
+from pathways_ray.executor.ordering import KEPT, Ordering, ignoring_order
 from pathways_ray.executor.runner import PreparedProgram, Store
 from pathways_ray.executor.steps import NO_LIMIT, ActiveRun
 from pathways_ray.transport.messages import (
@@ -24,6 +25,7 @@ from pathways_ray.transport.messages import (
     DropSession,
     Enqueued,
     Message,
+    Ordered,
     Peer,
     Peers,
     Proceed,
@@ -43,6 +45,9 @@ class Shell(Protocol):
 
     def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
         """Reports launches as done, or failed, once `values` are ready."""
+
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        """Counts what a launch has enqueued so far, up to `values`, to the time it takes."""
 
     def has_arrived(self, values: list[Any]) -> bool:
         """Whether all of these are there, or failed."""
@@ -68,15 +73,26 @@ class HostProgress:
 
     Args:
         fusion: execute chains of repeated small launches as one computation.
-        together: the island has other hosts, so a gate opens when the scheduler says so, for all of them.
+        members: the hosts of the island. Where there are several, a gate opens when the scheduler says so, for all of
+            them, and no host makes chains by itself: their gangs would differ.
     """
 
-    def __init__(self, host: int, store: Store, shell: Shell, fusion: bool, together: bool) -> None:
+    def __init__(
+        self,
+        host: int,
+        store: Store,
+        shell: Shell,
+        fusion: bool,
+        members: tuple[int, ...],
+        ordering: Ordering = KEPT,
+    ) -> None:
         self.host = host
         self.store = store
         self.shell = shell
-        self.fusion = fusion
-        self.together = together
+        self.together = len(members) > 1
+        self.fusion = fusion and not self.together
+        self.members = members
+        self.ordering = ordering
         self.wanted: set[int] = set()
         self.programs: dict[int, PreparedProgram] = {}
         self.active: dict[int, ActiveRun] = {}
@@ -86,6 +102,8 @@ class HostProgress:
 
     def handle_batch(self, messages: list[ToHost]) -> None:
         """What came together from the scheduler."""
+        if self.ordering.ignored:
+            messages = ignoring_order(messages, self.members.index(self.host))
         if not self.fusion or len(messages) < 4:
             for message in messages:
                 self.handle(message)
@@ -178,9 +196,14 @@ class HostProgress:
         """Enqueues as much of a launch as can be; what waits for others is taken up when they come."""
         program, run = active.program, active.run
         while not active.promised:
+            before = active.position
             gate = program.advance(active)
+            if self.ordering.checked:
+                self._report_order(active, before)
             if gate < 0:
                 break
+            if (values := program.enqueued_between(active, before)) is not None:
+                self.shell.measure(active.sequence, values, program)
             if not self._has_arrived(active, gate):
                 self._announce(active)
                 return
@@ -194,6 +217,12 @@ class HostProgress:
             self._finish(active)
         else:
             self._announce(active)
+
+    def _report_order(self, active: ActiveRun, before: int) -> None:
+        """Tells the scheduler which gangs were enqueued since the launch was at step `before`."""
+        gangs = active.program.gangs_between(active, before, self.members)
+        if gangs:
+            self.shell.send(Ordered(self.host, gangs))
 
     def _announce(self, active: ActiveRun) -> None:
         """Lets later launches name the results of one that is not through before they are in the store."""

@@ -28,7 +28,7 @@ from pathways_ray.executor.steps import (
 )
 from pathways_ray.ir.graph import Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable, Execute, IslandPlan, Receive, Reshard, Send, Step
-from pathways_ray.transport.messages import Run
+from pathways_ray.transport.messages import Gang, Run
 
 
 class Parts(Protocol):
@@ -94,6 +94,7 @@ class PreparedProgram:
                 self.steps.append(prepared)
         self.steps_by_gang = sorted(self.steps, key=lambda step: step.gang)
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
+        self.mine = tuple(device for device in self.devices if device.host == host)
         mine = [host in plan.placed(slice_id).hosts for slice_id in plan.slots]
         self.arguments = [(slot, number) for slot, number in plan.arguments if mine[slot]]
         self.results = [(slot, number) for slot, number in plan.results if mine[slot]]
@@ -108,8 +109,9 @@ class PreparedProgram:
             compiled = parts.executable(step.executable)
             if compiled is None:
                 return None
-            donated = plan.executables[step.executable].donated
-            return ExecuteStep(step, compiled, donated, self.transfer, plan.labels[step.node], host)
+            executable = plan.executables[step.executable]
+            hosts = plan.placed(executable.slice).hosts
+            return ExecuteStep(step, compiled, executable.donated, self.transfer, plan.labels[step.node], host, hosts)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
         if isinstance(step, Receive) and len({*source.hosts, *target.hosts}) > 1 and step.gang not in self.gates:
@@ -127,7 +129,7 @@ class PreparedProgram:
                     return ReceiveStep(step, incoming)
             case Reshard():
                 if host in source.hosts:
-                    return ReshardStep(step, parts.reshard(step.edge), host)
+                    return ReshardStep(step, parts.reshard(step.edge), host, source.hosts)
         return None
 
     def blamed(self, failure: Failure) -> Failure:
@@ -242,6 +244,25 @@ class PreparedProgram:
             position += 1
         active.position = position
         return -1
+
+    def gangs_between(self, active: ActiveRun, before: int, members: tuple[int, ...]) -> tuple[Gang, ...]:
+        """What a launch enqueued from step `before` to where it is."""
+        steps = self.steps_by_gang if active.run.gangs else self.steps
+        return tuple(
+            Gang(active.sequence, step.gang, sum(1 << members.index(host) for host in step.hosts))
+            for step in steps[before : active.position]
+            if isinstance(step, ExecuteStep | ReshardStep)
+        )
+
+    def enqueued_between(self, active: ActiveRun, before: int) -> list[Any] | None:
+        """Values that are ready once everything is that a launch enqueued from step `before` to where it is; None when
+        that was nothing, or nothing of it is held any more."""
+        steps = self.steps_by_gang if active.run.gangs else self.steps
+        for step in reversed(steps[before : active.position]):
+            if isinstance(step, ExecuteStep):
+                values = [active.values[slot] for slot in step.outputs if active.values[slot] is not None]
+                return values or None
+        return None
 
     def is_complete(self, active: ActiveRun) -> bool:
         return active.position == len(self.steps)

@@ -111,7 +111,19 @@ class ActiveRun:
 class ExecuteStep:
     """One gang, as far as it is this host's: a compiled computation on slots."""
 
-    __slots__ = ("compiled", "donated", "drops", "gang", "host", "inputs", "label", "outputs", "transfer", "where")
+    __slots__ = (
+        "compiled",
+        "donated",
+        "drops",
+        "gang",
+        "host",
+        "hosts",
+        "inputs",
+        "label",
+        "outputs",
+        "transfer",
+        "where",
+    )
 
     def __init__(
         self,
@@ -121,10 +133,11 @@ class ExecuteStep:
         transfer: Transfer,
         label: NodeLabel,
         host: int,
+        hosts: tuple[int, ...],
     ) -> None:
         self.gang, self.inputs, self.outputs, self.drops = step.gang, step.inputs, step.outputs, step.drops
         self.compiled, self.donated, self.transfer = compiled, donated, transfer
-        self.label, self.where, self.host = label.name, label.where, host
+        self.label, self.where, self.host, self.hosts = label.name, label.where, host, hosts
 
     def run(self, active: ActiveRun) -> None:
         values = active.values
@@ -204,11 +217,11 @@ class ReceiveStep:
 class ReshardStep:
     """Changes the layout of a slot on the same devices."""
 
-    __slots__ = ("compiled", "drops", "gang", "host", "source", "target")
+    __slots__ = ("compiled", "drops", "gang", "host", "hosts", "source", "target")
 
-    def __init__(self, step: Reshard, compiled: Computation, host: int) -> None:
+    def __init__(self, step: Reshard, compiled: Computation, host: int, hosts: tuple[int, ...]) -> None:
         self.gang, self.source, self.target, self.drops = step.gang, step.source, step.target, step.drops
-        self.compiled, self.host = compiled, host
+        self.compiled, self.host, self.hosts = compiled, host, hosts
 
     def run(self, active: ActiveRun) -> None:
         value = active.values[self.source]

@@ -14,11 +14,12 @@ import grpc
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
     FROM_HOST,
-    TO_HOST,
+    TO_ISLAND,
     Heartbeat,
     HostUp,
     IslandUp,
@@ -30,6 +31,9 @@ REJOIN_PAUSE_S = 1.0
 SILENCE_LIMIT_S = 8.0
 """A host that says nothing for this long is taken for dead; hosts send a heartbeat every second."""
 
+TICK_S = 0.1
+"""Policies see the time in steps of this."""
+
 
 class IslandScheduler:
     """One for an island. Everything runs on an event loop in a thread of its own.
@@ -38,11 +42,11 @@ class IslandScheduler:
     controller has failed the launches it had on the island.
     """
 
-    def __init__(self, runtime: str, island: int, hosts: list[int], bind: str) -> None:
+    def __init__(self, runtime: str, island: int, hosts: list[int], bind: str, policy: str = "fifo") -> None:
         self.runtime = runtime
         self.island = island
         self.bind = streams.bind_address(bind)
-        self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW)
+        self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy))
         self.outboxes: dict[int, streams.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
@@ -56,7 +60,7 @@ class IslandScheduler:
         return self.address.result()
 
     def statistics(self) -> dict[str, int]:
-        return {"queued": len(self.order.queue), "outstanding": len(self.order.outstanding)}
+        return {"queued": sum(self.order.load().queued.values()), "outstanding": len(self.order.outstanding)}
 
     def _serve(self) -> None:
         """Serves until the controller's stream ends or something is wrong.
@@ -73,7 +77,7 @@ class IslandScheduler:
     async def _main(self) -> None:
         self.address.set_result(await self._start())
         while (data := await streams.reading(self.stream)) is not None:
-            for message in TO_HOST.decode_batch(data):
+            for message in TO_ISLAND.decode_batch(data):
                 self._do(self.order.from_controller(message))
         # Otherwise the successor might find the old controller; one that lives says every second where it is.
         await self.resource_manager.withdraw.remote("controller", self.controller_address)
@@ -134,7 +138,10 @@ class IslandScheduler:
         """Declares silent hosts dead and has their processes killed, so that they come back under a new epoch."""
         while True:
             before = time.monotonic()
-            await asyncio.sleep(1.0)
+            for _ in range(round(1.0 / TICK_S)):
+                await asyncio.sleep(TICK_S)
+                self.order.tick(time.monotonic())
+            self.controller.send(self.order.load())
             now = time.monotonic()
             if now - before > SILENCE_LIMIT_S / 2:
                 # This process did not run either: it cannot judge others.

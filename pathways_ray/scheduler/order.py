@@ -1,13 +1,19 @@
 """What the scheduler decides: which launch goes to the island's devices next, and when.
 
-Two rules. All hosts of the island get the same launches in the same order, so that no two devices see two gangs in
-different orders. At most `window` launches are with the hosts without a completion, because a device queue cannot be
-taken back: what is in it is out of the policy's hands.
+Four rules. All hosts of the island get the same launches in the same order, so that no two devices see two gangs in
+different orders. Launches of one session keep their order, since later ones may consume what earlier ones make.
+Launches that run on other islands as well (*crossing* ones) keep the order of the controller's sequence on every
+island; between them, launches of this island alone go in as the policy likes. And only so much is with the hosts at a
+time: a device queue cannot be taken back, so what is in it is out of the policy's hands.
 
-Launches arrive from the controller in an order that respects data dependencies and is the same for all islands; the
-policy of this module keeps it (first in, first out). Drops of buffers stay behind the launches that came before them.
+Why no policy can make launches wait for each other: take the first crossing launch that is not over. On each of its
+islands everything that has to go before it is a launch of that island alone, which ends by itself, or a crossing one
+that is over. So it gets its turn everywhere, and its gangs find their inputs; and so on with the next. A policy that
+picks a session whose next launch is crossing but not the first one lends its turn to the session of the first one.
 
-Events in, commands out: `handle(event) -> list[Command]`. No clock, no thread, no stream.
+Drops of buffers stay behind the launches that came before them.
+
+Events in, commands out: `handle(event) -> list[Command]`. No clock, no thread, no stream; time arrives in `tick`.
 """
 
 from __future__ import annotations
@@ -15,8 +21,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from pathways_ray.errors import Failure, WireError
+from pathways_ray.errors import Failure
+from pathways_ray.scheduler.orders_seen import OrdersSeen
+from pathways_ray.scheduler.policies import Candidate, Ledger, Policy, Usage, fifo
 from pathways_ray.transport.messages import (
+    Account,
     Arrived,
     Done,
     Drop,
@@ -26,6 +35,8 @@ from pathways_ray.transport.messages import (
     FromIsland,
     HostDown,
     HostUp,
+    Load,
+    Ordered,
     Peers,
     Proceed,
     Program,
@@ -33,7 +44,23 @@ from pathways_ray.transport.messages import (
     Run,
     RunFailed,
     ToHost,
+    ToIsland,
 )
+
+ALONE_S = 0.2
+"""Estimated work on one set of devices that may be with the hosts while one tenant has the island to itself."""
+
+SHARED_S = 0.02
+"""The same while several have launches: what a newcomer finds in the device queues before its turn."""
+
+AT_LEAST = 2
+"""Launches on one set of devices that may be with the hosts however long they take, so that devices do not run dry."""
+
+UNMEASURED_S = 0.005
+"""What a launch is taken for until the first one of its program has been measured."""
+
+TURN_S = 0.0005
+"""A session keeps its turn for this much estimated device time: hosts run neighbouring small launches as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +94,51 @@ class Kill:
 Command = ToHosts | ToController | Refuse | Kill
 
 
-@dataclass
+@dataclass(slots=True)
+class _Program:
+    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown."""
+
+    name: str = ""
+    devices: int = 1
+    lane: int = 0
+    crossing: bool = False
+    seconds: float = 0.0
+
+    @property
+    def estimate(self) -> float:
+        """Seconds on its devices that the next launch will take, presumably."""
+        return self.seconds or UNMEASURED_S
+
+    def measure(self, seconds: float) -> None:
+        self.seconds = seconds if not self.seconds else self.seconds + 0.1 * (seconds - self.seconds)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Launches of this island alone on one set of devices that are with the hosts, and their estimated seconds."""
+
+    launches: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What a session has waiting; `candidate` describes the launch at its head."""
+
+    session: int
+    usage: Usage
+    candidate: Candidate
+    items: deque[Run | Drop | DropProgram] = field(default_factory=deque)
+
+    @property
+    def head(self) -> Run:
+        """Its next launch; what stands before a launch is sent at once."""
+        run = self.items[0]
+        assert isinstance(run, Run), run
+        return run
+
+
+@dataclass(slots=True)
 class _Outstanding:
     """A launch with the hosts: who has yet to complete it, and the first failure seen.
 
@@ -75,6 +146,11 @@ class _Outstanding:
     """
 
     hosts: set[int]
+    run: Run
+    program: _Program
+    usage: Usage
+    estimate: float
+    seconds: float = 0.0
     failed: RunFailed | None = None
     succeeded: bool = False
     arrived: dict[int, set[int]] = field(default_factory=dict)
@@ -94,25 +170,57 @@ class IslandOrder:
     island: int
     hosts: frozenset[int]
     window: int
+    policy: Policy = fifo
     epochs: dict[int, int] = field(default_factory=dict)
-    queue: deque[Run | Drop | DropSession | DropProgram] = field(default_factory=deque)
+    programs: dict[int, _Program] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    sessions: dict[int, _Queue] = field(default_factory=dict)
+    waiting: dict[int, _Queue] = field(default_factory=dict)
+    crossing: deque[tuple[int, int]] = field(default_factory=deque)
     outstanding: dict[int, _Outstanding] = field(default_factory=dict)
+    lanes: dict[int, _Lane] = field(default_factory=dict)
+    seen: OrdersSeen = field(default_factory=OrdersSeen)
+    now: float = 0.0
+    up: bool = False
+    turn: tuple[int, float] = (0, 0.0)
 
-    def from_controller(self, message: ToHost) -> list[Command]:
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Time passes, in seconds; policies with ageing go by it."""
+        self.now = now
+
+    def from_controller(self, message: ToIsland) -> list[Command]:
         """A message from the controller."""
         match message:
-            case Peers() | Program():
+            case Run():
+                return self._run(message)
+            case Drop() | DropProgram():
+                queue = self.waiting.get(message.session)
+                if queue is not None:
+                    queue.items.append(message)
+                    return []
+                if isinstance(message, DropProgram):
+                    self.programs.pop(message.program, None)
                 return [ToHosts(message)]
-            case Run() if message.sequence in self.outstanding:
-                # A further gang: behind launches that wait for room it would wait for itself.
+            case Program():
+                known = self.programs.get(message.program)
+                seconds = known.seconds if known is not None else 0.0
+                self.programs[message.program] = _Program(
+                    message.name, message.devices, message.lane, message.crossing, seconds
+                )
                 return [ToHosts(message)]
-            case Run() | Drop() | DropSession() | DropProgram():
-                self.queue.append(message)
-                return self._advance()
-            case Proceed():
-                raise WireError("Proceed goes from the scheduler to its hosts, never to it")
+            case Peers():
+                return [ToHosts(message)]
+            case DropSession():
+                return self._drop_session(message)
+            case Account():
+                self.ledger.open(message.session, message.tenant, message.weight, message.priority)
+                return []
 
-    def from_host(self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived) -> list[Command]:
+    def from_host(
+        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered
+    ) -> list[Command]:
         """A message from a host; one of an older epoch is dropped, since its launches have failed already."""
         if self.epochs.get(host) != epoch:
             return []
@@ -122,10 +230,164 @@ class IslandOrder:
             case Arrived():
                 return self._arrived(message)
             case Done():
-                commands = self._completed(message.sequences, host, None)
+                commands = self._completed(message.sequences, message.micros, host, None)
             case RunFailed():
-                commands = self._completed((message.sequence,), host, message)
+                commands = self._completed((message.sequence,), (), host, message)
+            case Ordered():
+                return self._ordered(host, message)
         return commands + self._advance()
+
+    def load(self) -> Load:
+        """Launches that wait here, by tenant."""
+        queued: dict[str, int] = {}
+        for queue in self.waiting.values():
+            name = queue.usage.tenant
+            queued[name] = queued.get(name, 0) + sum(isinstance(item, Run) for item in queue.items)
+        return Load(self.island, queued)
+
+    # --- launches -----------------------------------------------------------------------------------------------------
+
+    def _run(self, run: Run) -> list[Command]:
+        if run.sequence in self.outstanding:
+            # A further gang: behind launches that wait for room it would wait for itself.
+            return [ToHosts(run)]
+        queue = self.sessions.get(run.session)
+        if queue is None:
+            usage = self.ledger.of(run.session)
+            queue = self.sessions[run.session] = _Queue(run.session, usage, Candidate(usage, 0, 0.0))
+        if run.first == 0:
+            self.ledger.enter(queue.usage)
+            if self._program_of(run).crossing:
+                self.crossing.append((run.sequence, run.session))
+        elif not queue.items:
+            return []  # what is left of a launch that is over here
+        queue.items.append(run)
+        if len(queue.items) == 1:
+            self._to_head(queue, run)
+            self.waiting[run.session] = queue
+        return self._advance()
+
+    def _program_of(self, run: Run) -> _Program:
+        program = self.programs.get(run.program)
+        if program is None:
+            program = self.programs[run.program] = _Program()
+        return program
+
+    def _to_head(self, queue: _Queue, run: Run) -> None:
+        queue.candidate.arrival = run.sequence
+        queue.candidate.since = self.now
+
+    def _advance(self) -> list[Command]:
+        commands: list[Command] = []
+        while self.up and self.waiting and len(self.outstanding) < self.window:
+            queue = self._pick()
+            if queue is None:
+                break
+            self._start(queue, commands)
+        return commands
+
+    def _pick(self) -> _Queue | None:
+        """The session whose next launch goes to the hosts now; None when there is no room for any."""
+        session, left = self.turn
+        if len(self.waiting) == 1:
+            queue = self._leading(next(iter(self.waiting.values())))
+            return queue if self._has_room(queue) else None
+        if left > 0 and session in self.waiting and self._has_room(queue := self._leading(self.waiting[session])):
+            return queue
+        policy, now = self.policy, self.now
+        full: set[int] = set()
+        for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
+            queue = self._leading(wanted)
+            program = self._program_of(queue.head)
+            if program.lane not in full and self._has_room(queue):
+                return queue
+            # What goes first waits for room, and nobody passes it: small launches would keep a big one out for ever.
+            full.add(program.lane)
+        return None
+
+    def _leading(self, queue: _Queue) -> _Queue:
+        """The session that goes when the policy wants `queue`: itself, or that of the first crossing launch."""
+        if self._program_of(queue.head).crossing and self.crossing[0][0] != queue.head.sequence:
+            return self.sessions[self.crossing[0][1]]
+        return queue
+
+    def _has_room(self, queue: _Queue) -> bool:
+        """Whether there is room for the next launch of a session on its devices."""
+        program = self._program_of(queue.head)
+        lane = self.lanes.get(program.lane)
+        if program.crossing or lane is None or lane.launches < AT_LEAST:
+            return True
+        limit = SHARED_S if self.ledger.active > 1 else ALONE_S
+        return lane.seconds + program.estimate <= limit
+
+    def _start(self, queue: _Queue, commands: list[Command]) -> None:
+        run = queue.items.popleft()
+        assert isinstance(run, Run)
+        program = self._program_of(run)
+        estimate = program.estimate
+        if program.crossing:
+            self.crossing.popleft()
+        else:
+            lane = self.lanes.get(program.lane)
+            if lane is None:
+                lane = self.lanes[program.lane] = _Lane()
+            lane.launches += 1
+            lane.seconds += estimate
+        self.ledger.start(queue.usage, estimate * program.devices)
+        if self.policy is not fifo:
+            session, left = self.turn
+            self.turn = (queue.session, (left if session == queue.session and left > 0 else TURN_S) - estimate)
+        self.outstanding[run.sequence] = _Outstanding(set(self.hosts), run, program, queue.usage, estimate)
+        commands.append(ToHosts(run))
+        self._flush(queue, commands)
+
+    def _flush(self, queue: _Queue, commands: list[Command]) -> None:
+        """Sends what stands before the next launch of a session."""
+        items = queue.items
+        while items:
+            head = items[0]
+            if isinstance(head, Run):
+                if head.first == 0:
+                    self._to_head(queue, head)
+                    return
+                if head.sequence in self.outstanding:
+                    commands.append(ToHosts(head))
+            else:
+                if isinstance(head, DropProgram):
+                    self.programs.pop(head.program, None)
+                commands.append(ToHosts(head))
+            items.popleft()
+        del self.waiting[queue.session]
+
+    def _drop_session(self, message: DropSession) -> list[Command]:
+        """A session ends: its launches of this island alone are taken out of the queue.
+
+        Crossing ones stay: another island may have started its part, which would wait for this one for ever. They find
+        none of their arguments and end at once.
+        """
+        commands: list[Command] = [ToHosts(message)]
+        queue = self.sessions.pop(message.session, None)
+        self.ledger.close(message.session)
+        if queue is None or not queue.items:
+            return commands
+        ended = Failure("SessionClosed", "the session ended before the launch ran")
+        dropped: set[int] = set()
+        kept: deque[Run | Drop | DropProgram] = deque()
+        for item in queue.items:
+            if isinstance(item, Run) and not self._program_of(item).crossing:
+                if item.first == 0:
+                    dropped.add(item.sequence)
+                    self.ledger.leave(queue.usage)
+            elif not isinstance(item, Drop):
+                kept.append(item)
+        queue.items = kept
+        if any(isinstance(item, Run) for item in kept):
+            self.sessions[message.session] = queue
+        commands += [ToController(RunFailed(sequence, ended)) for sequence in sorted(dropped)]
+        self._flush(queue, commands)
+        return commands + self._advance()
+
+    # --- hosts --------------------------------------------------------------------------------------------------------
 
     def host_up(self, message: HostUp) -> list[Command]:
         """A host joins. An epoch that is not newer than the last one seen is refused."""
@@ -137,9 +399,12 @@ class IslandOrder:
             return [Refuse(message.host, message.epoch), Kill(message.host, message.epoch)]
         lost = self.host_lost(message.host, known, "a successor joined")
         self.epochs[message.host] = message.epoch
+        self.up = all(self.epochs.get(host, 0) > 0 for host in self.hosts)
         return [*lost, ToController(message), *self._advance()]
 
-    def host_lost(self, host: int, epoch: int, reason: str, silent: bool = False) -> list[Command]:
+    def host_lost(
+        self, host: int, epoch: int, reason: str, silent: bool = False, kind: str = "HostLost"
+    ) -> list[Command]:
         """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
 
         So the whole island starts anew: every other host's process is killed (and this one's, when it is only
@@ -148,19 +413,42 @@ class IslandOrder:
         if self.epochs.get(host) != epoch or epoch <= 0:
             return []
         commands: list[Command] = []
+        suspects = self._suspects()
         for member in sorted(self.hosts):
             known = self.epochs.get(member, 0)
             if known != epoch:
                 continue
             self.epochs[member] = -known
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            commands.append(ToController(HostDown(member, known, why)))
+            commands.append(ToController(HostDown(member, known, why, kind, suspects)))
+            suspects = ()
             if member != host or silent:
                 commands.append(Kill(member, known))
+        self._clear()
+        return commands
+
+    def _suspects(self) -> tuple[int, ...]:
+        """The launches that a host may have died of: the first in line on each set of devices."""
+        first: dict[tuple[int, bool], int] = {}
+        for sequence, record in self.outstanding.items():
+            first.setdefault((record.program.lane, record.program.crossing), sequence)
+        return tuple(first.values())
+
+    def _clear(self) -> None:
+        """Forgets all launches: those with the hosts and those that waited. Drops are moot, the hosts start empty."""
+        self.up = False
+        for record in self.outstanding.values():
+            self.ledger.leave(record.usage)
+        for queue in self.waiting.values():
+            for item in queue.items:
+                if isinstance(item, Run) and item.first == 0:
+                    self.ledger.leave(queue.usage)
+            queue.items.clear()
         self.outstanding.clear()
-        kept = [m for m in self.queue if not isinstance(m, Run)]
-        self.queue.clear()
-        return [*commands, *(ToHosts(m) for m in kept)]
+        self.waiting.clear()
+        self.crossing.clear()
+        self.lanes.clear()
+        self.seen = OrdersSeen()
 
     def _arrived(self, message: Arrived) -> list[Command]:
         """Opens a gate once every host has what the gang waits for: all of them enter its collective, or none."""
@@ -176,17 +464,38 @@ class IslandOrder:
         del record.arrived[message.gang]
         return [ToHosts(Proceed(message.sequence, message.gang, record.missed.pop(message.gang, None)))]
 
-    def _completed(self, sequences: tuple[int, ...], host: int, failed: RunFailed | None) -> list[Command]:
+    def _ordered(self, host: int, message: Ordered) -> list[Command]:
+        """Compares what the hosts enqueued; hosts that differ have corrupted each other's results already."""
+        clash = self.seen.add(sorted(self.hosts).index(host), message.gangs)
+        if clash is None:
+            return []
+        one, other = (self._named(gang.sequence, gang.gang) for gang in clash)
+        reason = (
+            f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
+        )
+        return self.host_lost(host, self.epochs[host], reason, silent=True, kind="OrderMismatch")
+
+    def _named(self, sequence: int, gang: int) -> str:
+        record = self.outstanding.get(sequence)
+        program = f" of program {record.program.name!r}" if record is not None else ""
+        return f"gang {gang} of launch {sequence}{program}"
+
+    def _completed(
+        self, sequences: tuple[int, ...], micros: tuple[int, ...], host: int, failed: RunFailed | None
+    ) -> list[Command]:
         """Notes that `host` completed launches, and reports those that every host has completed."""
         finished: list[int] = []
+        taken: list[int] = []
         commands: list[Command] = []
-        for sequence in sequences:
+        for k, sequence in enumerate(sequences):
             record = self.outstanding.get(sequence)
             if record is None:
                 continue
             record.hosts.discard(host)
             record.failed = record.failed or failed
             record.succeeded = record.succeeded or failed is None
+            if k < len(micros):
+                record.seconds = max(record.seconds, micros[k] * 1e-6)
             if record.succeeded and record.failed is not None:
                 # Some devices ran a gang that others did not: what their collectives exchanged since is worthless.
                 reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
@@ -194,28 +503,46 @@ class IslandOrder:
                 break
             if record.hosts:
                 continue
-            del self.outstanding[sequence]
+            self._over(record)
             if record.failed is None:
                 finished.append(sequence)
+                taken.append(round(record.seconds * record.program.devices * 1e6))
             else:
                 commands.append(ToController(record.failed))
-        return [ToController(Done(tuple(finished))), *commands] if finished else commands
+        return [ToController(Done(tuple(finished), tuple(taken))), *commands] if finished else commands
 
-    def _advance(self) -> list[Command]:
-        commands: list[Command] = []
-        if any(self.epochs.get(host, 0) <= 0 for host in self.hosts):
-            return commands
-        while self.queue:
-            head = self.queue[0]
-            if isinstance(head, Run) and head.first and head.sequence not in self.outstanding:
-                self.queue.popleft()  # what is left of a launch that is over here
-                continue
-            if isinstance(head, Run):
-                fresh = head.sequence not in self.outstanding
-                if fresh and len(self.outstanding) >= self.window:
-                    break
-                if fresh:
-                    self.outstanding[head.sequence] = _Outstanding(set(self.hosts))
-            self.queue.popleft()
-            commands.append(ToHosts(head))
-        return commands
+    def _over(self, record: _Outstanding) -> None:
+        """A launch is over on all hosts: its room is free, its tenant's account put right."""
+        del self.outstanding[record.run.sequence]
+        program = record.program
+        if not program.crossing:
+            lane = self.lanes[program.lane]
+            lane.launches -= 1
+            lane.seconds = lane.seconds - record.estimate if lane.launches else 0.0
+        actual = record.estimate
+        if record.failed is None:
+            actual = record.seconds
+            program.measure(actual)
+        self.ledger.settle(record.usage, record.estimate * program.devices, actual * program.devices)
+        self.ledger.leave(record.usage)
+
+    def validate(self) -> None:
+        """Re-derives what must hold between the tables; tests call it after every event."""
+        assert len(self.outstanding) <= self.window
+        fresh = {
+            (item.sequence, queue.session)
+            for queue in self.waiting.values()
+            for item in queue.items
+            if isinstance(item, Run) and item.first == 0
+        }
+        for session, queue in self.waiting.items():
+            assert session == queue.session
+            assert self.sessions[session] is queue
+            assert queue.head.first == 0, "a later gang waits at the head"
+        assert set(self.crossing) <= fresh
+        assert list(self.crossing) == sorted(self.crossing)
+        launches: dict[int, int] = {}
+        for record in self.outstanding.values():
+            if not record.program.crossing:
+                launches[record.program.lane] = launches.get(record.program.lane, 0) + 1
+        assert launches == {lane: held.launches for lane, held in self.lanes.items() if held.launches}

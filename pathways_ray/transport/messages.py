@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 1
+VERSION = 2
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
@@ -125,11 +125,19 @@ class Peers(Message, tag=20):
 
 
 class Program(Message, tag=21):
-    """A plan to prepare; the functions are those it names."""
+    """A plan to prepare; the functions are those it names.
+
+    The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
+    them (`lane`), and whether its launches run on other islands too.
+    """
 
     program: int
     plan: bytes
     functions: dict[str, bytes]
+    name: str = ""
+    devices: int = 1
+    lane: int = 0
+    crossing: bool = False
 
 
 class Run(Message, tag=22):
@@ -158,8 +166,9 @@ class DropSession(Message, tag=24):
 
 
 class DropProgram(Message, tag=25):
-    """A program that no session can launch any more."""
+    """A program that its session cannot launch any more."""
 
+    session: int
     program: int
 
 
@@ -171,8 +180,17 @@ class Proceed(Message, tag=26):
     failure: Failure | None = None
 
 
-ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram
-ToHost = ToIsland | Proceed
+class Account(Message, tag=27):
+    """Controller to schedulers: whose a session is, and what the operator gave that tenant."""
+
+    session: int
+    tenant: str
+    weight: float
+    priority: int
+
+
+ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed
+ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram | Account
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -190,11 +208,16 @@ class HostUp(Message, tag=30):
 
 
 class HostDown(Message, tag=31):
-    """The scheduler lost a host; `reason` says how it knew."""
+    """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
+
+    `suspects` are the launches that were first in line on its devices.
+    """
 
     host: int
     epoch: int
     reason: str
+    kind: str = "HostLost"
+    suspects: tuple[int, ...] = ()
 
 
 class Ready(Message, tag=32):
@@ -207,9 +230,14 @@ class Ready(Message, tag=32):
 
 
 class Done(Message, tag=33):
-    """Launches whose part on this host (or island) is complete, without error."""
+    """Launches whose part on this host (or island) is complete, without error.
+
+    `micros` is what each took: from a host, microseconds on its devices; from a scheduler, device microseconds, that is
+    times the number of devices.
+    """
 
     sequences: tuple[int, ...]
+    micros: tuple[int, ...] = ()
 
 
 class RunFailed(Message, tag=34):
@@ -248,25 +276,51 @@ class IslandUp(Message, tag=37):
     address: str
 
 
-FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued
+class Gang(msgspec.Struct, frozen=True, array_like=True):
+    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island."""
+
+    sequence: int
+    gang: int
+    hosts: int
+
+
+class Ordered(Message, tag=39):
+    """For checking: the gangs that a host has put on its device queues since it last said so, in that order."""
+
+    host: int
+    gangs: tuple[Gang, ...]
+
+
+class Load(Message, tag=40):
+    """Scheduler to controller, now and then: launches of each tenant that wait on the island."""
+
+    island: int
+    queued: dict[str, int]
+
+
+FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued | Load
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------
 
 
 class PutOpen(Message, tag=50):
-    """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices."""
+    """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices.
+
+    `proof` is what came with the slice: that it is the session's, and lies on these devices.
+    """
 
     request: int
     buffer: int
     type: ArrayType
     spec: Spec
     placed: PlacedSlice
+    proof: str
 
 
 class PutPart(Message, tag=51):
-    """Bytes of box number `box`, in C order, from `offset` on."""
+    """Bytes of box number `box`, in C order, from `offset` on, which is where the part before ended."""
 
     request: int
     box: int
@@ -345,7 +399,10 @@ class CreateSlice(Message, tag=72):
 
 
 class SliceCreated(Message, tag=73):
+    """A slice on its devices. `proof` shows hosts that the session holds it; the resource manager leaves it empty."""
+
     placed: PlacedSlice
+    proof: str = ""
 
 
 class ReleaseSlice(Message, tag=74):
@@ -452,6 +509,7 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)
 TO_CLIENT: Codec[ToClient] = Codec(ToClient)
+TO_ISLAND: Codec[ToIsland] = Codec(ToIsland)
 TO_HOST: Codec[ToHost] = Codec(ToHost)
 FROM_HOST: Codec[FromHost] = Codec(FromHost)
 FROM_ISLAND: Codec[FromIsland] = Codec(FromIsland)

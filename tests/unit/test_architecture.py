@@ -22,6 +22,7 @@ PURE = {
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/chains.py",
+    "pathways_ray/executor/ordering.py",
     "pathways_ray/executor/progress.py",
     "pathways_ray/executor/runner.py",
     "pathways_ray/executor/steps.py",

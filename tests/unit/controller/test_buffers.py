@@ -52,8 +52,8 @@ def test_closing_a_session_frees_all_it_held() -> None:
     commands = front.checked(front.launches.close_session(1))
     assert [to_island(commands, island, DropSession) for island in (0, 1, 2)] == [[DropSession(1)]] * 3
     assert [to_island(commands, island, DropProgram) for island in (0, 1, 2)] == [
-        [DropProgram(program.key)],
-        [DropProgram(program.key)],
+        [DropProgram(1, program.key)],
+        [DropProgram(1, program.key)],
         [],
     ]
     assert front.launches.close_session(1) == []

@@ -41,8 +41,8 @@ def test_a_planned_program_has_what_a_launch_needs() -> None:
     functions = {"f": b"code of f", "g": b"code of g", "unused": b"?"}
     made = plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
     assert (made.key, made.session, made.name, made.failure) == (7, 3, "two", None)
-    assert made.arguments == (Held(VECTOR, 1, spec("x")), Held(VECTOR, 1, ()))
-    assert made.results == (Held(SCALAR, 2, ()), Held(VECTOR, 1, spec("x")))
+    assert made.arguments == (Held(VECTOR, 1, spec("x"), VECTOR.nbytes), Held(VECTOR, 1, (), 2 * VECTOR.nbytes))
+    assert made.results == (Held(SCALAR, 2, (), 2 * SCALAR.nbytes), Held(VECTOR, 1, spec("x"), VECTOR.nbytes))
     assert made.hosts == {0, 1, 2}
     assert made.gang_islands == ((0,), (1,))
     assert sorted(made.plans) == sorted(made.messages) == [0, 1]
@@ -80,7 +80,7 @@ def test_a_program_without_calls_hands_its_arguments_through() -> None:
     a = sketch.slice("0.0")
     made = sketch.planned(sketch.argument(a))
     assert made.gang_islands == ((0,),)
-    assert made.results == made.arguments == (Held(VECTOR, a, ()),)
+    assert made.results == made.arguments == (Held(VECTOR, a, (), VECTOR.nbytes),)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

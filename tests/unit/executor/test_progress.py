@@ -58,7 +58,7 @@ class Host:
     def __init__(self, together: bool = False, fusion: bool = False, host: int = 0) -> None:
         self.host = host
         self.store = BufferStore()
-        self.progress = HostProgress(host, self.store, self, fusion, together)
+        self.progress = HostProgress(host, self.store, self, fusion, (0, 1) if together else (host,))
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
         self.messages: list[Message] = []
@@ -67,6 +67,9 @@ class Host:
         self.awaited: dict[tuple[int, int], list[Any]] = {}
         self.lent: set[str] = set()
         self.plan: IslandPlan | None = None
+
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        pass
 
     def program(self, number: int, sketch: Sketch, *results: Any) -> None:
         """Plans what `sketch` says and makes this host's part of it ready."""

@@ -1,8 +1,9 @@
 """Random histories of one island: all hosts see one order, and every launch ends once or is lost with its hosts.
 
-The test plays the controller and the hosts. Hosts complete what they were given in any order, and agree on how it
-ended or, now and then, do not. When one is lost, or two disagree, all start anew and come back one by one under the
-next epoch.
+The test plays the controller and the hosts. Several sessions launch programs of this island alone, on two sets of
+devices, and programs that run on other islands too; any policy decides between them, also one that likes the youngest.
+Hosts complete what they were given in any order, and agree on how it ended or, now and then, do not. When one is lost,
+or two disagree, all start anew and come back one by one under the next epoch.
 """
 
 from __future__ import annotations
@@ -14,18 +15,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
-from pathways_ray.transport.messages import Done, Drop, HostDown, HostUp, Run, RunFailed
+from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
+from pathways_ray.transport.messages import Account, Done, Drop, DropSession, HostDown, HostUp, Program, Run, RunFailed
 from tests.unit.strategies import repeatable
 
 ANY = st.integers(0, 10**6)
 BOOM = Failure("ExecutionError", "boom")
+SESSIONS = (1, 2, 3)
+LOCAL, ELSEWHERE, CROSSING = 1, 2, 3
+PROGRAMS = {LOCAL: (7, False), ELSEWHERE: (8, False), CROSSING: (7, True)}
+
+
+def youngest(candidate: Candidate, now: float) -> tuple[float, ...]:
+    """A policy that starves whom it can."""
+    return (-candidate.arrival,)
+
+
+POLICY = st.sampled_from([*POLICIES.values(), youngest])
 
 
 class OrderMachine(RuleBasedStateMachine):
-    @initialize(hosts=st.integers(1, 3), window=st.integers(1, 3))
-    def start(self, hosts: int, window: int) -> None:
+    @initialize(hosts=st.integers(1, 3), window=st.integers(1, 3), policy=POLICY)
+    def start(self, hosts: int, window: int, policy: Policy) -> None:
         self.hosts = list(range(hosts))
-        self.order = IslandOrder(0, frozenset(self.hosts), window)
+        self.order = IslandOrder(0, frozenset(self.hosts), window, policy)
+        for number, (lane, crossing) in PROGRAMS.items():
+            self.order.from_controller(Program(number, b"", {}, "p", 2, lane, crossing))
+        for session in SESSIONS:
+            self.order.from_controller(Account(session, f"t{session % 2}", float(session), session))
         self.epoch = 1
         self.up: set[int] = set()
         self.logs: dict[int, list[Run | Drop]] = {}
@@ -40,8 +57,10 @@ class OrderMachine(RuleBasedStateMachine):
         for command in commands:
             match command:
                 case ToHosts(message):
+                    assert isinstance(message, Run | Drop | DropSession)
                     for host in self.up:
-                        self.logs[host].append(message)
+                        if isinstance(message, Run | Drop):
+                            self.logs[host].append(message)
                     if isinstance(message, Run):
                         assert self.up == set(self.hosts), "dispatched while a host is away"
                 case ToController(message):
@@ -63,16 +82,40 @@ class OrderMachine(RuleBasedStateMachine):
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
-    @rule()
-    def launch(self) -> None:
+    @rule(session=st.sampled_from(SESSIONS), program=st.sampled_from(list(PROGRAMS)))
+    def launch(self, session: int, program: int) -> None:
         self.sent += 1
         self.open[self.sent] = set(self.hosts)
-        self.send(Run(self.sent, 1, 1, (), 0))
+        self.send(Run(self.sent, session, program, (), 0))
 
-    @rule()
-    def drop(self) -> None:
+    @rule(session=st.sampled_from(SESSIONS))
+    def drop(self, session: int) -> None:
         self.sent += 1
-        self.send(Drop(1, (self.sent,)))
+        self.send(Drop(session, (self.sent,)))
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def end_session(self, session: int) -> None:
+        """Its launches of this island alone that have not left are over at once; crossing ones go on."""
+        left = {m.sequence for log in self.logs.values() for m in log if isinstance(m, Run)}
+        for message in self.since_loss:
+            if (
+                isinstance(message, Run)
+                and message.session == session
+                and message.program != CROSSING
+                and message.sequence in self.open
+                and message.sequence not in left
+            ):
+                self.open[message.sequence] = set()
+                self.fate[message.sequence] = True
+        self.since_loss = [m for m in self.since_loss if m.session != session or self.has_left(m, left)]
+        self.apply(self.order.from_controller(DropSession(session)))
+
+    def has_left(self, message: Run | Drop, left: set[int]) -> bool:
+        return isinstance(message, Run) and (message.program == CROSSING or message.sequence in left)
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.order.tick(self.order.now + seconds)
 
     def send(self, message: Run | Drop) -> None:
         self.since_loss.append(message)
@@ -167,9 +210,17 @@ class OrderMachine(RuleBasedStateMachine):
         runs, *others = ([m for m in log if isinstance(m, Run)] for log in self.logs.values())
         assert all(other == runs for other in others), "two hosts saw different orders"
         first, *_ = self.logs.values()
-        assert first == self.since_loss[len(self.since_loss) - len(first) - len(self.order.queue) :][: len(first)]
+        launches = [m for m in self.since_loss if isinstance(m, Run)]
+        for session in SESSIONS:
+            mine = [m for m in first if m.session == session and isinstance(m, Run)]
+            assert mine == [m for m in launches if m.session == session][: len(mine)], "a session's order was not kept"
+        crossing = [m for m in runs if m.program == CROSSING]
+        assert crossing == [m for m in launches if m.program == CROSSING][: len(crossing)], (
+            "crossing launches reordered"
+        )
         outstanding = {m.sequence for m in runs} & set(self.open)
         assert len(outstanding) <= self.order.window
+        self.order.validate()
 
     def teardown(self) -> None:
         if not hasattr(self, "order"):
@@ -179,7 +230,7 @@ class OrderMachine(RuleBasedStateMachine):
         while self.given():
             self.complete([0], failed=False)
         assert self.open == {}, "a launch without an outcome"
-        assert not self.order.queue
+        assert not self.order.waiting
         assert not self.order.outstanding
 
 

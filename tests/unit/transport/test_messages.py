@@ -22,6 +22,7 @@ CODECS: dict[str, Codec[Any]] = {name: value for name, value in vars(messages).i
 FAMILIES = {name: getattr(messages, camel) for name, camel in {
     "TO_CONTROLLER": "ToController",
     "TO_CLIENT": "ToClient",
+    "TO_ISLAND": "ToIsland",
     "TO_HOST": "ToHost",
     "FROM_HOST": "FromHost",
     "FROM_ISLAND": "FromIsland",

@@ -1,0 +1,145 @@
+"""Whose turn it is: policies, and the account of device time that they decide by.
+
+A policy is a function from a candidate to a rank; the lowest rank goes first. That is the whole seam: to add a policy,
+write such a function and name it in `POLICIES`, or give its full name, `package.module:function`, where a policy is
+asked for. A policy may look at what it likes in a candidate, but never decides alone: which candidates there are, and
+that launches over several islands keep one order, is decided by those who ask it (see `order.IslandOrder` and
+`controller.launches.Launches`). So no policy can make launches wait for each other; a bad one is only unfair.
+
+Device time is counted in device seconds: seconds on the devices, times their number. A launch is charged with an
+estimate when it is sent to the hosts, and with the difference when they report what it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pathways_ray.errors import UsageError
+
+AGEING_S = 1.0
+"""Under "priority", a launch rises by one level for each second at the head of its session."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """A tenant's account.
+
+    `virtual` is its device seconds divided by its weight, raised to those of the others whenever it comes back from
+    having nothing to run: time that was not used cannot be saved up. `busy` counts its launches that are not over.
+    """
+
+    tenant: str
+    weight: float = 1.0
+    priority: int = 0
+    device_seconds: float = 0.0
+    virtual: float = 0.0
+    sessions: int = 0
+    busy: int = 0
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A session whose next launch could run now.
+
+    `arrival` numbers launches as they came, `since` is when the launch came to the head of its session, in seconds.
+    """
+
+    usage: Usage
+    arrival: int
+    since: float
+
+
+Rank = tuple[float, ...]
+Policy = Callable[[Candidate, float], Rank]
+
+
+def fifo(candidate: Candidate, now: float) -> Rank:
+    """First come, first served."""
+    return (candidate.arrival,)
+
+
+def share(candidate: Candidate, now: float) -> Rank:
+    """Device time in proportion to weights, by start-time fair queueing (Goyal, Vin, Cheng 1996): the tenant with the
+    least device time per weight goes first."""
+    return (candidate.usage.virtual, candidate.arrival)
+
+
+def priority(candidate: Candidate, now: float) -> Rank:
+    """Highest priority first; who waits rises by one level each `AGEING_S`, so that nobody starves."""
+    return (-(candidate.usage.priority + (now - candidate.since) / AGEING_S), candidate.arrival)
+
+
+POLICIES: dict[str, Policy] = {"fifo": fifo, "share": share, "priority": priority}
+
+
+def check_policy(name: str) -> None:
+    """Raises `UsageError` unless `name` is in `POLICIES` or looks like `package.module:function`."""
+    module, colon, function = name.partition(":")
+    if name not in POLICIES and not (
+        colon and function.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    ):
+        raise UsageError(
+            f"there is no policy {name!r}; there are {', '.join(POLICIES)}, or give package.module:function"
+        )
+
+
+@dataclass
+class Ledger:
+    """The accounts of all tenants, by name, and which session belongs to whom.
+
+    `clock` is the virtual time of the launch that was started last, `active` the number of tenants with launches.
+    """
+
+    usages: dict[str, Usage] = field(default_factory=dict)
+    tenant_of: dict[int, str] = field(default_factory=dict)
+    clock: float = 0.0
+    active: int = 0
+
+    def open(self, session: int, tenant: str, weight: float = 1.0, priority: int = 0) -> None:
+        """Notes a session, and its tenant's weight and priority, which may have changed."""
+        usage = self.usages.setdefault(tenant, Usage(tenant))
+        usage.weight, usage.priority = weight, priority
+        if session not in self.tenant_of:
+            self.tenant_of[session] = tenant
+            usage.sessions += 1
+
+    def close(self, session: int, lasting: bool = False) -> None:
+        """Forgets a session, and with its last one the tenant, unless its account is `lasting`."""
+        tenant = self.tenant_of.pop(session, None)
+        if tenant is not None:
+            usage = self.usages[tenant]
+            usage.sessions -= 1
+            if not usage.sessions and not lasting:
+                del self.usages[tenant]
+
+    def of(self, session: int) -> Usage:
+        """The account of a session's tenant; a session nobody opened has one of its own."""
+        tenant = self.tenant_of.get(session)
+        if tenant is None:
+            self.open(session, f"session {session}")
+            tenant = self.tenant_of[session]
+        return self.usages[tenant]
+
+    def enter(self, usage: Usage) -> None:
+        """One more launch of the tenant is there."""
+        if not usage.busy:
+            usage.virtual = max(usage.virtual, self.clock)
+            self.active += 1
+        usage.busy += 1
+
+    def leave(self, usage: Usage) -> None:
+        """A launch of the tenant is over."""
+        usage.busy -= 1
+        if not usage.busy:
+            self.active -= 1
+
+    def start(self, usage: Usage, estimate: float) -> None:
+        """A launch of the tenant goes to the devices; it is expected to take `estimate` device seconds."""
+        self.clock = max(self.clock, usage.virtual)
+        usage.virtual += estimate / usage.weight
+
+    def settle(self, usage: Usage, estimate: float, actual: float) -> None:
+        """A launch that was started with `estimate` took `actual` device seconds."""
+        usage.virtual += (actual - estimate) / usage.weight
+        usage.device_seconds += actual
