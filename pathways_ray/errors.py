@@ -14,6 +14,7 @@
     ├── ResourceError            the request is well formed, the cluster cannot serve it
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
+    │   ├── ProgramRefused       a program with operations that are not allowed, or whose launches ended hosts
     │   └── TooLarge             over a fixed limit of the runtime
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
     │   ├── CompileError         XLA refused a function
@@ -89,6 +90,10 @@ class Unschedulable(ResourceError):
 
 class QuotaExceeded(ResourceError):
     """Over a limit of this tenant."""
+
+
+class ProgramRefused(ResourceError):
+    """A program that the cluster does not run: what it does, or what it did, is not allowed."""
 
 
 class TooLarge(ResourceError):
