@@ -22,6 +22,7 @@ from ray.util.placement_group import remove_placement_group
 
 from pathways_ray import names, placement
 from pathways_ray.controller.actor import Controller
+from pathways_ray.controller.front_door import TenantsFile
 from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.ordering import Ordering
@@ -29,6 +30,8 @@ from pathways_ray.plugins import policy_named
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.shape import PLACEMENTS, Resources, Shape
+from pathways_ray.transport.exposure import Exposure, check_exposure, is_loopback
+from pathways_ray.transport.tls import checked
 
 START_LIMIT_S = 90.0
 LOOPBACK = "127.0.0.1"
@@ -48,7 +51,11 @@ class Options:
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
             where Ray reaches its machine.
         port: of the controller; 0 is a free one.
-        token: what lets clients in; "" makes one.
+        token: the operator's, which lets clients in as well; "" makes one.
+        tls: files on every machine: a certificate, its key, and, where it is not the certificate itself, what vouches
+            for it.
+        tenants: a file with the table of tenants (`controller.tenants`), on the machine that starts the runtime.
+        insecure: listen beyond loopback although TLS or tenants are missing.
         limit_s: how long to wait for room, and again for the processes.
     """
 
@@ -61,6 +68,9 @@ class Options:
     bind: str = ""
     port: int = 0
     token: str = ""
+    tls: tuple[str, ...] = ()
+    tenants: str = ""
+    insecure: bool = False
     limit_s: float = START_LIMIT_S
 
     def check(self) -> None:
@@ -72,6 +82,8 @@ class Options:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.name:
             names.check_name(self.name)
+        if self.tls and len(self.tls) not in (2, 3):
+            raise UsageError(f"tls takes (certificate, key) or (certificate, key, ca), not {self.tls!r}")
 
 
 @dataclass
@@ -87,6 +99,7 @@ class Cluster:
     hosts: dict[int, Any]
     groups: list[Any]
     owns_ray: bool
+    ca: str = ""
     pids: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
@@ -171,7 +184,7 @@ def _is_about_tokens(error: BaseException | None) -> bool:
 def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     detached = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
-    bind, controller_bind = _bind_addresses(options.bind)
+    exposure = _exposure(options)
     token = options.token or secrets.token_hex(16)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = shape.members()
@@ -201,8 +214,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         front = actor(Controller, names.controller(runtime), num_cpus=0, max_concurrency=4, scheduling_strategy=near)
         controller = front.remote(
             runtime,
-            controller_bind,
-            options.port,
+            exposure,
             token,
             link_secrets,
             options.dispatch == "parallel",
@@ -215,7 +227,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         for island, numbers in islands.items():
             order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
             schedulers.append(
-                order.options(scheduling_strategy=near).remote(runtime, island, numbers, bind, options.policy)
+                order.options(scheduling_strategy=near).remote(runtime, island, numbers, exposure, options.policy)
             )
             made.append(schedulers[-1])
             spec = shape.islands[island]
@@ -223,14 +235,16 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
                 where = placement.bundle(groups[island], index)
                 host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
                 hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, bind, options.fusion, ordering
+                    runtime, number, island, numbers, spec.devices, spec.platform, exposure, options.fusion, ordering
                 )
                 made.append(hosts[number])
         deadline = time.monotonic() + options.limit_s
         url = _await(controller.start.remote(), "the controller did not start", deadline)
         _await([s.start.remote() for s in schedulers], "a scheduler did not start", deadline)
         _await([h.ready.remote() for h in hosts.values()], "a host did not start", deadline)
-        return Cluster(f"grpc://{url}", token, shape, manager, controller, schedulers, hosts, groups, owns_ray)
+        ca = exposure.tls.ca if exposure.tls is not None else ""
+        url = exposure.scheme + url
+        return Cluster(url, token, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca)
     except BaseException:
         _kill(made, groups)
         raise
@@ -252,20 +266,28 @@ def _kill(actors: list[Any], groups: list[Any]) -> None:
             remove_placement_group(group)
 
 
-def _bind_addresses(wanted: str) -> tuple[str, str]:
-    """The address to serve on for schedulers and hosts, and that for the controller; "" is where Ray reaches each.
+def _exposure(options: Options) -> Exposure:
+    """Where the processes listen: on loopback while all Ray nodes are at one address and nothing else is wanted.
 
     Raises:
-        UsageError: others could not reach the controller at `wanted`.
+        UsageError: others could not reach the controller there; the certificate or the table of tenants is none; the
+            runtime would listen beyond loopback without them.
     """
-    nodes = {node["NodeManagerAddress"] for node in placement.alive_nodes()}
+    machines = sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()})
+    wanted = options.bind
     if wanted in ("0.0.0.0", "::", "[::]"):
         raise UsageError(f"{wanted} is no address to connect to; bind to the one at which others reach this machine")
-    if len(nodes) == 1:
-        return wanted or LOOPBACK, wanted or LOOPBACK
-    if wanted in (LOOPBACK, "localhost", "::1", "[::1]"):
-        raise UsageError(f"Ray has nodes at {', '.join(sorted(nodes))}, which could not reach a controller at {wanted}")
-    return "", wanted
+    if len(machines) > 1 and is_loopback(wanted) and not all(map(is_loopback, machines)):
+        raise UsageError(f"Ray has nodes at {', '.join(machines)}, which could not reach a controller at {wanted}")
+    tls = checked(*options.tls) if options.tls else None
+    if options.tenants:
+        TenantsFile(options.tenants, strict=True)
+    here = LOOPBACK if len(machines) == 1 else ""
+    front = wanted or here
+    data = front if here else ""
+    exposure = Exposure(front, options.port, data, here, tls, options.tenants)
+    check_exposure(exposure, machines, options.insecure)
+    return exposure
 
 
 def _await(refs: Any, what: str, deadline: float) -> Any:

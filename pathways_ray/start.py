@@ -22,6 +22,10 @@ def init(
     check_order: bool = False,
     platform: str = "auto",
     placement: str = "pack",
+    bind: str = "",
+    tls: tuple[str, ...] = (),
+    tenants: str = "",
+    insecure: bool = False,
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
@@ -40,6 +44,12 @@ def init(
             differ fails its launches with `OrderMismatch`.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
+        bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
+            where Ray reaches this machine. Beyond loopback `tls` and `tenants` are needed (docs/security.md).
+        tls: paths, the same on every machine, of a certificate, its key, and, where the certificate does not vouch for
+            itself, the CA's certificate.
+        tenants: path of a file with the tenants, their tokens and quotas; it is read again when it changes.
+        insecure: listen beyond loopback without `tls` or `tenants`. Whoever reaches the machine can read along.
         ray_options: further options for `ray.init`.
 
     Raises:
@@ -54,7 +64,15 @@ def init(
     from pathways_ray import cluster
 
     options = cluster.Options(
-        dispatch=dispatch, fusion=fusion, policy=policy, check_order=check_order, placement=placement
+        dispatch=dispatch,
+        fusion=fusion,
+        policy=policy,
+        check_order=check_order,
+        placement=placement,
+        bind=bind,
+        tls=tuple(tls),
+        tenants=tenants,
+        insecure=insecure,
     )
     return api.adopt(
         cluster.start(

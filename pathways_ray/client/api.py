@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,27 @@ if TYPE_CHECKING:
     from pathways_ray.client.array import Array
 
 
-def connect(url: str, token: str, *, name: str = "", timeout: float = 10.0) -> Session:
+def connect(
+    url: str,
+    token: str,
+    *,
+    name: str = "",
+    timeout: float = 10.0,
+    ca: str | bytes | os.PathLike[str] | None = None,
+) -> Session:
     """A further client of a running cluster; needs no Ray. Becomes the current session of this process.
 
     Args:
-        url: `grpc://host:port`, as `pw.init(...).url` says.
-        token: as `pw.init(...).token` says.
+        url: `grpc://host:port`, or `grpcs://host:port` for a cluster with TLS, as `pw.init(...).url` says.
+        token: a tenant's, or `pw.init(...).token`, which is the operator's.
+        ca: the CA certificate that vouches for the cluster: a path, or PEM bytes. Left out, the file that PATHWAYS_CA
+            names, else what the system trusts. Given, the connection is encrypted, whatever the URL says.
 
     Raises:
         AuthenticationError: the token is wrong.
         ControllerLost: nobody answers.
     """
-    session = Session(url, token, name, timeout)
+    session = Session(url, token, name, timeout, ca)
     context.sessions.append(session)
     return session
 
@@ -113,7 +123,7 @@ class ClusterSession(Session):
 
     def __init__(self, url: str, token: str, cluster: Any) -> None:
         self.cluster = cluster
-        super().__init__(url, token, "init")
+        super().__init__(url, token, "init", ca=cluster.ca or None)
         self.token = token
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from pathways_ray.transport.messages import (
     PutOpen,
     PutPart,
 )
+from pathways_ray.transport.tls import Trust
 
 if TYPE_CHECKING:
     from pathways_ray.client.array import Buffer
@@ -88,7 +89,7 @@ class _Link:
         self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, _Fetching] = {}
         self.dead: Failure | None = None
-        self._channel = streams.channel(address.address)
+        self._channel = streams.channel(address.address, owner.trust)
         metadata = {"session": str(owner.session), "authorization": owner.token}
         self._call = streams.stream_call(self._channel, streams.DATA_STREAM, self.outbox, metadata)
         threading.Thread(target=self._read, name=f"pathways-data-{self.host}", daemon=True).start()
@@ -146,10 +147,16 @@ class DataLinks:
     """All data streams of a session."""
 
     def __init__(
-        self, session: int, token: str, hosts: tuple[HostAddress, ...], uploads_changed: Callable[[], None]
+        self,
+        session: int,
+        token: str,
+        hosts: tuple[HostAddress, ...],
+        uploads_changed: Callable[[], None],
+        trust: Trust | None = None,
     ) -> None:
         self.session = session
         self.token = token
+        self.trust = trust
         self._uploads_changed = uploads_changed
         self._addresses = {h.host: h for h in hosts}
         self._links: dict[int, _Link] = {}
@@ -201,7 +208,13 @@ class DataLinks:
     # --- put ----------------------------------------------------------------------------------------------------------
 
     def upload(
-        self, buffer: Buffer, array: np.ndarray[Any, Any], kind: ArrayType, spec: Spec, placed: PlacedSlice
+        self,
+        buffer: Buffer,
+        array: np.ndarray[Any, Any],
+        kind: ArrayType,
+        spec: Spec,
+        placed: PlacedSlice,
+        proof: str,
     ) -> Upload:
         """Starts an upload. The bytes are copied before it returns, so the caller may change the array."""
         upload = Upload(buffer, set(placed.hosts))
@@ -210,7 +223,7 @@ class DataLinks:
             link = self._link(host)
             request = next(self._requests)
             link.uploads[request] = upload
-            link.outbox.send(PutOpen(request, buffer.id, kind, spec, placed))
+            link.outbox.send(PutOpen(request, buffer.id, kind, spec, placed, proof))
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
                 data = _bytes_of(array, box)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import threading
 import time
 import weakref
@@ -71,6 +72,7 @@ from pathways_ray.transport.messages import (
     StatusReply,
     encode,
 )
+from pathways_ray.transport.tls import Trust, client_roots
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """What `jax.export` calls a platform that is named otherwise for devices."""
@@ -90,18 +92,27 @@ class Session:
 
     Args:
         url: `grpc://host:port` of the controller.
-        token: what the cluster was started with.
+        token: a tenant's, or the operator's.
+        ca: see `pw.connect`.
 
     Raises:
         AuthenticationError: the token is wrong.
         ControllerLost: nobody answers at `url` within `timeout` seconds.
     """
 
-    def __init__(self, url: str, token: str, name: str = "", timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        name: str = "",
+        timeout: float = 10.0,
+        ca: str | bytes | os.PathLike[str] | None = None,
+    ) -> None:
         self.url = url
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
-        self._channel = streams.channel(_address(url))
+        address, trust = _endpoint(url, ca)
+        self._channel = streams.channel(address, trust)
         self._token = token
         self._unary = self._channel.unary_unary(streams.CALL)
         opened = self._call(OpenSession(VERSION, name), timeout, token)
@@ -124,7 +135,9 @@ class Session:
         self._lock = threading.Lock()
         self._queue: deque[tuple[Message, tuple[Upload, ...], tuple[Buffer, ...]]] = deque()
         self._outbox = streams.ThreadOutbox(self._pending.__len__)
-        self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed)
+        # Hosts show the certificate that the controller has shown, at addresses that need not be in it.
+        there = trust if trust is None else Trust(trust.roots, trust.name or address.rpartition(":")[0].strip("[]"))
+        self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed, there)
         metadata = {"session": str(self.id), "authorization": self._secret}
         self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._outbox, metadata)
         self._reader = threading.Thread(target=self._read, name="pathways-reader", daemon=True)
@@ -135,7 +148,9 @@ class Session:
     def _call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S, secret: str | None = None) -> Reply:
         if secret is None:
             self.check_open()
-        metadata = (("authorization", self._secret if secret is None else secret),)
+            metadata: tuple[tuple[str, str], ...] = (("authorization", self._secret), ("session", str(self.id)))
+        else:
+            metadata = (("authorization", secret),)
         try:
             reply = REPLY.decode(self._unary(encode(request), timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
@@ -157,7 +172,7 @@ class Session:
         sizes, names = _mesh(shape, axes)
         reply = self._call(CreateSlice(self.id, sizes, names, -1 if island is None else island, platform or "", name))
         assert isinstance(reply, SliceCreated)
-        return VirtualSlice(self, reply.placed, name)
+        return VirtualSlice(self, reply.placed, name, reply.proof)
 
     def release_slice(self, held: VirtualSlice) -> None:
         if not self.closed_because:
@@ -245,7 +260,7 @@ class Session:
         kind = ArgumentType.of(array_type(array), weak, where, spec)
         check_layout(kind.array, spec, where.type, "put")
         buffer = self._new_buffer()
-        buffer.upload = self._data.upload(buffer, array, kind.array, spec, where.placed)
+        buffer.upload = self._data.upload(buffer, array, kind.array, spec, where.placed, where.proof)
         self._enqueue(Put(buffer.id, where.id, kind.array, spec))
         return Array(buffer, kind)
 
@@ -444,10 +459,15 @@ class Session:
         self.close()
 
 
-def _address(url: str) -> str:
-    if not isinstance(url, str) or not url.startswith("grpc://") or ":" not in url[7:]:
-        raise UsageError(f"a cluster's address looks like grpc://host:port, not {url!r}")
-    return url[7:]
+def _endpoint(url: str, ca: str | bytes | os.PathLike[str] | None) -> tuple[str, Trust | None]:
+    """The address in a URL, and whom to trust there; None where the connection is not encrypted."""
+    for scheme in ("grpc://", "grpcs://"):
+        if isinstance(url, str) and url.startswith(scheme) and ":" in url.removeprefix(scheme):
+            # The variable is a default for URLs that ask for TLS; it does not turn it on.
+            roots = client_roots(ca) if ca is not None or scheme == "grpcs://" else None
+            encrypted = roots is not None or scheme == "grpcs://"
+            return url.removeprefix(scheme), Trust(roots or b"") if encrypted else None
+    raise UsageError(f"a cluster's address looks like grpc://host:port, not {url!r}")
 
 
 def _details(error: grpc.RpcError) -> str:

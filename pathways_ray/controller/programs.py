@@ -13,7 +13,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph
+from pathways_ray.ir.graph import Compute, Graph, Result
 from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send, plan
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import Program, encode
@@ -95,6 +95,21 @@ def check_functions(functions: Mapping[str, bytes]) -> None:
                 f"function {digest[:12]} has {len(blob)} bytes; the limit is {2 * limits.MAX_CONSTANT_BYTES}. "
                 "Pass big constants as arguments"
             )
+
+
+def check_size(graph: Graph) -> None:
+    """Raises `TooLarge` for a graph whose nodes refer to more values than anybody needs: passes look at each several
+    times, while other clients wait."""
+    computes = [node for node in graph.nodes if isinstance(node, Compute)]
+    found = sum(len(n.inputs) + len(n.input_layouts) + len(n.outputs) + len(n.output_layouts) for n in computes)
+    found += sum(len(n.donated) for n in computes) + len(graph.slices)
+    found += sum(len(r.outputs) + sum(1 + len(p.inputs) for p in r.parts) for r in graph.recipes)
+    found += sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
+    if found > limits.MAX_REFERENCES:
+        raise TooLarge(
+            f"program {graph.name!r} refers to {found} values; the limit is {limits.MAX_REFERENCES}. Pass fewer, "
+            "larger arrays, or cut the program into several"
+        )
 
 
 def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[Graph, tuple[IslandPlan, ...]]:

@@ -196,7 +196,7 @@ def check_message(tenant: Tenant, asked: int, what: str) -> None:
     allowed = tenant.quota.message_bytes
     if allowed is not None and asked > allowed:
         raise QuotaExceeded(
-            f"{what} of {asked} bytes from tenant {tenant.name!r} is too big: {allowed} bytes are allowed in a message. "
+            f"{what} of {asked} bytes from tenant {tenant.name!r} is too big: {allowed} are allowed in a message. "
             "Pass big constants as arguments, or cut the program into several"
         )
 

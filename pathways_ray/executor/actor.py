@@ -5,8 +5,6 @@ Ray restarts the process when it dies (`max_restarts`); the constructor then joi
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import socket
 import threading
@@ -19,7 +17,9 @@ import ray
 from pathways_ray import names
 from pathways_ray.executor.ordering import KEPT, Ordering
 from pathways_ray.transport import streams
+from pathways_ray.transport.exposure import Exposure, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
+from pathways_ray.transport.tls import trust_of
 
 GROUP_LIMIT_S = 30
 """Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
@@ -55,12 +55,13 @@ class HostExecutor:
         members: list[int],
         devices: int,
         platform: str,
-        bind: str,
+        exposure: Exposure,
         fusion: bool,
         ordering: Ordering = KEPT,
     ) -> None:
         self.host, self.island, self.members, self.ordering = host, island, members, ordering
-        self.bind = streams.bind_address(bind)
+        self.exposure = exposure
+        self.bind = streams.bind_address(exposure.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
             self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
@@ -85,10 +86,10 @@ class HostExecutor:
         from pathways_ray.executor.store import BufferStore
 
         node = ray.get_runtime_context().get_node_id()
-        offer = f"{self.bind}:{_free_port(self.bind)}"
+        offer = joined(self.bind, _free_port(self.bind))
         info = HostInfo(self.host, self.island, platform, devices, node, os.getpid(), offer)
-        joined = ray.get(self.resource_manager.join.remote(encode(info)))
-        reply = msgspec.msgpack.decode(joined, type=JoinReply)
+        answer = ray.get(self.resource_manager.join.remote(encode(info)))
+        reply = msgspec.msgpack.decode(answer, type=JoinReply)
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
@@ -105,10 +106,7 @@ class HostExecutor:
             self.host, compiler, self.store, transfer, self.outbox.send, fusion, tuple(self.members), self.ordering
         )
 
-        def token_of(session: int) -> str:
-            return hmac.new(reply.data_secret.encode(), str(session).encode(), hashlib.sha256).hexdigest()
-
-        self.data = DataServer(self.host, compiler, self.store, token_of, self.bind)
+        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.exposure)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
 
     def _join_group(self, coordinator: str) -> None:
@@ -128,7 +126,7 @@ class HostExecutor:
         from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
         self.outbox.send(HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid()))
-        channel = streams.channel(address)
+        channel = streams.channel(address, trust_of(self.exposure.tls))
         call = streams.stream_call(channel, streams.HOST_STREAM, self.outbox, {"authorization": secret})
 
         def read() -> None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from pathways_ray.errors import Failure
+
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
 
@@ -67,6 +69,15 @@ class BufferStore:
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:
                 del self._waiters[key]
+
+    def ended(self, session: int) -> bool:
+        """Whether a session has ended: nothing is kept for it any more."""
+        return session in self._ended
+
+    def holds(self, session: int, buffer: int) -> bool:
+        """Whether a buffer is in the store, as a value."""
+        found = self.get(session, buffer)
+        return found is not None and not isinstance(found, Failure)
 
     def count(self) -> int:
         return sum(len(found) for found in self.sessions.values())

@@ -17,6 +17,7 @@ from pathways_ray import limits, names
 from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import streams
+from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
     FROM_HOST,
     TO_ISLAND,
@@ -24,6 +25,7 @@ from pathways_ray.transport.messages import (
     HostUp,
     IslandUp,
 )
+from pathways_ray.transport.tls import trust_of
 
 REJOIN_PAUSE_S = 1.0
 """A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
@@ -42,10 +44,10 @@ class IslandScheduler:
     controller has failed the launches it had on the island.
     """
 
-    def __init__(self, runtime: str, island: int, hosts: list[int], bind: str, policy: str = "fifo") -> None:
+    def __init__(self, runtime: str, island: int, hosts: list[int], exposure: Exposure, policy: str = "fifo") -> None:
         self.runtime = runtime
         self.island = island
-        self.bind = streams.bind_address(bind)
+        self.exposure = exposure
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy))
         self.outboxes: dict[int, streams.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
@@ -85,9 +87,13 @@ class IslandScheduler:
     async def _start(self) -> str:
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         _, self.link_secret = await self.resource_manager.secrets.remote()
-        self.server, address = await streams.serve({streams.HOST_STREAM: self._host_stream}, {}, self.bind)
+        self.server, address = await streams.serve(
+            {streams.HOST_STREAM: self._host_stream},
+            streams.bind_address(self.exposure.links),
+            tls=self.exposure.tls,
+        )
         self.controller_address = await self.resource_manager.lookup.remote("controller")
-        self.channel = grpc.aio.insecure_channel(self.controller_address, options=streams.OPTIONS)
+        self.channel = streams.async_channel(self.controller_address, trust_of(self.exposure.tls))
         self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
         self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.pump(self.stream.write))

@@ -31,16 +31,18 @@ class Exposure(msgspec.Struct, frozen=True):
     """How the processes of a runtime listen. In addresses, "" is where Ray reaches each machine.
 
     Args:
+        front: the controller's address for clients.
+        port: the controller's; 0 is a free one.
+        data: the hosts' address for clients.
         links: the address for the runtime's own processes.
-        clients: the address for clients, at the controller and at hosts.
-        port: of the controller; 0 is a free one.
         tls: None is no encryption.
         tenants: the file with the table of tenants, on the controller's machine; "" is none.
     """
 
-    links: str = "127.0.0.1"
-    clients: str = "127.0.0.1"
+    front: str = "127.0.0.1"
     port: int = 0
+    data: str = "127.0.0.1"
+    links: str = "127.0.0.1"
     tls: Tls | None = None
     tenants: str = ""
 
@@ -69,9 +71,9 @@ def check_exposure(exposure: Exposure, machines: Iterable[str], insecure: bool) 
     if not 0 <= exposure.port < 1 << 16:
         raise UsageError(f"port {exposure.port} is none; ports are 0 (a free one) to 65535")
     everywhere = list(machines)
-    listening = [exposure.clients] if exposure.clients else list(everywhere)
-    if not exposure.links:
-        listening += everywhere
+    listening = [
+        a for bind in (exposure.front, exposure.data, exposure.links) for a in ([bind] if bind else everywhere)
+    ]
     open_to = sorted({address for address in listening if not is_loopback(address)})
     missing = [
         text

@@ -20,7 +20,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import grpc
 
 from pathways_ray import limits
+from pathways_ray.transport import tls as certificates
+from pathways_ray.transport.exposure import Tls, joined
 from pathways_ray.transport.messages import Message, encode
+from pathways_ray.transport.tls import Trust
 
 BATCH_BYTES = 8 << 20
 """A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
@@ -42,6 +45,10 @@ OPTIONS = [
     # A channel must not share its connection with another one of this process, or two sessions would share fate.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+# Clients are strangers: one that is stopped, or whose machine is gone, holds slices and memory for 7 s at most. gRPC's
+# own threads answer the pings, however busy Python is.
+FACING_CLIENTS = [("grpc.keepalive_time_ms", 3_000), ("grpc.keepalive_timeout_ms", 4_000)]
 
 CALL = "/pathways.Front/Call"
 CLIENT_STREAM = "/pathways.Front/Stream"
@@ -87,11 +94,18 @@ class AsyncOutbox:
         self._depth = depth
         self._messages: list[Message] = []
         self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
         self._closed = False
 
     def send(self, message: Message) -> None:
         self._messages.append(message)
         self._wake.set()
+
+    async def room(self, most: int) -> None:
+        """Waits while more than `most` messages wait for those before them to be taken by the other end."""
+        while len(self._messages) > most:
+            self._taken.clear()
+            await self._taken.wait()
 
     def close(self) -> None:
         """What was sent before still goes out."""
@@ -104,6 +118,7 @@ class AsyncOutbox:
             await self._wake.wait()
             self._wake.clear()
             messages, self._messages = self._messages, []
+            self._taken.set()
             for batch in batches(messages):
                 await write(batch)
             if self._closed and not self._messages:
@@ -142,9 +157,18 @@ class ThreadOutbox:
                 time.sleep(PAUSE_S)
 
 
-def channel(address: str) -> grpc.Channel:
-    """An insecure channel with the options above; the caller closes it."""
-    return grpc.insecure_channel(address, OPTIONS)
+def channel(address: str, trust: Trust | None = None) -> grpc.Channel:
+    """A channel with the options above, encrypted where `trust` is given; the caller closes it."""
+    if trust is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    return grpc.secure_channel(address, trust.credentials(), [*OPTIONS, *trust.options()])
+
+
+def async_channel(address: str, trust: Trust | None = None) -> grpc.aio.Channel:
+    """The same, for an event loop."""
+    if trust is None:
+        return grpc.aio.insecure_channel(address, options=OPTIONS)
+    return grpc.aio.secure_channel(address, trust.credentials(), options=[*OPTIONS, *trust.options()])
 
 
 def stream_call(connection: grpc.Channel, method: str, outbox: ThreadOutbox, metadata: dict[str, str]) -> grpc.Call:
@@ -161,6 +185,12 @@ def metadata_of(context: grpc.aio.ServicerContext) -> dict[str, str]:
     return {key: value for key, value in (context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
+def session_of(metadata: dict[str, str]) -> int:
+    """The session that a call names; 0, which is nobody's, when it names none."""
+    text = metadata.get("session", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+
 def bind_address(bind: str) -> str:
     """The address to serve on: `bind`, or where Ray reaches this machine when it is left open."""
     if bind:
@@ -174,28 +204,36 @@ Handler = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 
 async def serve(
-    streams: dict[str, Handler],
-    calls: dict[str, Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]],
-    bind: str,
-    port: int = 0,
+    streams: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None, *, facing_clients: bool = False
 ) -> tuple[grpc.aio.Server, str]:
     """Starts a server on a port (0: a free one) of address `bind`; returns it and `address:port`.
 
-    A stream handler reads and writes raw batches through its context (`read()` gives `grpc.aio.EOF` at the end).
+    A stream handler reads and writes raw batches through its context (`read()` gives `grpc.aio.EOF` at the end). A call
+    with one request and one reply is a stream too, so that its handler can look at who calls before it reads anything.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+        UsageError: a file of `tls` cannot be read.
     """
-    server = grpc.aio.server(options=OPTIONS)
+    options = dict(OPTIONS)
+    if facing_clients:
+        options.update(FACING_CLIENTS)
+    server = grpc.aio.server(options=list(options.items()))
     services: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
     for path, stream in streams.items():
         _, service, method = path.split("/")
         services.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(_stream_adapter(stream))
-    for path, call in calls.items():
-        _, service, method = path.split("/")
-        services.setdefault(service, {})[method] = grpc.unary_unary_rpc_method_handler(call)
     for service, methods in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port(f"{bind}:{port}")
+    try:
+        if tls is None:
+            port = server.add_insecure_port(joined(bind, port))
+        else:
+            port = server.add_secure_port(joined(bind, port), certificates.server_credentials(tls))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen at {joined(bind, port)}: {error}") from None
     await server.start()
-    return server, f"{bind}:{port}"
+    return server, joined(bind, port)
 
 
 def _stream_adapter(handler: Handler) -> Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]:

@@ -1,4 +1,4 @@
-"""TLS: certificates from files to gRPC credentials, and the check that they are any good before anybody relies on them."""
+"""TLS: from files to gRPC's credentials, and the check that a certificate is any good before anybody relies on it."""
 
 from __future__ import annotations
 
