@@ -3,7 +3,7 @@
 Who starts whom: `start` starts Ray where none runs, then all actors at once. They find each other through the resource
 manager: controller and schedulers publish their addresses there, hosts ask for their scheduler's.
 
-An embedded runtime ends with the process that started it. A detached one stays until `remove` (`pathways down`).
+An embedded runtime ends with the process that started it. A detached one stays until `detached.remove`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from pathways_ray import names, placement
+from pathways_ray import detached, names, placement
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.front_door import TenantsFile
 from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
@@ -182,7 +182,7 @@ def _is_about_tokens(error: BaseException | None) -> bool:
 
 
 def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
-    detached = bool(options.name)
+    outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
     exposure = _exposure(options)
     token = options.token or secrets.token_hex(16)
@@ -191,7 +191,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     near = placement.here()
 
     def actor(kind: type, name: str, **settings: Any) -> Any:
-        lifetime = {"lifetime": "detached"} if detached else {}
+        lifetime = {"lifetime": "detached"} if outlives else {}
         return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
 
     # Only tests set it: hosts that put gangs into orders of their own show what the schedulers' order is for.
@@ -210,7 +210,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
                 "ends it, and --name starts another one beside it"
             ) from error
         made.append(manager)
-        groups += placement.place(shape, runtime, options.placement, detached, options.limit_s)
+        groups += placement.place(shape, runtime, options.placement, outlives, options.limit_s)
         front = actor(Controller, names.controller(runtime), num_cpus=0, max_concurrency=4, scheduling_strategy=near)
         controller = front.remote(
             runtime,
@@ -246,7 +246,11 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         url = exposure.scheme + url
         return Cluster(url, token, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca)
     except BaseException:
-        _kill(made, groups)
+        if outlives and made:
+            with contextlib.suppress(PathwaysError):
+                detached.remove(runtime)  # by name, since an interrupted call may have made what it did not return
+        else:
+            _kill(made, groups)
         raise
 
 
@@ -285,9 +289,26 @@ def _exposure(options: Options) -> Exposure:
     here = LOOPBACK if len(machines) == 1 else ""
     front = wanted or here
     data = front if here else ""
-    exposure = Exposure(front, options.port, data, here, tls, options.tenants)
+    # The successor of a controller serves on the same port, so that the url stays.
+    port = _usable_port(front, options.port) if options.name else options.port
+    exposure = Exposure(front, port, data, here, tls, options.tenants)
     check_exposure(exposure, machines, options.insecure)
     return exposure
+
+
+def _usable_port(address: str, port: int) -> int:
+    """The port, or a free one in place of 0.
+
+    Raises:
+        UsageError: this machine cannot serve there.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.strip("[]"), port))
+        except OSError as error:
+            raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {error}") from error
+        return int(probe.getsockname()[1])
 
 
 def _await(refs: Any, what: str, deadline: float) -> Any:

@@ -22,47 +22,65 @@ from pathways_ray.errors import AuthenticationError, UsageError, from_failure
 
 ANSWER_WITHIN_S = 5.0
 SCHEME = "grpc://"
+ENCRYPTED = "grpcs://"
 
 
 @click.command("status")
 @click.option("--url", envvar="PATHWAYS_URL", show_envvar=True, help="grpc://host:port of the cluster.")
 @click.option("--token", envvar="PATHWAYS_TOKEN", show_envvar=True, help="What the cluster was started with.")
+@click.option("--ca", envvar="PATHWAYS_CA", show_envvar=True, help="File with the certificates to trust, for TLS.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
-def command(url: str | None, token: str | None, as_json: bool) -> None:
+def command(url: str | None, token: str | None, ca: str | None, as_json: bool) -> None:
     """Islands, devices, slices, sessions, and who holds what.
 
     Without --url, the cluster that this user started on this machine.
     """
-    url, token = choose(url or "", token or "", records.running())
-    found = {"url": url, **ask(url, token)}
+    running, silent = records.running(), records.silent()
+    url, token = choose(url or "", token or "", running, silent)
+    ca = ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
+    found = {"url": url, **ask(url, token, ca=ca)}
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         show(found, console_beside(None, markup=False))
 
 
-def choose(url: str, token: str, running: Sequence[records.Record]) -> tuple[str, str]:
+def choose(
+    url: str, token: str, running: Sequence[records.Record], silent: Sequence[records.Record] = ()
+) -> tuple[str, str]:
     """The cluster to ask, and its token, from what the caller said and the clusters this user runs here.
+
+    Args:
+        silent: clusters that were started to stay and do not answer.
 
     Raises:
         UsageError: the caller has to say more.
     """
     say = "say which with --url and --token, or PATHWAYS_URL and PATHWAYS_TOKEN"
     if url:
-        known = {record.url: record.token for record in running}
+        known = {record.url: record.token for record in (*silent, *running)}
         if not token and url not in known:
             raise UsageError(f"{url} is no cluster that you started on this machine: it needs --token as well")
         return url, token or known[url]
+    if not running and silent:
+        there = ", ".join(f"{record.url} ({record.label})" for record in silent)
+        raise UsageError(
+            f"{there} does not answer: try again in a few seconds if its controller has just died, otherwise "
+            "'pathways down' clears what is left"
+        )
     if not running:
         raise UsageError(f"no cluster of yours runs on this machine; {say}")
     if len(running) > 1:
-        there = ", ".join(f"{record.url} (process {record.pid})" for record in running)
+        there = ", ".join(f"{record.url} ({record.label})" for record in running)
         raise UsageError(f"several clusters of yours run on this machine: {there}; choose one with --url")
     return running[0].url, token or running[0].token
 
 
-def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") -> dict[str, Any]:
     """The status of the cluster at `url`.
+
+    Args:
+        ca: file with the certificates to trust where the cluster has TLS; "" is what the system trusts.
 
     Raises:
         UsageError: no cluster answers there within `timeout` seconds.
@@ -70,13 +88,15 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S) -> dict[str, Any
     """
     import grpc
 
-    from pathways_ray.transport import messages, streams
+    from pathways_ray.transport import messages, streams, tls
 
-    if not url.startswith(SCHEME):
+    scheme = next((s for s in (SCHEME, ENCRYPTED) if url.startswith(s)), None)
+    if scheme is None:
         raise UsageError(f"a cluster's address looks like {SCHEME}host:port, not {url!r}")
     if not (token.isascii() and token.isprintable()):
         raise AuthenticationError("the token is wrong: it has characters that no token has")
-    with streams.channel(url.removeprefix(SCHEME)) as channel:
+    trust = tls.Trust(tls.client_roots(ca or None) or b"") if scheme == ENCRYPTED else None
+    with streams.channel(url.removeprefix(scheme), trust) as channel:
         call = channel.unary_unary(streams.CALL)
         request = messages.encode(messages.Status(session=0))
         try:
@@ -103,6 +123,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         devices_table(found["islands"]),
         slices_table(found["slices"], names),
         sessions_table(found["sessions"]),
+        *([tenants_table(found["tenants"])] if found.get("tenants") else []),
     ):
         console.print(table)
 
@@ -158,4 +179,16 @@ def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
     for one in sessions:
         counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
         table.add_row(str(one["session"]), one["name"], *map(str, counts))
+    return table
+
+
+def tenants_table(tenants: Iterable[dict[str, Any]]) -> Table:
+    """One row for each tenant: what it may have, and what it had; its share is of the device time of all."""
+    table = Table("tenant", title="tenants")
+    for heading in ("weight", "priority", "device seconds", "share", "queued", "in flight", "waiting", "bytes"):
+        table.add_column(heading, justify="right")
+    for one in tenants:
+        times = (f"{one['weight']:g}", str(one["priority"]), f"{one['device_seconds']:.1f}", f"{one['share']:.0%}")
+        counts = (one["queued"], one["in_flight"], one["waiting"], decimal(one["device_bytes"]))
+        table.add_row(one["tenant"], *times, *map(str, counts))
     return table

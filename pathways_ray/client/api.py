@@ -150,7 +150,7 @@ def adopt(cluster: Any) -> ClusterSession:
         cluster.stop()
         raise
     context.sessions.append(session)
-    records.write(cluster.url, cluster.token)
+    records.write(cluster.url, cluster.token, cluster.ca)
     return session
 
 

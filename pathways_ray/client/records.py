@@ -1,27 +1,43 @@
 """Where the clusters of this user on this machine are, so that `pathways status` finds them without being told.
 
-While its cluster runs, a process keeps one small file, `<tempdir>/pathways-<uid>/<pid>.json`. It holds the cluster's
-token, so the folder is the user's alone: one that belongs to somebody else, is a link, or lets others in, is not used.
-A record is a convenience: a cluster starts and stops the same where none can be written.
+While its cluster runs, a process keeps one small file, `<tempdir>/pathways-<uid>/<pid>.json`. `pathways up`, which does
+not stay, leaves `up-<name>-<digest of Ray's address>.json` until `pathways down`. A record holds the cluster's token,
+so the folder is the user's alone: one that belongs to somebody else, is a link, or lets others in, is not used. A
+record is a convenience: a cluster starts and stops the same where none can be written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+PROBE_LIMIT_S = 1.0
 
-class Record(msgspec.Struct, frozen=True):
-    """A running cluster: its address, what lets clients in, and the process that started it."""
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A running cluster: its address, what lets clients in, and the process that started it and has to live.
+
+    A cluster that `pathways up` started has no such process (`pid` 0), but a name, and the address of its Ray cluster.
+    `ca` is the file with the certificates that vouch for a cluster with TLS.
+    """
 
     url: str
     token: str
-    pid: int
+    pid: int = 0
+    name: str = ""
+    ray: str = ""
+    ca: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"runtime {self.name!r}" if self.name else f"process {self.pid}"
 
 
 def folder() -> Path:
@@ -29,8 +45,18 @@ def folder() -> Path:
     return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
 
 
-def write(url: str, token: str) -> None:
+def write(url: str, token: str, ca: str = "") -> None:
     """Leaves the record of this process's cluster, in place of an earlier one."""
+    keep(Record(url, token, os.getpid(), ca=ca))
+
+
+def remove() -> None:
+    """Takes back the record of this process's cluster, if there is one."""
+    forget(Record("", "", os.getpid()))
+
+
+def keep(record: Record) -> None:
+    """Leaves a record, in place of an earlier one of the same process, or of the same name and Ray cluster."""
     with contextlib.suppress(OSError):
         folder().mkdir(mode=0o700, exist_ok=True)
         if not _is_private(folder()):
@@ -38,33 +64,55 @@ def write(url: str, token: str) -> None:
         # A reader sees a whole record or none; `mkstemp` makes a file that only its owner can read.
         handle, unfinished = tempfile.mkstemp(dir=folder())
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(Record(url, token, os.getpid())))
-        os.replace(unfinished, _file(os.getpid()))
+            file.write(msgspec.json.encode(record))
+        os.replace(unfinished, _file(record))
 
 
-def remove() -> None:
-    """Takes back the record of this process's cluster, if there is one."""
+def forget(record: Record) -> None:
+    """Takes a record back, if it is there."""
     with contextlib.suppress(OSError):
-        _file(os.getpid()).unlink(missing_ok=True)
+        _file(record).unlink(missing_ok=True)
 
 
 def running() -> list[Record]:
-    """The clusters whose process lives, in the order of their start; what dead processes left behind is removed."""
+    """The clusters that run, in the order of their start: their process lives, or somebody answers at their address."""
+    return [record for record in all_records() if record.pid or answers(record)]
+
+
+def silent() -> list[Record]:
+    """The clusters of `pathways up` that do not answer: starting anew, or gone with their Ray cluster."""
+    return [record for record in all_records() if not record.pid and not answers(record)]
+
+
+def all_records() -> list[Record]:
+    """All records in the order of their start; what dead processes left behind is removed."""
     found: list[tuple[float, Record]] = []
     if not _is_private(folder()):
         return []
     for file in folder().glob("*.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             record = msgspec.json.decode(file.read_bytes(), type=Record)
-            if _lives(record.pid):
+            if not record.pid or _lives(record.pid):
                 found.append((file.stat().st_mtime, record))
             else:
                 file.unlink(missing_ok=True)
     return [record for _, record in sorted(found, key=lambda entry: entry[0])]
 
 
-def _file(pid: int) -> Path:
-    return folder() / f"{pid}.json"
+def answers(record: Record) -> bool:
+    """Whether somebody listens at the address of a record."""
+    host, _, port = record.url.rpartition("/")[2].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_LIMIT_S).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _file(record: Record) -> Path:
+    if record.pid:
+        return folder() / f"{record.pid}.json"
+    return folder() / f"up-{record.name}-{hashlib.sha256(record.ray.encode()).hexdigest()[:8]}.json"
 
 
 def _is_private(path: Path) -> bool:

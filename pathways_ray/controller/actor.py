@@ -87,6 +87,11 @@ class Controller:
         """`address:port` of the front door; answers once it serves."""
         return self.address.result()
 
+    def access(self) -> tuple[str, str, str]:
+        """Url, token and CA file of the front door, for who can reach Ray, and so can do as he likes anyway."""
+        ca = self.exposure.tls.ca if self.exposure.tls is not None else ""
+        return self.exposure.scheme + self.address.result(), self.token, ca
+
     def _serve(self) -> None:
         """Serves until the resource manager is gone or something is wrong; then the process ends, and all sessions."""
         try:
@@ -121,30 +126,33 @@ class Controller:
         )
         address = await self.front.serve(self.resource_manager)
         self.clock = asyncio.ensure_future(self._tick())
-        await self._report(link)
+        manager = await self._report(link)
         self.address.set_result(address)
         while not self.clock.done():
-            await asyncio.sleep(1.0)
-            await self._report(link)
+            await asyncio.wait([self.clock], timeout=1.0)
+            if await self._report(link) != manager:
+                print("a new resource manager, which knows of no slice: starting anew", flush=True)
+                return
         self.clock.result()
 
-    async def _report(self, address: str) -> None:
-        """Tells the resource manager that this controller serves.
+    async def _report(self, address: str) -> str:
+        """Tells the resource manager that this controller serves; returns what the resource manager is known by.
 
         Raises:
-            ray.exceptions.RayError: the resource manager is gone, and with it which slice has which devices.
+            ray.exceptions.RayError: it is gone.
             TimeoutError: it has not answered for so long that it was killed.
         """
         for last in (False, True):
             try:
                 # Twice: after a pause of this process the time may be over before an answer that is there is seen.
                 async with asyncio.timeout(MANAGER_LIMIT_S):
-                    await self.resource_manager.controller_serves.remote(self.incarnation, address)
-                return
+                    known: str = await self.resource_manager.controller_serves.remote(self.incarnation, address)
+                    return known
             except TimeoutError:
                 if last:
-                    ray.kill(self.resource_manager, no_restart=False)
-                    raise
+                    break
+        ray.kill(self.resource_manager, no_restart=False)
+        raise TimeoutError(f"the resource manager did not answer for {2 * MANAGER_LIMIT_S:.0f} s")
 
     async def _tick(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import time
 
@@ -37,14 +38,19 @@ class ResourceManager:
         self.inventory = Inventory(last_epoch=int(time.time()) if restarted else 0)
         self.islands = islands
         self.controller = ""
+        self.incarnation = secrets.token_hex(8)
         self.forming: dict[int, dict[int, tuple[HostInfo, asyncio.Future[tuple[int, str]]]]] = {}
         self.addresses: dict[str, str] = {}
         self.changed = asyncio.Condition()
         self.data_secret = data_secret
         self.link_secret = link_secret
 
-    async def controller_serves(self, incarnation: str, address: str) -> None:
-        """Said by the controller once a second. A new one knows of no session: slices are free, hosts have to join."""
+    async def controller_serves(self, incarnation: str, address: str) -> str:
+        """Said by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
+
+        Returns:
+            What this resource manager is known by: another one after its own restart, when it knows of no slice.
+        """
         if incarnation != self.controller:
             self.controller = incarnation
             self.inventory.start_over()
@@ -52,6 +58,7 @@ class ResourceManager:
                 del self.addresses[name]
         if self.addresses.get("controller") != address:
             await self.publish("controller", address)
+        return self.incarnation
 
     async def publish(self, name: str, address: str) -> None:
         """A process says where it serves."""

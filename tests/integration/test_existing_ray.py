@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import socket
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -97,45 +93,6 @@ finally:
     ray.shutdown()
     cluster.shutdown()
 """
-
-
-@pytest.fixture
-def apart() -> Iterator[dict[str, str]]:
-    """Environment that keeps a Ray cluster, and those who look for it, apart from all others."""
-    # Ray's sockets lie some 80 characters below its folder, and the name of a socket has at most 107.
-    with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield {
-            "RAY_TMPDIR": folder,
-            "TMPDIR": folder,
-            "RAY_ADDRESS": "",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": uuid.uuid4().hex,
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-
-
-@pytest.fixture
-def head(python, apart: dict[str, str]) -> Iterator[str]:
-    """The address of what `ray start --head` started on free ports."""
-    options = {
-        "port": 0,
-        "ray-client-server-port": free_port(),
-        "dashboard-agent-listen-port": 0,
-        "include-dashboard": "false",
-        "num-cpus": 2,
-        "object-store-memory": 100 << 20,
-    }
-    words = [f"--{name}={value}" for name, value in options.items()]
-    out = python.finish(python.command("-m", "ray.scripts.scripts", "start", "--head", *words, **apart))
-    assert "Ray runtime started" in out
-    yield (Path(apart["TMPDIR"]) / "ray" / "ray_current_cluster").read_text().strip()
-    for process in python.alive():
-        process.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def last_line(out: str) -> Any:

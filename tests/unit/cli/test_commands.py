@@ -310,9 +310,10 @@ def test_language_model(
 def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     found = {"islands": [], "slices": [], "sessions": []}
-    monkeypatch.setattr(status, "ask", lambda url, token: asked.append((url, token)) or found)
-    monkeypatch.setenv("PATHWAYS_URL", "grpc://head:7")
+    monkeypatch.setattr(status, "ask", lambda url, token, ca: asked.append((url, token, ca)) or found)
+    monkeypatch.setenv("PATHWAYS_URL", "grpcs://head:7")
+    monkeypatch.setenv("PATHWAYS_CA", "ca.pem")
     monkeypatch.setenv("PATHWAYS_TOKEN", "t0ken")
     result = invoke("status", "--json")
-    assert json.loads(result.stdout) == {"url": "grpc://head:7", **found}
-    assert asked == [("grpc://head:7", "t0ken")]
+    assert json.loads(result.stdout) == {"url": "grpcs://head:7", **found}
+    assert asked == [("grpcs://head:7", "t0ken", "ca.pem")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -115,3 +116,35 @@ def test_no_record_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     records.write(URL, TOKEN)
     assert records.running() == []
     records.remove()
+
+
+def test_the_record_of_a_runtime_that_stays_counts_while_somebody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stays = records.Record(
+            f"grpc://127.0.0.1:{server.getsockname()[1]}", TOKEN, name="pathways", ray="10.0.0.1:6379"
+        )
+        records.keep(stays)
+        records.write(URL, TOKEN)
+        assert sorted(record.name for record in records.running()) == ["", "pathways"]
+        assert records.silent() == []
+    assert [record.name for record in records.running()] == [""]
+    assert records.silent() == [stays]  # its controller may be on its way back
+
+
+def test_one_record_for_each_name_on_each_ray_cluster() -> None:
+    first = records.Record(URL, TOKEN, name="pathways", ray="10.0.0.1:6379")
+    records.keep(records.Record(URL, "old", name="pathways", ray="10.0.0.1:6379"))
+    records.keep(first)
+    records.keep(records.Record(URL, TOKEN, name="pathways", ray="10.0.0.2:6379"))
+    records.keep(records.Record(URL, TOKEN, name="other", ray="10.0.0.1:6379"))
+    assert len(records.all_records()) == 3
+    assert all(mode(file) == 0o600 for file in records.folder().iterdir())
+    records.forget(records.Record("", "", name="pathways", ray="10.0.0.1:6379"))
+    records.forget(records.Record("", "", name="pathways", ray="10.0.0.1:6379"))
+    assert first not in records.all_records()
+    assert len(records.all_records()) == 2
+
+
+@pytest.mark.parametrize("url", ["", "grpc://", "grpc://127.0.0.1", "grpc://127.0.0.1:x", "grpc://127.0.0.1:99999"])
+def test_nobody_answers_at_what_is_no_address(url: str) -> None:
+    assert not records.answers(records.Record(url, TOKEN, name="pathways"))

@@ -1,0 +1,183 @@
+"""`pathways up`: starts the runtime on a running Ray cluster, says where it is, and ends; the runtime stays.
+
+Nothing of a start that fails, or that is interrupted, stays behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from typing import Any, TextIO
+
+import click
+
+from pathways_ray.client import records
+from pathways_ray.errors import AlreadyInitialized, UsageError
+
+NAME = "pathways"
+SHORTEST_TOKEN = 16
+
+name_option = click.option("--name", default=NAME, show_default=True, help="Of the runtime, on its Ray cluster.")
+
+
+@click.command("up")
+@click.option("--address", default="auto", show_default=True, help="Of the Ray cluster.")
+@name_option
+@click.option("--islands", type=click.IntRange(min=1), help="How many islands, all alike.")
+@click.option("--hosts-per-island", type=click.IntRange(min=1), help="Left out, 1.")
+@click.option("--devices-per-host", type=click.IntRange(min=1), help="Left out, what Ray's nodes have.")
+@click.option("--platform", default="auto", help="cpu, gpu or tpu; left out, the best that Ray's nodes have.")
+@click.option("--island", "listed", multiple=True, metavar="PLATFORM:hosts=N,devices=N", help="An island; repeat it.")
+@click.option(
+    "--placement",
+    type=click.Choice(["pack", "spread"]),
+    default="pack",
+    show_default=True,
+    help="Of an island's hosts: on one Ray node if they fit, or on as many as there are.",
+)
+@click.option("--dispatch", type=click.Choice(["parallel", "sequential"]), default="parallel", show_default=True)
+@click.option("--policy", default="fifo", show_default=True, help="fifo, share, priority, or package.module:function.")
+@click.option("--bind", default="", help="The address to serve on; left out, one that all Ray nodes reach.")
+@click.option("--tls-cert", default="", help="Certificate (PEM); the same path on every machine.")
+@click.option("--tls-key", default="", help="Its key.")
+@click.option("--tls-ca", default="", help="What vouches for it, if not it itself.")
+@click.option("--tenants", default="", help="File with the tenants (pathways tenants); read again when it changes.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine although TLS or tenants are missing.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the controller; left out, a free one.")
+@click.option(
+    "--token-file",
+    type=click.File(),
+    envvar="PATHWAYS_TOKEN_FILE",
+    show_envvar=True,
+    help="Its first line lets clients in; left out, a token is made and printed.",
+)
+@click.option("--wait", default=90.0, show_default=True, help="Seconds for room on the nodes, and for the processes.")
+@click.option("--exist-ok", is_flag=True, help="When the runtime is there already, show it and end well.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(exist_ok: bool, as_json: bool, **settings: Any) -> None:
+    """Start the runtime on a Ray cluster; it stays until 'pathways down'.
+
+    Without --islands and --island, every Ray node becomes a host, and nodes that are alike form an island.
+    """
+    found = up(exist_ok=exist_ok, **settings)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+def up(
+    address: str,
+    name: str,
+    islands: int | None,
+    hosts_per_island: int | None,
+    devices_per_host: int | None,
+    platform: str,
+    listed: tuple[str, ...],
+    placement: str,
+    dispatch: str,
+    policy: str,
+    bind: str,
+    port: int,
+    tls_cert: str,
+    tls_key: str,
+    tls_ca: str,
+    tenants: str,
+    insecure: bool,
+    token_file: TextIO | None,
+    wait: float,
+    exist_ok: bool,
+) -> dict[str, Any]:
+    """Starts the runtime, or finds it where it may exist; what came of it as JSON.
+
+    Raises:
+        UsageError: the caller has to change something.
+        AlreadyInitialized: a runtime of this name is there.
+        PathwaysError: it did not come up; nothing of it is left.
+    """
+    import ray
+
+    from pathways_ray import cluster, detached, names, shape
+
+    alike = (islands, hosts_per_island, devices_per_host)
+    if listed and any(alike):
+        raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
+    one_by_one = [shape.parse_island(text) for text in listed]
+
+    def shape_on(nodes: shape.Resources) -> shape.Shape:
+        if one_by_one or any(alike) or platform != "auto":
+            return shape.shape(nodes, one_by_one or islands or 1, hosts_per_island or 1, devices_per_host, platform)
+        return shape.shape_of_nodes(nodes)
+
+    options = cluster.Options(
+        dispatch=dispatch,
+        policy=policy,
+        placement=placement,
+        name=name,
+        bind=bind,
+        port=port,
+        token=_first_line(token_file) if token_file else "",
+        tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
+        tenants=os.path.abspath(tenants) if tenants else "",
+        insecure=insecure,
+        limit_s=wait,
+    )
+    if bool(tls_cert) != bool(tls_key) or (tls_ca and not tls_cert):
+        raise UsageError("TLS needs --tls-cert and --tls-key; --tls-ca goes with them")
+    options.check()
+    cluster.connect_ray(address, {"namespace": names.NAMESPACE})
+    _end_on_signals()
+    try:
+        where = str(ray.get_runtime_context().gcs_address)
+        found: dict[str, Any] = {"name": name, "ray": where, "started": True}
+        try:
+            made = cluster.start(shape_on, address, options, {})
+            islands_made = [dataclasses.asdict(island) for island in made.shape.islands]
+            found.update(url=made.url, token=made.token, ca=made.ca, islands=islands_made)
+        except AlreadyInitialized:
+            if not exist_ok:
+                raise
+            found["url"], found["token"], found["ca"] = detached.find(name)
+            found["started"] = False
+    finally:
+        ray.shutdown()
+    records.keep(records.Record(found["url"], found["token"], name=name, ray=where, ca=found["ca"]))
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    """What `up` did, for people."""
+    if found["started"]:
+        islands = found["islands"]
+        hosts = sum(island["hosts"] for island in islands)
+        devices = sum(island["hosts"] * island["devices"] for island in islands)
+        click.echo(f"runtime {found['name']!r} is up: {len(islands)} island(s), {hosts} host(s), {devices} device(s)")
+    else:
+        click.echo(f"runtime {found['name']!r} was up already")
+    click.echo(f"  url    {found['url']}")
+    click.echo(f"  token  {found['token']}")
+    if found["ca"]:
+        click.echo(f"  ca     {found['ca']}")
+    click.echo("clients call pw.connect(url, token); 'pathways status' shows the runtime, 'pathways down' ends it")
+
+
+def _first_line(file: TextIO) -> str:
+    token = file.readline().strip()
+    if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+        raise UsageError(
+            f"{file.name} must begin with a line of at least {SHORTEST_TOKEN} printable ASCII characters, the token; "
+            "'openssl rand -hex 16' makes one"
+        )
+    return token
+
+
+def _end_on_signals() -> None:
+    """A terminal that closes, or an operator's `kill`, ends the start as Ctrl-C does: nothing of it stays."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
