@@ -108,6 +108,7 @@ class HostExecutor:
 
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.exposure)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
+        compiler.sandbox.start()
 
     def _join_group(self, coordinator: str) -> None:
         """Makes the hosts of the island one JAX group; each sees the devices of all."""

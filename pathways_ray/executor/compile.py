@@ -13,7 +13,8 @@ import numpy as np
 from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from pathways_ray.errors import CompileError
+from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor.sandbox import Sandbox
 from pathways_ray.ir.plan import Executable, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
@@ -51,6 +52,35 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
 
 
+def check_types(executable: Executable, devices: int, calls: Sequence[export.Exported]) -> None:
+    """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: that is what
+    clients are charged for, and what others are told."""
+    recipe = executable.recipe
+    made: list[list[ArrayType]] = []
+    for part, exported in zip(recipe.parts, calls, strict=True):
+        given = [executable.inputs[ref.output] if ref.node == -1 else made[ref.node][ref.output] for ref in part.inputs]
+        taken, results = ([_type_of(a) for a in avals] for avals in (exported.in_avals, exported.out_avals))
+        if given != taken:
+            raise ProgramRefused(f"{part.name} takes {_listed(taken)}, but the program gives it {_listed(given)}")
+        if exported.nr_devices not in (1, devices):
+            raise ProgramRefused(f"{part.name} was exported for {exported.nr_devices} devices; its slice has {devices}")
+        made.append(results)
+    for ref, said in zip(recipe.outputs, executable.outputs, strict=True):
+        results = made[ref.node]
+        if ref.output >= len(results) or results[ref.output] != said:
+            name = recipe.parts[ref.node].name
+            raise ProgramRefused(f"{name} gives {_listed(results)}; the program says output {ref.output} is {said}")
+
+
+def _type_of(aval: Any) -> ArrayType:
+    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
+
+
+def _listed(types: Sequence[ArrayType]) -> str:
+    shown = ", ".join(map(str, types[:8]))
+    return f"({shown}{', …' if len(types) > 8 else ''})"
+
+
 class Compiler:
     """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads.
 
@@ -64,6 +94,7 @@ class Compiler:
         self.devices = list(devices)
         self.island = island
         self.gloo = len(island) > 1 and devices[0].platform == "cpu"
+        self.sandbox = Sandbox(host)
         self._exported: dict[str, export.Exported] = {}
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -82,9 +113,11 @@ class Compiler:
         """The compiled computation of a plan entry.
 
         Raises:
+            ProgramRefused: a function does what is not allowed, or is not what the graph says.
             CompileError: XLA, or the export format, refused it.
         """
         parts = executable.recipe.parts
+        name = " + ".join(dict.fromkeys(part.name for part in parts))
         key = encode(
             (
                 executable.recipe,
@@ -97,10 +130,13 @@ class Compiler:
         )
 
         def make() -> Any:
+            # Nothing of a function is read here before it was read elsewhere: malformed ones crash who reads them.
+            self.sandbox.check(name, [part.function for part in parts], functions)
             calls = [self._function(part.function, functions) for part in parts]
+            check_types(executable, placed.mesh.size, calls)
             return self._compile(executable, placed, calls)
 
-        return self._cached(key, make, " + ".join(dict.fromkeys(part.name for part in parts)))
+        return self._cached(key, make, name)
 
     def _function(self, digest: str, functions: Mapping[str, bytes]) -> export.Exported:
         found = self._exported.get(digest)
@@ -204,6 +240,8 @@ class Compiler:
                 return self._cache[key]
         try:
             made = make()
+        except ProgramRefused:
+            raise
         except CompileError as error:
             raise CompileError(f"{name} cannot run on host {self.host}: {error}") from None
         except Exception as error:

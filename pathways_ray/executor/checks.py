@@ -1,0 +1,273 @@
+"""What a compiled function from a client may do: the list of operations, and the look through a function for others.
+
+`jax.export` refuses callbacks and unknown custom calls where a function is exported; that is the client's machine, so
+here everything is looked at again before XLA sees it. What is not on a list is refused:
+
+- operations: arithmetic, data movement, control flow, collectives. Nothing that talks to anybody outside the
+  computation (infeed, outfeed, send, recv, tokens), and no shapes that depend on data.
+- custom calls: linear algebra and the like, whose code is part of jaxlib. No callbacks into Python, no kernels that
+  clients bring along, and nothing that reads memory nobody has written.
+- sizes: operations (after calls are expanded, since XLA expands them), constants, values, nesting.
+
+Reading such bytes is done by MLIR, which malformed ones can crash or hang. So this file runs in a process of its own
+(`executor.sandbox`), and hosts read functions only after they have passed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import export
+from jax.interpreters.mlir import dtype_to_ir_type
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+
+from pathways_ray import limits
+from pathways_ray.errors import ProgramRefused
+
+MAX_DEPTH = 64
+"""Regions inside regions, and functions that call functions: readers and compilers recurse on both."""
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+_STABLEHLO = _names("""
+abs add all_gather all_reduce all_to_all and atan2 batch_norm_grad batch_norm_inference batch_norm_training
+bitcast_convert broadcast broadcast_in_dim case cbrt ceil cholesky clamp collective_broadcast collective_permute
+compare complex composite concatenate constant convert convolution cosine count_leading_zeros custom_call divide dot
+dot_general dynamic_slice dynamic_update_slice einsum exponential exponential_minus_one fft floor gather if imag
+iota is_finite log log_plus_one logistic map maximum minimum multiply negate not optimization_barrier or pad
+partition_id popcnt power real reduce reduce_precision reduce_scatter reduce_window remainder replica_id reshape
+return reverse rng rng_bit_generator round_nearest_afz round_nearest_even rsqrt scatter select select_and_scatter
+shift_left shift_right_arithmetic shift_right_logical sign sine slice sort sqrt subtract tan tanh transpose
+triangular_solve while xor
+""")
+
+_CHLO = _names("""
+acos acosh asin asinh atan atanh bessel_i1e conj constant cosh digamma erf erf_inv erfc is_inf is_neg_inf is_pos_inf
+lgamma mulhi next_after polygamma ragged_dot scan sinh square tan top_k zeta
+""")
+
+_SDY = _names("""
+all_gather all_reduce all_slice all_to_all collective_permute constant manual_computation mesh named_computation
+propagation_barrier reduce_scatter replicated_to_unreduced reshard return sharded_to_unreduced sharding_constraint
+sharding_group
+""")
+
+OPERATIONS = frozenset(
+    ["builtin.module", "func.func", "func.call", "func.return"]
+    + [f"stablehlo.{name}" for name in _STABLEHLO]
+    + [f"chlo.{name}" for name in _CHLO]
+    + [f"sdy.{name}" for name in _SDY]
+)
+
+_LAPACK = _names("""
+spotrf dpotrf cpotrf zpotrf sgeqrf dgeqrf cgeqrf zgeqrf sorgqr dorgqr cungqr zungqr ssyevd dsyevd cheevd zheevd
+sgeev dgeev cgeev zgeev sgesdd dgesdd cgesdd zgesdd sgetrf dgetrf cgetrf zgetrf ssytrd dsytrd chetrd zhetrd sgehrd
+dgehrd cgehrd zgehrd sgees dgees cgees zgees strsm dtrsm ctrsm ztrsm sgtsv dgtsv cgtsv zgtsv
+""")
+
+_GPU = _names("""
+lu_pivots_to_permutation solver_getrf_ffi solver_geqrf_ffi solver_orgqr_ffi solver_potrf_ffi solver_syevd_ffi
+solver_gesvd_ffi solver_gesvdj_ffi solver_gesdd_ffi solver_sytrd_ffi sparse_gtsv2_ffi threefry2x32_ffi
+""")
+
+CUSTOM_CALLS = frozenset(
+    [f"lapack_{name}_ffi" for name in _LAPACK]
+    + [f"{prefix}{'' if name.startswith('s') else '_'}{name}" for prefix in ("cu", "hip") for name in _GPU]
+    + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
+    + ["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"]
+)
+"""Those whose meaning `jax.export` guarantees, without the ones that run a client's own kernels (`tpu_custom_call`,
+`mosaic_gpu_v2`), that leave the computation (`tf.call_tf_function`), that need shapes known at run time only, and
+`AllocateBuffer`, which gives memory as its last owner, perhaps another client, left it."""
+
+
+def check_function(blob: bytes) -> None:
+    """Raises `ProgramRefused` unless `blob` is an exported function that may run, with what is wrong with it."""
+    try:
+        exported = export.deserialize(bytearray(blob))
+    except Exception as error:  # whatever a reader of malformed bytes may raise
+        raise ProgramRefused(f"it is no exported function ({type(error).__name__}: {error})") from None
+    _check_exported(exported)
+    with _context() as context, ir.Location.unknown(context):
+        try:
+            module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
+            verified = module.operation.verify()
+        except Exception as error:
+            raise ProgramRefused(f"its StableHLO cannot be read ({type(error).__name__}: {error})") from None
+        if not verified:
+            raise ProgramRefused("its StableHLO is not well-formed")
+        _check_module(module, exported)
+
+
+def _check_exported(exported: export.Exported) -> None:
+    if exported.ordered_effects or exported.unordered_effects:
+        raise ProgramRefused("it has side effects, which compiled functions cannot have")
+    first, last = (
+        export.minimum_supported_calling_convention_version,
+        export.maximum_supported_calling_convention_version,
+    )
+    if not first <= exported.calling_convention_version <= last:
+        version = exported.calling_convention_version
+        raise ProgramRefused(f"its calling convention has version {version}; this runtime knows {first} to {last}")
+    for what, avals in (("argument", exported.in_avals), ("result", exported.out_avals)):
+        for k, aval in enumerate(avals):
+            if not all(isinstance(size, int) for size in aval.shape):
+                raise ProgramRefused(f"{what} {k} has a shape that depends on others: {aval.shape}")
+
+
+def _context() -> ir.Context:
+    """Without threads: the process that reads is made by a fork, which takes none along."""
+    context = ir.Context()
+    context.enable_multithreading(False)
+    for dialect in (stablehlo, chlo, sdy):
+        dialect.register_dialect(context)
+    return context
+
+
+def _check_module(module: ir.Module, exported: export.Exported) -> None:
+    functions: dict[str, ir.Operation] = {}
+    looked: dict[str, _Look] = {}
+    for op in (entry.operation for entry in module.body):
+        look = _Look()
+        if op.name == "func.func":
+            name = ir.StringAttr(op.attributes["sym_name"]).value
+            functions[name], looked[name] = op, look
+        _look(op, look, 0)
+    constants = sum(look.constants for look in looked.values())
+    if constants > limits.MAX_CONSTANT_BYTES:
+        raise ProgramRefused(f"its constants have {constants} bytes; {limits.MAX_CONSTANT_BYTES} are the limit")
+    _check_calls(looked)
+    if "main" not in functions:
+        raise ProgramRefused("it has no main function")
+    _check_signature(functions["main"], exported)
+
+
+class _Look:
+    """What was seen in one function: operations, bytes of constants, and the functions it calls, once for each call."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self.constants = 0
+        self.calls: list[str] = []
+
+
+def _look(op: ir.Operation, look: _Look, depth: int) -> None:
+    name = op.name
+    if name not in OPERATIONS:
+        raise ProgramRefused(f"operation {name} is not among those that programs may use")
+    if depth > MAX_DEPTH:
+        raise ProgramRefused(f"its operations are nested more than {MAX_DEPTH} deep")
+    look.operations += 1
+    if look.operations > limits.MAX_OPERATIONS:
+        raise ProgramRefused(f"it has more than {limits.MAX_OPERATIONS} operations")
+    for value in op.results:
+        _check_type(value.type, name)
+    if name == "stablehlo.custom_call":
+        target = ir.StringAttr(op.attributes["call_target_name"]).value
+        if target not in CUSTOM_CALLS:
+            raise ProgramRefused(f"custom call {target!r} is not among those that programs may use")
+        if "called_computations" in op.attributes:
+            called = ir.ArrayAttr(op.attributes["called_computations"])
+            look.calls += [ir.FlatSymbolRefAttr(symbol).value for symbol in called]
+    elif name in ("func.call", "stablehlo.composite"):
+        symbol = op.attributes["callee" if name == "func.call" else "decomposition"]
+        look.calls.append(ir.FlatSymbolRefAttr(symbol).value)
+    elif name in ("stablehlo.constant", "sdy.constant", "chlo.constant") and not _is_splat(op):
+        look.constants += _bytes_of(op.results[0].type)
+    for region in op.regions:
+        for block in region:
+            for argument in block.arguments:
+                _check_type(argument.type, name)
+            for inner in block:
+                _look(inner.operation, look, depth + 1)
+
+
+def _is_splat(constant: ir.Operation) -> bool:
+    """Whether a constant is one number for all of its elements, and takes no more than that."""
+    try:
+        value = constant.attributes["value"]
+    except TypeError:
+        return False  # complex numbers, which these bindings cannot look into
+    return isinstance(value, ir.DenseElementsAttr) and value.is_splat
+
+
+def _check_type(kind: ir.Type, name: str) -> None:
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        raise ProgramRefused(f"operation {name} has a value of type {kind}; only arrays of known shapes are allowed")
+    if _bytes_of(kind) > limits.MAX_TENSOR_BYTES:
+        raise ProgramRefused(f"operation {name} has a value {kind} of more than {limits.MAX_TENSOR_BYTES} bytes")
+
+
+def _bytes_of(kind: ir.RankedTensorType) -> int:
+    """Bytes of an array; types of less than a byte count as one, those that are no numbers as 16."""
+    element = kind.element_type
+    bits = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 128
+    return math.prod(kind.shape) * ((bits + 7) // 8)
+
+
+def _check_calls(looked: dict[str, _Look]) -> None:
+    """Raises unless calls end, and end soon: XLA puts the body of a function in place of each call of it."""
+    total: dict[str, int] = {}
+
+    def expanded(name: str, depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise ProgramRefused(f"its functions call each other more than {MAX_DEPTH} deep, or without end")
+        if name not in looked:
+            raise ProgramRefused(f"it calls function {name[:80]!r}, which it does not have")
+        if name not in total:
+            size = looked[name].operations + sum(expanded(callee, depth + 1) for callee in looked[name].calls)
+            if size > limits.MAX_OPERATIONS:
+                raise ProgramRefused(
+                    f"it has {size} operations when calls are expanded; {limits.MAX_OPERATIONS} are the limit"
+                )
+            total[name] = size
+        return total[name]
+
+    for name in looked:
+        expanded(name, 0)
+    if sum(look.operations for look in looked.values()) > limits.MAX_OPERATIONS:
+        raise ProgramRefused(f"it has more than {limits.MAX_OPERATIONS} operations")
+
+
+def _check_signature(main: ir.Operation, exported: export.Exported) -> None:
+    """Raises unless the code takes and gives the arrays that the export says."""
+    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    kept = exported.module_kept_var_idx
+    if any(not 0 <= k < len(exported.in_avals) for k in kept):
+        raise ProgramRefused(f"it keeps arguments {kept[:8]} of {len(exported.in_avals)}")
+    inputs = list(kind.inputs)
+    if len(exported.platforms) > 1:
+        inputs = inputs[1:]  # which of its platforms it runs on
+    for what, types, avals in (
+        ("arguments", inputs, [exported.in_avals[k] for k in kept]),
+        ("results", list(kind.results), list(exported.out_avals)),
+    ):
+        said = [_said(aval) for aval in avals]
+        if types != said:
+            shown = ", ".join(map(str, types[:4])), ", ".join(map(str, said[:4]))
+            raise ProgramRefused(f"its code has {what} ({shown[0]}), and it says ({shown[1]})")
+
+
+def _said(aval: Any) -> ir.Type:
+    return ir.RankedTensorType.get(aval.shape, dtype_to_ir_type(np.dtype(aval.dtype)))
+
+
+def verdicts(blobs: Sequence[bytes]) -> list[str]:
+    """For each function "" or why it is refused."""
+    found = []
+    for blob in blobs:
+        try:
+            check_function(blob)
+            found.append("")
+        except ProgramRefused as error:
+            found.append(str(error)[:2000])
+        except Exception as error:  # what is not understood is not allowed
+            found.append(f"it cannot be checked ({type(error).__name__}: {error})"[:2000])
+    return found
