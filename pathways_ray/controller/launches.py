@@ -189,6 +189,7 @@ class Launches:
         if session.admitting:
             return commands  # what is admitted may end at once; the loop below goes on by itself
         session.admitting = True
+        was_held = session.id in self.crossings.held
         while session.waiting:
             head = session.waiting.popleft()
             match head:
@@ -201,6 +202,8 @@ class Launches:
                 case Free():
                     self._free(session, head.buffers, commands)
         session.admitting = False
+        if was_held and session.id not in self.crossings.held:
+            commands += self._release()  # those it held back may go
         return commands
 
     def _put(self, session: Session, put: Put, commands: list[Command]) -> None:
@@ -242,6 +245,7 @@ class Launches:
                 if failure is None:
                     return False
         if failure is not None:
+            self.crossings.held.pop(session.id, None)
             self.ledger.leave(session.usage)
             commands += self._refuse(session, launch, failure)
             return True

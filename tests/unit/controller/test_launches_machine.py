@@ -13,9 +13,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pathways_ray.controller.crossings import Crossings
 from pathways_ray.controller.launches import Command, Launches, SendClient, SendIsland
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
+from pathways_ray.scheduler.policies import POLICIES, Policy
 from pathways_ray.transport.messages import (
     BuffersLost,
     Completed,
@@ -82,9 +84,9 @@ class Island:
 class LaunchesMachine(RuleBasedStateMachine):
     parallel = True
 
-    @initialize()
-    def start(self) -> None:
-        self.launches = Launches(self.parallel, MAX_IN_FLIGHT)
+    @initialize(policy=st.sampled_from(list(POLICIES.values())), window=st.integers(1, 3))
+    def start(self, policy: Policy, window: int) -> None:
+        self.launches = Launches(self.parallel, MAX_IN_FLIGHT, Crossings(policy, window))
         self.clients: dict[int, Client] = {}
         self.sessions_made = self.keys = 0
         self.islands = {island: Island() for island in set(ISLAND_OF_HOST.values())}

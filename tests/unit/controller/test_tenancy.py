@@ -1,0 +1,268 @@
+"""What the controller gives tenants: quotas, turns on several islands, an account of what they used, quarantine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.quarantine import DEATHS
+from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.tenants import Quota, Tenant
+from pathways_ray.errors import Failure
+from pathways_ray.scheduler.policies import Policy, Usage, fifo, share
+from pathways_ray.transport.messages import (
+    Account,
+    BuffersLost,
+    Done,
+    Drop,
+    DropSession,
+    HostDown,
+    LaunchFailed,
+    Load,
+    Run,
+    RunFailed,
+)
+from tests.unit.controller.front import SLICES, Front, failure_of, program_over, to_client, to_island
+from tests.unit.helpers import VECTOR
+
+ALICE = Tenant("alice", weight=2.0, priority=1)
+
+
+def front(*tenants: Tenant, window: int = 64, policy: Policy = fifo) -> Front:
+    """A front with sessions 1, 2, … of the tenants, each with program `number` over slices 1 (and 2)."""
+    found = Front(sessions=())
+    found.launches.crossings = Crossings(policy, window)
+    for session, tenant in enumerate(tenants, 1):
+        found.launches.open_session(session, tenant)
+        for slice in SLICES:
+            found.launches.add_slice(session, slice)
+    return found
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def test_islands_learn_whose_a_session_is() -> None:
+    launches = Front(sessions=()).launches
+    assert launches.open_session(7, ALICE) == [SendIsland(i, Account(7, "alice", 2.0, 1)) for i in (0, 1, 2)]
+    assert launches.open_session(8) == [SendIsland(i, Account(8, "session 8", 1.0, 0)) for i in (0, 1, 2)]
+    assert launches.island_up(1) == [
+        SendIsland(1, Account(7, "alice", 2.0, 1)),
+        SendIsland(1, Account(8, "session 8", 1.0, 0)),
+    ], "a scheduler that was started anew knows nobody"
+
+
+def test_an_operator_changes_a_weight_while_sessions_run() -> None:
+    f = front(ALICE, ALICE, Tenant("bob"))
+    commands = f.launches.set_tenant(Tenant("alice", weight=5.0))
+    assert [c.message for c in commands if isinstance(c, SendIsland) and c.island == 0] == [
+        Account(1, "alice", 5.0, 0),
+        Account(2, "alice", 5.0, 0),
+    ]
+    assert f.launches.ledger.usages["alice"].weight == 5.0
+
+
+def test_device_time_is_counted_for_the_tenant_over_all_islands_and_sessions() -> None:
+    f = front(ALICE, ALICE)
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=session, session=session), 1)
+        f.put(1, session=session)
+        f.launch(1, (1,), 10, session=session)
+    f.checked(f.launches.done(0, Done((1, 2), (1_000_000, 2_000_000))))
+    f.checked(f.launches.done(1, Done((1, 2), (500_000, 500_000))))
+    f.launches.load(Load(0, {"alice": 3}))
+    f.tick(1.0)
+    (alice,) = f.launches.tenants()
+    assert alice["device_seconds"] == pytest.approx(4.0)
+    assert (alice["sessions"], alice["queued"], alice["in_flight"]) == (2, 3, 0)
+
+
+def test_the_share_is_that_of_the_last_ten_seconds() -> None:
+    f = front(ALICE, Tenant("bob"))
+    alice, bob = (f.launches.ledger.usages[name] for name in ("alice", "bob"))
+    f.tick(0.0)
+    bob.device_seconds = 100.0
+    f.tick(5.0)
+    for now in range(6, 30):
+        alice.device_seconds += 3.0
+        bob.device_seconds += 1.0
+        f.tick(float(now))
+    assert [t["share"] for t in f.launches.tenants()] == pytest.approx([0.75, 0.25])
+
+
+def test_an_account_outlives_its_sessions_but_not_that_of_a_nameless_one() -> None:
+    f = front(ALICE)
+    f.launches.open_session(9)
+    f.launches.close_session(1)
+    f.launches.close_session(9)
+    assert list(f.launches.ledger.usages) == ["alice"]
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_over_the_quota_is_refused_and_what_consumes_it_too() -> None:
+    """
+    1. Of two sessions of a tenant that may have two launches, each has one under way.
+    2. A third is refused, with asked and allowed; a consumer of its result fails for the same reason.
+    3. Once one is over, the next is taken.
+    """
+    tenant = Tenant("alice", quota=Quota(launches=2))
+    f = front(tenant, tenant)
+    for session in (1, 2):
+        f.register(program_over(1, key=session, session=session), 1)
+        f.put(1, session=session)
+        f.launch(1, (1,), 10, session=session)
+    failure = failure_of(f.launch(2, (1,), 20))
+    assert failure.kind == "QuotaExceeded"
+    assert "'alice' may have 2 launches without an outcome; it has 2 and asks for 1 more" in failure.message
+    f.done(0, 2)
+    assert failure_of(f.launch(3, (20,), 30)) == failure
+    f.done(0, 1)
+    assert len(to_island(f.launch(4, (1,), 40), 0, Run)) == 1
+
+
+def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
+    """A vector on slice 1 (two devices, replicated) takes twice its bytes.
+
+    1. The quota has room for two of them: a put and a result.
+    2. A further put and a further launch are refused; the hosts drop what was uploaded.
+    3. What is freed may be used again.
+    """
+    each = 2 * VECTOR.nbytes
+    f = front(Tenant("alice", quota=Quota(device_bytes=2 * each)))
+    f.register(program_over(1), 1)
+    f.put(1)
+    f.launch(1, (1,), 10)
+    f.done(0, 1)
+    commands = f.put(2)
+    (lost,) = to_client(commands, kind=BuffersLost)
+    assert lost.buffers == (2,)
+    assert f"may hold {2 * each} bytes on devices; it holds {2 * each} and asks for {each} more" in lost.failure.message
+    assert to_island(commands, 0, Drop) == [Drop(1, (2,))]
+    assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
+    assert f.launches.tenants()[0]["device_bytes"] == 2 * each
+    f.free(10)
+    assert len(to_island(f.launch(3, (1,), 30), 0, Run)) == 1
+
+
+def test_a_failed_launch_takes_no_bytes() -> None:
+    f = front(Tenant("alice", quota=Quota(device_bytes=4 * VECTOR.nbytes)))
+    f.register(program_over(1), 1)
+    f.put(1)
+    f.launch(1, (1,), 10)
+    f.failed(0, 1)
+    assert len(to_island(f.launch(2, (1,), 20), 0, Run)) == 1
+
+
+# --- several islands --------------------------------------------------------------------------------------------------
+
+
+def test_crossing_launches_wait_for_room_and_take_turns() -> None:
+    """
+    1. The window is two. Tenant 1 has four launches over both islands, then tenant 2 has two.
+    2. As they end, the two tenants take turns, though tenant 1 came first.
+    """
+    f = front(Tenant("a"), Tenant("b"), window=2, policy=share)
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=session, session=session), 1)
+        f.put(1, session=session)
+    for k in range(4):
+        f.launch(k, (1,), 10 + k)
+    for k in range(2):
+        f.launch(k, (1,), 10 + k, session=2)
+    assert len(f.launches.in_flight) == 2
+    owners = [r.session for r in f.launches.in_flight.values()]
+    for sequence in range(1, 7):
+        for island in (0, 1):
+            f.checked(f.launches.done(island, Done((sequence,), (10_000,))))
+        owners += [r.session for r in f.launches.in_flight.values() if r.sequence > len(owners)]
+    assert (owners[2], owners[-1]) == (2, 1)
+    assert sorted(owners) == [1, 1, 1, 1, 2, 2]
+
+
+def test_launches_of_one_island_pass_those_that_wait_for_several() -> None:
+    f = front(Tenant("a"), Tenant("b"), window=1)
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=10 + session, session=session), 1)
+        f.register(program_over(1, key=20 + session, session=session), 2)
+        f.put(1, session=session)
+    f.launch(1, (1,), 10)
+    assert to_island(f.launch(1, (1,), 10, session=2), 0, Run) == []
+    assert to_island(f.launch(2, (1,), 20, session=2, program=2), 0, Run) == [], "behind its session's own"
+    assert len(to_island(f.launch(2, (1,), 20, program=2), 0, Run)) == 1
+
+
+def test_who_waits_for_several_islands_is_not_passed_by_who_wants_one_of_them() -> None:
+    crossings = Crossings(fifo, window=1)
+    a, b, c = Usage("a"), Usage("b"), Usage("c")
+    assert crossings.may_start(1, a, (0, 1), 0.0)
+    crossings.start((0, 1))
+    assert not crossings.may_start(2, b, (1, 2), 0.0)
+    assert not crossings.may_start(3, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
+    assert crossings.in_turn(0.0) is None
+    crossings.end((0, 1))
+    assert crossings.in_turn(0.0) == 2
+    assert crossings.may_start(2, b, (1, 2), 0.0)
+
+
+def test_a_closed_session_makes_room_for_those_behind_it() -> None:
+    f = front(Tenant("a"), Tenant("b"), window=1)
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=session, session=session), 1)
+        f.put(1, session=session)
+        f.launch(1, (1,), 10, session=session)
+    assert [r.session for r in f.launches.in_flight.values()] == [1]
+    commands = f.checked(f.launches.close_session(1))
+    assert to_island(commands, 0, DropSession) == [DropSession(1)]
+    for island in (0, 1):
+        f.checked(f.launches.run_failed(island, RunFailed(1, Failure("SessionClosed", "over"))))
+    assert [r.session for r in f.launches.in_flight.values()] == [2]
+
+
+# --- quarantine -------------------------------------------------------------------------------------------------------
+
+
+def killing(f: Front, epoch: int, launch: int) -> list:
+    """A launch of program 1, and the death of host 0 with it first in line."""
+    f.launch(launch, (1,), 10 * launch)
+    sequence = f.launches.sequence
+    commands = f.checked(f.launches.host_down(HostDown(0, epoch, "signal 9", suspects=(sequence,))))
+    f.up(0, epoch=epoch + 1)
+    for host in f.launches.programs[1].hosts:
+        f.ready(f.launches.programs[1], host)
+    f.put(1)
+    return commands
+
+
+def test_a_program_that_is_first_in_line_at_three_deaths_is_refused() -> None:
+    f = Front()
+    f.register(program_over(1), 1)
+    f.put(1)
+    for k in range(1, DEATHS + 1):
+        assert len(to_client(killing(f, k, k), kind=LaunchFailed)) == 1
+    failure = failure_of(f.launch(9, (1,), 90))
+    assert failure.kind == "ProgramRefused"
+    assert failure.message.count("signal 9") == DEATHS
+    f.register(program_over(1, key=5), 2)
+    assert failure_of(f.launch(10, (1,), 100, program=2)) == failure, "registered again, it is the same program"
+
+
+def test_a_program_that_succeeds_in_between_is_not_refused() -> None:
+    f = Front()
+    f.register(program_over(1), 1)
+    f.put(1)
+    for k in range(1, 2 * DEATHS):
+        killing(f, k, 2 * k)
+        f.launch(2 * k + 1, (1,), 1000 + k)
+        f.done(0, f.launches.sequence)
+    assert not f.launches.quarantine.refused
+
+
+def test_a_crossing_launch_of_a_plain_cluster_needs_no_policy() -> None:
+    f = Front()
+    assert isinstance(f.launches, Launches)
+    f.register(program_over(1, 2), 1)
+    f.put(1)
+    assert len(to_island(f.launch(1, (1,), 10), 1, Run)) == 1
