@@ -61,7 +61,10 @@ class DeviceTransfer:
 
     def own(self, array: Any) -> Any:
         """The array, or a copy of it when overwriting its memory could take it from under a peer."""
-        return jax.numpy.copy(array) if id(array) in self._lent else array
+        return self.copy(array) if id(array) in self._lent else array
+
+    def copy(self, array: Any) -> Any:
+        return jax.numpy.copy(array)
 
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""

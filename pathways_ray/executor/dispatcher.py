@@ -29,7 +29,7 @@ from pathways_ray.executor.device_transfer import DeviceTransfer, failure_in
 from pathways_ray.executor.ordering import Ordering
 from pathways_ray.executor.parts import CompiledParts
 from pathways_ray.executor.progress import HostProgress
-from pathways_ray.executor.runner import PreparedProgram
+from pathways_ray.executor.runner import PreparedProgram, has_part
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir.plan import Device, IslandPlan
 from pathways_ray.transport.messages import Arrived, Done, Message, Peer, Proceed, Program, Ready, RunFailed, ToHost
@@ -116,14 +116,19 @@ class Dispatcher:
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def prepare(self, message: Program) -> None:
-        self._preparing.submit(self._prepare, message)
+        plan = _PLAN.decode(message.plan)
+        if has_part(plan, self.host):
+            self._preparing.submit(self._prepare, message, plan)
+        else:
+            # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
+            # compile it would come too late.
+            self._prepare(message, plan)
 
     def compile_later(self, work: Callable[[], None]) -> None:
         self._preparing.submit(work)
 
-    def _prepare(self, message: Program) -> None:
+    def _prepare(self, message: Program, plan: IslandPlan) -> None:
         try:
-            plan = _PLAN.decode(message.plan)
             parts = CompiledParts(plan, message.functions, self.compiler)
             prepared = PreparedProgram(plan, self.host, parts, self.store, self.transfer)
         except PathwaysError as error:
@@ -133,7 +138,6 @@ class Dispatcher:
             self.send(Ready(self.host, message.program, 0, failure))
         else:
             self.progress.prepared(message.program, prepared)
-            self.send(Ready(self.host, message.program, prepared.temporary_bytes))
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)

@@ -88,6 +88,8 @@ class Outgoing:
                 continue
             for parcel, piece, landing in zip(parcels, pieces, self.landings[receiver], strict=True):
                 same = self.index[parcel.source] == landing
+                if same and self.cuts[parcel.source][0] is None:
+                    transfer.lend(value)  # the receiving gang, which may wait at its gate, reads this very memory
                 local.append(piece if same else jax.device_put(piece, self.devices[landing]))
         return local
 

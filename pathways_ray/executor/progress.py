@@ -59,7 +59,7 @@ class Shell(Protocol):
         """Reports `Arrived` once all values have arrived; where the host is the island, it calls `opened` instead."""
 
     def prepare(self, message: Program) -> None:
-        """Compiles a program, calls `prepared` with it, and reports it `Ready`, whether or not it could be compiled."""
+        """Compiles a program, calls `prepared` with it; reports it `Ready` with a failure when that is not to be."""
 
     def compile_later(self, work: Callable[[], None]) -> Any:
         """Runs `work` where programs are compiled."""
@@ -136,19 +136,25 @@ class HostProgress:
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def _program(self, message: Program) -> None:
-        self.wanted.add(message.program)
         prepared = self.programs.get(message.program)
-        if prepared is None:
+        if prepared is not None:
+            self._report_ready(message.program, prepared)
+        elif message.program not in self.wanted:
+            self.wanted.add(message.program)
             self.shell.prepare(message)
-        else:
-            self.shell.send(Ready(self.host, message.program, prepared.temporary_bytes))
+
+    def _report_ready(self, number: int, program: PreparedProgram) -> None:
+        """Tells the controller, unless it waits for other hosts only: it counts."""
+        if program.has_part:
+            self.shell.send(Ready(self.host, number, program.temporary_bytes))
 
     def prepared(self, number: int, program: PreparedProgram) -> None:
-        """A program is compiled. May be called from the compiling thread."""
+        """A program is compiled: launches of it may come. May be called from the compiling thread."""
         self.programs[number] = program
         if number not in self.wanted:
             # It was dropped meanwhile; looked up afterwards, so that a drop at this moment finds it or is seen here.
             self.programs.pop(number, None)
+        self._report_ready(number, program)
 
     # --- chains of launches -------------------------------------------------------------------------------------------
 
@@ -195,6 +201,8 @@ class HostProgress:
     def _advance(self, active: ActiveRun) -> None:
         """Enqueues as much of a launch as can be; what waits for others is taken up when they come."""
         program, run = active.program, active.run
+        if program.overwritten and active.position == 0 and not active.promised:
+            self._spare_others(active)
         while not active.promised:
             before = active.position
             gate = program.advance(active)
@@ -224,9 +232,17 @@ class HostProgress:
         if gangs:
             self.shell.send(Ordered(self.host, gangs))
 
+    def _spare_others(self, active: ActiveRun) -> None:
+        """A launch before this one may stand at a gate and need an argument that this one overwrites: take a copy."""
+        others = [other for other in self.active.values() if other is not active]
+        for slot in active.program.overwritten:
+            value = active.values[slot]
+            if any(value is held for other in others for held in other.values) and not isinstance(value, Failure):
+                active.values[slot] = active.program.transfer.copy(value)
+
     def _announce(self, active: ActiveRun) -> None:
         """Lets later launches name the results of one that is not through before they are in the store."""
-        results = active.program.results
+        results = active.program.plan.results
         if not active.announced and results:
             active.announced = True
             promised = self.promised.setdefault(active.run.session, {})
@@ -240,12 +256,12 @@ class HostProgress:
         if not active.announced:
             return
         promised = self.promised[run.session]
-        for _, number in program.results:
+        for _, number in program.plan.results:
             promised.pop(run.results + number, None)
         if not promised:
             del self.promised[run.session]
         ready: list[ActiveRun] = []
-        for slot, number in program.results:
+        for slot, number in program.plan.results:
             for waiting in active.waiting.pop(run.results + number, ()):
                 for target in waiting.promised.pop(run.results + number):
                     waiting.values[target] = active.values[slot]

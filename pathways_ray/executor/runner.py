@@ -75,12 +75,18 @@ CHAIN_LIMIT_S = 0.005
 """A chain may take this long on the devices: another tenant waits for it."""
 
 
+def has_part(plan: IslandPlan, host: int) -> bool:
+    """Whether anything of a plan happens on a host. One without a part gets the launches too, and only ends them."""
+    return any(host in placed.hosts for placed in plan.slices)
+
+
 class PreparedProgram:
     """A plan with everything compiled that host `host` runs of it."""
 
     def __init__(self, plan: IslandPlan, host: int, parts: Parts, store: Store, transfer: Any) -> None:
         self.plan = plan
         self.host = host
+        self.has_part = has_part(plan, host)
         self.parts = parts
         self.store = store
         self.transfer = transfer
@@ -96,9 +102,15 @@ class PreparedProgram:
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
         self.mine = tuple(device for device in self.devices if device.host == host)
         mine = [host in plan.placed(slice_id).hosts for slice_id in plan.slots]
-        self.arguments = [(slot, number) for slot, number in plan.arguments if mine[slot]]
+        # Also those that lie on other hosts of the island: all its hosts wait for the same launches at the same points.
+        # Otherwise they would enqueue what comes behind in different orders.
+        self.arguments = [(slot, number, mine[slot]) for slot, number in plan.arguments]
         self.results = [(slot, number) for slot, number in plan.results if mine[slot]]
         self.awaited = [slot for slot in plan.awaited if mine[slot]]
+        given = {slot for slot, _ in plan.arguments}
+        executed = [step for step in self.steps if isinstance(step, ExecuteStep)]
+        self.overwritten = sorted({step.inputs[k] for step in executed for k in step.donated} & given)
+        self.last_gang = max((step.gang for step in plan.steps), default=0)
         self.seconds = 0.0
         self._chains: dict[tuple[int, Feeds], Computation] = {}
         self._sightings: dict[tuple[int, Feeds], int] = {}
@@ -214,12 +226,14 @@ class PreparedProgram:
         """
         active = ActiveRun(self, run)
         buffers = self.store.of_session(run.session)
-        for slot, number in self.arguments:
+        for slot, number, here in self.arguments:
             buffer = run.arguments[number]
             if buffer in promised:
                 if buffer not in active.promised:
                     promised[buffer].waiting.setdefault(buffer, []).append(active)
                 active.promised.setdefault(buffer, []).append(slot)
+                continue
+            if not here:
                 continue
             value = buffers.get(buffer)
             if value is None:
@@ -265,7 +279,9 @@ class PreparedProgram:
         return None
 
     def is_complete(self, active: ActiveRun) -> bool:
-        return active.position == len(self.steps)
+        """Whether a launch is through on the island: all of its hosts agree at which message that is, also those that
+        have nothing to do in the last gangs."""
+        return active.position == len(self.steps) and active.limit > self.last_gang
 
     def awaited_at(self, active: ActiveRun, gang: int) -> list[Any]:
         """What has to arrive on this host before a gate opens: arrays, or failures in their place."""

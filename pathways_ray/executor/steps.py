@@ -39,6 +39,9 @@ class Transfer(Protocol):
     def own(self, array: Any) -> Any:
         """The array, or a copy of it when a peer may still read its memory: what is returned may be overwritten."""
 
+    def copy(self, array: Any) -> Any:
+        """An array with the same values in memory of its own."""
+
 
 class Outgoing(Protocol):
     """The sending side of an edge on this host."""

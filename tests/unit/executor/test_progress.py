@@ -74,8 +74,13 @@ class Host:
     def program(self, number: int, sketch: Sketch, *results: Any) -> None:
         """Plans what `sketch` says and makes this host's part of it ready."""
         self.plan = sketch.planned(*results).plans[0]
+        self.ready(number)
+
+    def ready(self, number: int) -> None:
         self.progress.handle(Program(number, b"", {}))
+        assert self.plan is not None
         self.progress.prepared(number, PreparedProgram(self.plan, self.host, self, self.store, self))
+        self.messages = [message for message in self.messages if not isinstance(message, Ready)]
 
     def buffers(self, session: int = 1) -> dict[int, Any]:
         return dict(self.store.of_session(session))
@@ -84,9 +89,10 @@ class Host:
 
     temporary_bytes = 0
 
-    def executable(self, number: int) -> Callable[..., Any]:
+    def executable(self, number: int) -> Callable[..., Any] | None:
         assert self.plan is not None
-        return self.chain(self.plan.executables[number])
+        executable = self.plan.executables[number]
+        return self.chain(executable) if self.host in self.plan.placed(executable.slice).hosts else None
 
     def chain(self, executable: Executable) -> Callable[..., Any]:
         name = ".".join(part.name for part in executable.recipe.parts)
@@ -110,7 +116,10 @@ class Host:
     incoming = outgoing
 
     def own(self, array: Any) -> Any:
-        return f"copy({array})" if array in self.lent else array
+        return self.copy(array) if array in self.lent else array
+
+    def copy(self, array: Any) -> Any:
+        return f"copy({array})"
 
     # --- Shell --------------------------------------------------------------------------------------------------------
 
@@ -162,8 +171,7 @@ def host_with_gate(together: bool = False) -> Host:
     result = sketch.call("g", far, slice=here)
     plans = sketch.planned(result).plans
     host.plan = plans[0]
-    host.progress.handle(Program(2, b"", {}))
-    host.progress.prepared(2, PreparedProgram(plans[0], 0, host, host.store, host))
+    host.ready(2)
     return host
 
 
@@ -233,6 +241,18 @@ def test_a_program_that_is_there_already_is_reported_ready() -> None:
     host = host_with_call()
     host.progress.handle(Program(1, b"", {}))
     assert host.messages == [Ready(0, 1, 0)]
+
+
+def test_a_host_without_a_part_in_a_program_does_not_count_as_one_that_is_ready() -> None:
+    """The controller counts hosts that are ready; one more would let a launch out before the others are."""
+    host, sketch = Host(together=True, host=1), Sketch()
+    here = sketch.slice("0.0")
+    host.plan = sketch.planned(sketch.call("f", sketch.argument(here), slice=here)).plans[0]
+    host.progress.handle(Program(1, b"", {}))
+    host.progress.prepared(1, PreparedProgram(host.plan, 1, host, host.store, host))
+    assert host.messages == []
+    host.progress.handle(run(1, 1))
+    assert host.watched == [((1,), [])]
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -328,6 +348,44 @@ def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
     assert host.store.count() == 0
 
 
+# --- several hosts stop and go on at the same messages ----------------------------------------------------------------
+
+
+def host_of_two(host: int) -> Host:
+    """Island 0 has hosts 0 and 1. Program 1 takes a value of another island to host 0; program 2 takes that result
+    and runs on both; program 3 runs on both and takes buffer 1."""
+    made = Host(together=True, host=host)
+    sketch = Sketch()
+    there, one = sketch.slice("5.0", island=-1), sketch.slice("0.0")
+    result = sketch.call("g", sketch.call("far", sketch.argument(there), slice=there), slice=one)
+    made.plan = sketch.planned(result).plans[0]
+    made.ready(1)
+    second = Sketch()
+    one, both = second.slice("0.0"), second.slice("0.0", "1.0")
+    argument = second.argument(one)
+    other = second.argument(both)
+    made.program(2, second, second.call("h", other, slice=both), second.call("k", argument, slice=one))
+    third = Sketch()
+    both = third.slice("0.0", "1.0")
+    made.program(3, third, third.call("f", third.argument(both), slice=both))
+    made.store.put(1, 1, "x")
+    return made
+
+
+def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs() -> None:
+    """1. Launch 1 stands at its gate. 2. Launch 2 takes its result, which only host 0 will hold. 3. Launch 3 goes on.
+    Both hosts must enqueue launch 3 before launch 2, or their collectives would meet the wrong ones."""
+    for number in (0, 1):
+        host = host_of_two(number)
+        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3)])
+        assert host.enqueued == ["f(x)"]
+        for pull in host.pulls.values():
+            pull.value = "y"
+        host.progress.handle(Proceed(1, 1))
+        assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)", "h(x)"]
+        assert host.progress.promised == {}
+
+
 # --- sequential dispatch ----------------------------------------------------------------------------------------------
 
 
@@ -390,3 +448,43 @@ def test_launches_that_wait_for_a_result_to_come_are_no_chain() -> None:
     host.progress.opened(1, 1, None)
     assert host.enqueued[-1] == "f(f(f(f(g(y)))))"
     assert host.buffers() == {1: "x", 500: "f(f(f(f(g(y)))))"}
+
+
+# --- memory that is overwritten ---------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_an_earlier_launch_still_needs_is_copied_before_it_is_overwritten() -> None:
+    """1. Launch 1 takes buffer 1 and stands at its gate. 2. Launch 2, to which buffer 1 is donated, passes it."""
+    host, sketch = Host(), Sketch()
+    there, here = sketch.slice("5.0", island=-1), sketch.slice("0.0", "0.1")
+    far = sketch.call("far", sketch.argument(there), slice=there)
+    host.plan = sketch.planned(sketch.call("g", sketch.argument(here), far, slice=here)).plans[0]
+    host.ready(1)
+    second = Sketch()
+    here = second.slice("0.0", "0.1")
+    host.program(2, second, second.call("f", second.argument(here), slice=here, donated=(0,)))
+    host.store.put(1, 1, "x")
+    host.progress.handle_batch([run(1, 7, 1), run(2, 1, program=2), run(3, 200, program=2)])
+    assert host.enqueued == ["f(copy(x))", "f(f(copy(x)))"]
+    host.pulls[1].value = "y"
+    host.progress.opened(1, 1, None)
+    assert host.enqueued[-1] == "g(x,y)"
+
+
+def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
+    """Host 1 has nothing to do in the last gang of launch 1. It promises the results until that was sent, as host 0
+    does, so that both stop at launch 2, which takes one."""
+    for number in (0, 1):
+        host, sketch = Host(together=True, host=number), Sketch()
+        one, both = sketch.slice("0.0"), sketch.slice("0.0", "1.0")
+        first = sketch.call("f", sketch.argument(both), slice=both)
+        host.program(1, sketch, first, sketch.call("g", sketch.argument(one), slice=one))
+        second = Sketch()
+        both = second.slice("0.0", "1.0")
+        host.program(2, second, second.call("h", second.argument(both), slice=both))
+        host.store.put(1, 1, "x")
+        host.store.put(1, 2, "z")
+        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2)])
+        assert host.enqueued == ["f(x)"]
+        host.progress.handle(run(1, 1, 2, first=1, gangs=1))
+        assert host.enqueued[-1] == "h(f(x))"
