@@ -1,0 +1,1 @@
+"""The deterministic simulator: whole clusters under a virtual clock, with faults drawn from a seed."""

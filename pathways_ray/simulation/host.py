@@ -1,0 +1,208 @@
+"""A simulated host: what `executor/actor.py`, `dispatcher.py`, `data_server.py` do, around the real `HostProgress`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.executor.progress import HostProgress
+from pathways_ray.executor.runner import PreparedProgram, has_part
+from pathways_ray.executor.store import BufferStore
+from pathways_ray.ir.plan import IslandPlan, PlacedSlice
+from pathways_ray.simulation.devices import Devices
+from pathways_ray.simulation.network import End
+from pathways_ray.simulation.parts import SimulatedParts, decoded
+from pathways_ray.simulation.transfer import Transfer
+from pathways_ray.simulation.values import Future, when_all_ready
+from pathways_ray.transport.messages import Arrived, Done, Heartbeat, HostUp, Message, Peer, Program, Ready, RunFailed
+
+if TYPE_CHECKING:
+    from pathways_ray.simulation.world import World
+
+GROUP_LIMIT_S = 30.0
+"""As `executor.actor.GROUP_LIMIT_S`: what the hosts of an island have to find each other."""
+
+HEARTBEAT_S = 1.0
+
+
+class SimulatedHost:
+    """One incarnation of a host process."""
+
+    def __init__(self, world: World, host: int) -> None:
+        self.world = world
+        self.host = host
+        self.island = world.island_of[host]
+        self.members = world.settings.islands[self.island]
+        self.process = world.network.process(f"host{host}", f"host{host}")
+        self.epoch = 0
+        self.under_epoch = False
+        self.store = BufferStore()
+        self.compiling: deque[Callable[[], None]] = deque()
+        self.watched: dict[Any, deque[tuple[tuple[int, ...], list[Any], PreparedProgram, float]]] = {}
+        self.last_done = 0.0
+        world.manager.join(self)
+
+    def joined(self, epoch: int, scheduler: str) -> None:
+        """The resource manager's answer: the island has come together under an epoch."""
+        self.epoch = epoch
+        self.scheduler = scheduler
+        if len(self.members) == 1:
+            self.linked()
+            return
+        self.world.network.after(self.process, GROUP_LIMIT_S, self._group_failed)
+        self.world.form_group(self.island, epoch, self)
+
+    def _group_failed(self) -> None:
+        if not self.under_epoch:
+            self.world.kill(self.process, "its group did not form")
+
+    def linked(self) -> None:
+        """The group stands: joins the scheduler and serves."""
+        world, network = self.world, self.world.network
+        self.under_epoch = True
+        address = f"{self.host}/{self.epoch}"
+        self.transfer = Transfer(network, self.process, self.host, world.server_at)
+        world.servers[address] = (self.process, self.transfer)
+        group = world.group(self.island, self.epoch)
+        self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
+        world.checker.host_serves(self)
+        self.progress = HostProgress(self.host, self.store, self, world.settings.fusion, tuple(self.members))
+        self.end = End(network, self.process, self._received, self._scheduler_gone)
+        if not world.connect_to_scheduler(self.scheduler, self):
+            self._scheduler_gone()
+            return
+        self.end.send(HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number))
+        self._beat()
+
+    def _beat(self) -> None:
+        self.end.send(Heartbeat(self.host))
+        self.world.network.after(self.process, HEARTBEAT_S, self._beat)
+
+    def _received(self, batch: list[Any]) -> None:
+        self.progress.handle_batch(batch)
+        self.world.checker.host_bounded(self)
+
+    def _scheduler_gone(self) -> None:
+        self.world.kill(self.process, "its scheduler's stream ended")
+
+    # --- Shell --------------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        self.end.send(message)
+
+    def set_peers(self, peers: tuple[Peer, ...]) -> None:
+        self.transfer.set_peers(peers)
+
+    def prepare(self, message: Program) -> None:
+        plan = decoded(message.plan)
+        if has_part(plan, self.host):
+            self.compile_later(partial(self._prepare, message, plan))
+        else:
+            self._prepare(message, plan)
+
+    def _prepare(self, message: Program, plan: IslandPlan) -> None:
+        try:
+            parts = SimulatedParts(plan, self.devices, self.transfer, self._made)
+            prepared = parts.program(self.store)
+        except PathwaysError as error:
+            self.send(Ready(self.host, message.program, 0, to_failure(error, host=self.host)))
+        else:
+            self.progress.prepared(message.program, prepared)
+
+    def _made(self, session: int, buffer: int, value: Any) -> None:
+        self.world.checker.result(self, session, buffer, value)
+
+    def compile_later(self, work: Callable[[], None]) -> None:
+        self.compiling.append(work)
+        if len(self.compiling) == 1:
+            self.world.network.after(self.process, self.world.compile_seconds(), self._compiled)
+
+    def _compiled(self) -> None:
+        self.compiling[0]()
+        self.compiling.popleft()
+        if self.compiling:
+            self.world.network.after(self.process, self.world.compile_seconds(), self._compiled)
+
+    def has_arrived(self, values: list[Any]) -> bool:
+        return all(isinstance(value, Failure) or value.ready for value in values)
+
+    def failure_of(self, values: list[Any]) -> Failure | None:
+        for value in values:
+            if isinstance(value, Failure):
+                return value
+            if value.error is not None and not value.deleted:
+                return value.error
+        return None
+
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
+        when_all_ready(values, lambda: self.process.run(self._arrived, sequence, gate, values))
+
+    def _arrived(self, sequence: int, gate: int, values: list[Any]) -> None:
+        failure = self.failure_of(values)
+        if len(self.members) > 1:
+            self.send(Arrived(self.host, sequence, gate, failure))
+        else:
+            self.world.network.after(self.process, 0.00005, self.progress.opened, sequence, gate, failure)
+
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        pass
+
+    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
+        key = () if len(self.members) > 1 else program.devices
+        queue = self.watched.setdefault(key, deque())
+        queue.append((sequences, values, program, self.world.clock.now))
+        if len(queue) == 1:
+            self._watch_first(key)
+
+    def _watch_first(self, key: Any) -> None:
+        values = self.watched[key][0][1]
+        pending = [v for v in values if isinstance(v, Future) and not v.deleted]
+        when_all_ready(pending, lambda: self.process.run(self._complete, key))
+
+    def _complete(self, key: Any) -> None:
+        queue = self.watched[key]
+        sequences, values, program, enqueued = queue.popleft()
+        now = self.world.clock.now
+        seconds = (now - max(enqueued, self.last_done)) / len(sequences)
+        self.last_done = now
+        program.seconds = seconds if not program.seconds else program.seconds + 0.1 * (seconds - program.seconds)
+        failure = self.failure_of(values)
+        if failure is None:
+            self.send(Done(sequences, (round(seconds * 1e6),) * len(sequences)))
+        else:
+            failure = program.blamed(failure)
+            for sequence in sequences:
+                self.send(RunFailed(sequence, failure))
+        if queue:
+            self._watch_first(key)
+
+    # --- clients' arrays ----------------------------------------------------------------------------------------------
+
+    def put(self, session: int, buffer: int, value: int, placed: PlacedSlice, answer: Callable[[], None]) -> None:
+        """A client brings an array."""
+        shards = {device.index: value for device in placed.devices if device.host == self.host}
+        self.store.put(session, buffer, Future.of(shards))
+        answer()
+
+    def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
+        """A client asks for the shards of a buffer; it is answered once they are there."""
+
+        def present() -> None:
+            value = self.store.get(session, buffer)
+            if value is None:
+                answer(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
+            elif isinstance(value, Failure):
+                answer(value)
+            else:
+                value.when_ready(lambda: self.process.run(self._fetched, value, answer))
+
+        self.store.when_present(session, buffer, present)
+
+    def _fetched(self, value: Future, answer: Callable[[dict[int, int] | Failure], None]) -> None:
+        if value.deleted:
+            answer(Failure("BufferDeleted", "it was donated", host=self.host))
+        else:
+            answer(value.error if value.error is not None else value.memory())

@@ -1,0 +1,239 @@
+"""A program made ready on a simulated host: computations on numbers, edges that follow the real exchange of pieces."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.chains import Chain
+from pathways_ray.executor.runner import PreparedProgram, Store
+from pathways_ray.executor.steps import ActiveRun, Computation, RunnableStep
+from pathways_ray.ir.exchange import Exchange, exchange
+from pathways_ray.ir.plan import Edge, Executable, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
+from pathways_ray.simulation.devices import Devices, Identity, Work
+from pathways_ray.simulation.transfer import Piece, Transfer
+from pathways_ray.simulation.values import POISON, Future, agreed, is_poisoned, named, run_recipe, when_all_ready
+
+_PLAN = msgspec.msgpack.Decoder(IslandPlan)
+
+SHORTEST_S, LONGEST_S = 0.0002, 0.004
+"""Device time of a gang, by its function."""
+
+
+@functools.lru_cache(maxsize=256)
+def decoded(plan: bytes) -> IslandPlan:
+    """All hosts of an island get the same bytes; they share the frozen result."""
+    return _PLAN.decode(plan)
+
+
+class SimulatedProgram(PreparedProgram):
+    """Notes which launch is being enqueued: devices want to know, and real computations need not."""
+
+    parts: SimulatedParts
+
+    def _prepare(self, step: Step) -> RunnableStep | None:
+        if isinstance(step, Execute):
+            self.parts.node = step.node
+        elif isinstance(step, Reshard):
+            self.parts.node = -1 - step.edge
+        return super()._prepare(step)
+
+    def advance(self, active: ActiveRun) -> int:
+        self.parts.launches = (active.sequence,)
+        return super().advance(active)
+
+    def run_chain(self, chain: Chain, compiled: Computation) -> list[Any]:
+        self.parts.launches = tuple(run.sequence for run in chain.runs)
+        values = super().run_chain(chain, compiled)
+        last = chain.runs[-1]
+        for k, value in enumerate(values):
+            self.parts.made(last.session, last.results + k, value)
+        return values
+
+    def finish(self, active: ActiveRun) -> list[Any]:
+        for slot, number in self.results:
+            self.parts.made(active.run.session, active.run.results + number, active.values[slot])
+        return super().finish(active)
+
+
+class SimulatedParts:
+    """The `Parts` of a plan on one simulated host."""
+
+    temporary_bytes = 0
+
+    def __init__(
+        self, plan: IslandPlan, devices: Devices, transfer: Transfer, made: Callable[[int, int, Any], None]
+    ) -> None:
+        self.plan = plan
+        self.made = made
+        self.host = devices.host
+        self.devices = devices
+        self.transfer = transfer
+        self.node = 0
+        self.launches: tuple[int, ...] = ()
+
+    def program(self, store: Store) -> SimulatedProgram:
+        return SimulatedProgram(self.plan, self.host, self, store, self.transfer)
+
+    def executable(self, number: int) -> Computation | None:
+        executable = self.plan.executables[number]
+        if self.host not in self.plan.placed(executable.slice).hosts:
+            return None
+        return self.chain(executable)
+
+    def chain(self, executable: Executable) -> Computation:
+        recipe = executable.recipe
+        digest = named(recipe.parts[0].function)
+        seconds = SHORTEST_S + (LONGEST_S - SHORTEST_S) * (digest % 1000) / 1000
+
+        def compute(inputs: list[int]) -> list[int] | Failure:
+            return Failure("ExecutionError", POISON) if is_poisoned(recipe) else run_recipe(recipe, inputs)
+
+        return self._computation(
+            self.plan.placed(executable.slice), len(executable.outputs), executable.donated, compute, seconds
+        )
+
+    def reshard(self, edge: int) -> Computation:
+        source = self.plan.placed(self.plan.edges[edge].source.slice)
+        run = self._computation(source, 1, (), lambda inputs: inputs, SHORTEST_S)
+        return lambda value: run(value)[0]
+
+    def _computation(
+        self,
+        placed: PlacedSlice,
+        outputs: int,
+        donated: tuple[int, ...],
+        compute: Callable[[list[int]], list[int] | Failure],
+        seconds: float,
+    ) -> Computation:
+        node = self.node
+        local = tuple(d.index for d in placed.devices if d.host == self.host)
+        clique = tuple(d.host * 64 + d.index for d in placed.devices)
+        hosts = placed.hosts
+
+        def run(*inputs: Any) -> list[Future]:
+            for value in inputs:
+                if not isinstance(value, Future):
+                    raise TypeError(f"no array: {value}")
+                if value.deleted:
+                    raise RuntimeError("Array has been deleted")
+            for k in donated:
+                inputs[k].deleted = True
+            made = [Future() for _ in range(outputs)]
+            gangs: tuple[Identity, ...] = tuple((launch, node) for launch in self.launches)
+            self.devices.enqueue(
+                Work(gangs, clique, hosts, local, inputs, made, donated, compute, seconds, self.devices)
+            )
+            return made
+
+        return run
+
+    def outgoing(self, edge: int) -> SimulatedOutgoing:
+        return SimulatedOutgoing(edge, self.host, *self._ends(edge))
+
+    def incoming(self, edge: int) -> SimulatedIncoming:
+        return SimulatedIncoming(edge, self.host, *self._ends(edge))
+
+    def _ends(self, edge: int) -> tuple[Edge, PlacedSlice, PlacedSlice]:
+        made = self.plan.edges[edge]
+        return made, self.plan.placed(made.source.slice), self.plan.placed(made.target.slice)
+
+
+@functools.lru_cache(maxsize=512)
+def _exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice) -> Exchange:
+    return exchange(edge, source, target)
+
+
+class SimulatedOutgoing:
+    """Cuts and serves the pieces that `exchange` names."""
+
+    def __init__(self, number: int, host: int, edge: Edge, source: PlacedSlice, target: PlacedSlice) -> None:
+        self.number, self.host = number, host
+        made = _exchange(edge, source, target)
+        self.lists = {
+            receiver: [
+                (
+                    source.devices[parcel.source].index,
+                    parcel.box == made.source_boxes[parcel.source]
+                    and (receiver != host or source.devices[parcel.source] == target.devices[parcel.landing]),
+                )
+                for parcel in parcels
+            ]
+            for (sender, receiver), parcels in made.parcels.items()
+            if sender == host
+        }
+        self.lends = any(whole for parcels in self.lists.values() for _, whole in parcels)
+
+    def send(self, value: Any, launch: int, transfer: Transfer) -> list[Any] | Failure:
+        local: list[Any] = []
+        if not isinstance(value, Failure) and value.deleted:
+            raise RuntimeError("Array has been deleted")
+        for receiver, parcels in self.lists.items():
+            if isinstance(value, Failure):
+                if receiver != self.host:
+                    transfer.serve(transfer_id(launch, self.number, receiver), value)
+                continue
+            pieces = [Piece(value, device, whole) for device, whole in parcels]
+            value.lent = value.lent or self.lends
+            if receiver == self.host:
+                local = list(pieces)
+                continue
+            transfer.serve(transfer_id(launch, self.number, receiver), list(pieces))
+        return value if isinstance(value, Failure) else local
+
+
+class SimulatedIncoming:
+    """Pulls pieces and puts shards together from them."""
+
+    def __init__(self, number: int, host: int, edge: Edge, source: PlacedSlice, target: PlacedSlice) -> None:
+        self.number, self.host = number, host
+        made = _exchange(edge, source, target)
+        self.wanted = {
+            sender: len(parcels)
+            for (sender, receiver), parcels in made.parcels.items()
+            if receiver == host and sender != host
+        }
+        self.shards = {
+            device.index: [(sender, number) for sender, number, _ in made.assembly.get(k, [])]
+            for k, device in enumerate(target.devices)
+            if device.host == host
+        }
+
+    def post(self, launch: int, transfer: Transfer) -> dict[int, list[Any] | Failure]:
+        name = transfer_id(launch, self.number, self.host)
+        return {sender: transfer.pull(sender, name, count) for sender, count in self.wanted.items()}
+
+    def assemble(self, pulled: dict[int, list[Any] | Failure], local: list[Any] | Failure | None) -> Any:
+        sources: dict[int, list[Any]] = {}
+        for sender, pieces in (*pulled.items(), (self.host, local)):
+            if isinstance(pieces, Failure):
+                return pieces
+            if pieces is not None:
+                sources[sender] = pieces
+        made = Future()
+        parts = [piece for pieces in sources.values() for piece in pieces]
+        arrays = [piece.array if isinstance(piece, Piece) else piece for piece in parts]
+        if any(isinstance(piece, Piece) and piece.whole and piece.array.deleted for piece in parts):
+            raise RuntimeError("Array has been deleted")
+
+        def value_of(piece: Any) -> int:
+            return piece.read() if isinstance(piece, Piece) else piece.shards[0]
+
+        def settle() -> None:
+            failure = next((array.error for array in arrays if array.error is not None), None)
+            if failure is not None:
+                made.settle({}, failure)
+                return
+            made.settle(
+                {
+                    device: agreed(value_of(sources[sender][number]) for sender, number in shard)
+                    for device, shard in self.shards.items()
+                }
+            )
+
+        when_all_ready(arrays, settle)
+        return made

@@ -1,0 +1,130 @@
+"""Values from host to host: pulls that wait until the peer serves, and fail when the peer dies.
+
+The request, and the answer, are single messages. A name is served once. The data is read when it goes out: memory that
+was overwritten meanwhile goes out as garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pathways_ray.errors import Failure
+from pathways_ray.simulation.network import Network, Process
+from pathways_ray.simulation.values import Future, when_all_ready
+from pathways_ray.transport.messages import Peer
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A part of a shard on its way: the array it is cut from, and the device. One that was cut is a copy."""
+
+    array: Future
+    device: int
+    whole: bool
+
+    def read(self) -> int:
+        memory = self.array.memory() if self.whole else self.array.shards
+        return memory.get(self.device, 0)
+
+
+Served = list[Piece] | Failure
+
+
+@dataclass(eq=False, slots=True)
+class Pull:
+    """Pieces that a peer was asked for."""
+
+    answer: Callable[[list[int] | Failure], None]
+    asker: Process
+
+
+@dataclass(eq=False)
+class Transfer:
+    """The transfer server of one host process. `at` finds the process behind a transfer address."""
+
+    network: Network
+    process: Process
+    host: int
+    at: Callable[[str], tuple[Process, Transfer] | None]
+    peers: dict[int, Peer] = field(default_factory=dict)
+    served: dict[int, Served] = field(default_factory=dict)
+    asked: dict[int, Pull] = field(default_factory=dict)
+    pulls: dict[int, tuple[Process, list[Future]]] = field(default_factory=dict)
+    names: int = 0
+
+    def set_peers(self, peers: tuple[Peer, ...]) -> None:
+        self.peers = {peer.host: peer for peer in peers}
+
+    def own(self, array: Future) -> Future:
+        """What may be overwritten: a copy, when peers may still read the array."""
+        return array.copied() if array.lent else array
+
+    def copy(self, array: Future) -> Future:
+        return array.copied()
+
+    def serve(self, name: int, pieces: Served) -> None:
+        pull = self.asked.pop(name, None)
+        if pull is None:
+            self.served[name] = pieces
+        else:
+            self._answer(pull, pieces)
+
+    def pull(self, sender: int, name: int, count: int) -> list[Future] | Failure:
+        """Futures that are filled when the sender has served them, each with one shard under key 0."""
+        peer = self.peers.get(sender)
+        if peer is None:
+            return Failure("HostLost", f"host {sender}, which holds the data, is down", host=sender)
+        futures = [Future() for _ in range(count)]
+        found = self.at(peer.transfer_address)
+        if found is None:
+            self._fail_later(sender, futures)
+            return futures
+        process, server = found
+        self.names += 1
+        number = self.names
+        self.pulls[number] = (process, futures)
+        pull = Pull(lambda result: self._answered(process, number, result), self.process)
+        self.network.post(self.process, process, server.ask, name, pull)
+        return futures
+
+    def ask(self, name: int, pull: Pull) -> None:
+        """A peer asks for a name."""
+        pieces = self.served.pop(name, None)
+        if pieces is None:
+            self.asked[name] = pull
+        else:
+            self._answer(pull, pieces)
+
+    def _answer(self, pull: Pull, pieces: Served) -> None:
+        def send() -> None:
+            result: list[int] | Failure
+            if isinstance(pieces, Failure):
+                result = pieces
+            else:
+                errors = [piece.array.error for piece in pieces if piece.array.error is not None]
+                result = errors[0] if errors else [piece.read() for piece in pieces]
+            if self.process.alive:
+                self.network.post(self.process, pull.asker, pull.answer, result)
+
+        when_all_ready([] if isinstance(pieces, Failure) else [p.array for p in pieces], send)
+
+    def _answered(self, sender: Process, number: int, result: list[int] | Failure) -> None:
+        _, futures = self.pulls.pop(number, (None, []))
+        for k, future in enumerate(futures):
+            if isinstance(result, Failure):
+                future.settle({}, result)
+            else:
+                future.settle({0: result[k]})
+
+    def peer_died(self, process: Process) -> None:
+        """Connections to a process that is gone break; what was pulled from it fails."""
+        for number, (sender, futures) in list(self.pulls.items()):
+            if sender is process:
+                del self.pulls[number]
+                self._fail_later(sender.number, futures)
+
+    def _fail_later(self, sender: int, futures: list[Future]) -> None:
+        failure = Failure("ExecutionError", f"Error while transferring: connection to {sender} broke", host=self.host)
+        for future in futures:
+            self.network.after(self.process, 0.001, future.settle, {}, failure)

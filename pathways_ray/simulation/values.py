@@ -1,0 +1,159 @@
+"""Values as numbers: a hash of the function and of what went in, so what is wrong or old shows in all that follows.
+
+A logical array is one number on every device that holds a shard of it. Where devices that should agree do not, the
+result is a number that nothing else gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+from pathways_ray.errors import Failure
+from pathways_ray.ir.graph import Argument, Compute, Graph, Recipe, Ref, Result, Transfer
+
+_MASK = (1 << 61) - 1
+
+POISON = "poison"
+"""A function with this in its name fails on the devices."""
+
+
+def mixed(*values: int) -> int:
+    found = 0x9E3779B97F4A7C15
+    for value in values:
+        found = ((found ^ value) * 0x100000001B3 + (found >> 29)) & _MASK
+    return found
+
+
+@functools.cache
+def named(text: str) -> int:
+    """A number for a name; the same in every process."""
+    return zlib.crc32(text.encode())
+
+
+GARBAGE = named("overwritten")
+
+
+def agreed(values: Iterable[int]) -> int:
+    """The value that all of these have, or one that nothing else has."""
+    distinct = set(values)
+    if len(distinct) == 1:
+        return distinct.pop()
+    return mixed(named("disagreement"), *sorted(distinct))
+
+
+def run_recipe(recipe: Recipe, inputs: Sequence[int]) -> list[int]:
+    made: list[dict[int, int]] = []
+    wanted: dict[int, set[int]] = {}
+    for ref in [*recipe.outputs, *(r for part in recipe.parts for r in part.inputs)]:
+        if ref.node >= 0:
+            wanted.setdefault(ref.node, set()).add(ref.output)
+    for number, part in enumerate(recipe.parts):
+        taken = [inputs[r.output] if r.node == -1 else made[r.node][r.output] for r in part.inputs]
+        base = mixed(named(part.function), *taken)
+        made.append({k: mixed(base, k) for k in wanted.get(number, ())})
+    return [made[ref.node][ref.output] for ref in recipe.outputs]
+
+
+def is_poisoned(recipe: Recipe) -> bool:
+    return any(POISON in part.function for part in recipe.parts)
+
+
+Outcome = int | Failure
+"""What a buffer should hold: a value, or the failure of the poisoned call it comes from."""
+
+
+def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
+    """The results of a program that runs alone, without a fault."""
+    values: dict[Ref, Outcome] = {}
+    for index, node in enumerate(graph.nodes):
+        match node:
+            case Argument():
+                values[Ref(index)] = arguments[node.index]
+            case Transfer():
+                values[Ref(index)] = values[node.input]
+            case Compute():
+                outputs: list[Outcome] = []
+                inputs: list[int] = []
+                failed: Failure | None = None
+                for ref in node.inputs:
+                    value = values[ref]
+                    if isinstance(value, Failure):
+                        failed = failed or value
+                    else:
+                        inputs.append(value)
+                recipe = graph.recipes[node.recipe]
+                if failed is None and is_poisoned(recipe):
+                    failed = Failure("ExecutionError", POISON, node.name, node.where)
+                outputs = [failed] * len(node.outputs) if failed is not None else [*run_recipe(recipe, inputs)]
+                values.update({Ref(index, k): output for k, output in enumerate(outputs)})
+            case Result():
+                return [values[ref] for ref in node.inputs]
+    raise AssertionError("the graph has no result")
+
+
+class Future:
+    """The shards of an array on one host, by device: values once they are there, or the failure that took their place.
+
+    `deleted` once the array was donated, `overwritten` once its memory was; `lent` when peers read that memory.
+    """
+
+    __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "shards", "waiting")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.shards: dict[int, int] = {}
+        self.error: Failure | None = None
+        self.waiting: list[Callable[[], None]] = []
+        self.deleted = False
+        self.overwritten = False
+        self.lent = False
+
+    @classmethod
+    def of(cls, shards: dict[int, int]) -> Future:
+        made = cls()
+        made.settle(shards)
+        return made
+
+    def settle(self, shards: dict[int, int], error: Failure | None = None) -> None:
+        if self.ready:
+            return
+        self.ready, self.shards, self.error = True, shards, error
+        waiting, self.waiting = self.waiting, []
+        for act in waiting:
+            act()
+
+    def when_ready(self, act: Callable[[], None]) -> None:
+        if self.ready:
+            act()
+        else:
+            self.waiting.append(act)
+
+    def copied(self) -> Future:
+        """Another array with the same values, in memory of its own."""
+        made = Future()
+        self.when_ready(lambda: made.settle(self.memory(), self.error))
+        return made
+
+    def memory(self) -> dict[int, int]:
+        """What somebody who reads the memory now finds there."""
+        return dict.fromkeys(self.shards, GARBAGE) if self.overwritten else self.shards
+
+
+def when_all_ready(values: Iterable[object], act: Callable[[], None]) -> None:
+    """Calls `act` once all futures among `values` are ready; at once when they are."""
+    left = [value for value in values if isinstance(value, Future) and not value.ready]
+    if not left:
+        act()
+        return
+    count = len(left)
+
+    def one_more() -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            act()
+
+    for value in left:
+        value.when_ready(one_more)
