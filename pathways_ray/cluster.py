@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from pathways_ray import detached, names, placement
+from pathways_ray import detached, limits, names, placement
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.front_door import TenantsFile
 from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
@@ -46,6 +46,7 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
+        launch_limit_s: seconds that a launch may keep its devices.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -63,6 +64,7 @@ class Options:
     fusion: bool = True
     policy: str = "fifo"
     check_order: bool = False
+    launch_limit_s: float = limits.LAUNCH_LIMIT_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -227,7 +229,9 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         for island, numbers in islands.items():
             order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
             schedulers.append(
-                order.options(scheduling_strategy=near).remote(runtime, island, numbers, exposure, options.policy)
+                order.options(scheduling_strategy=near).remote(
+                    runtime, island, numbers, exposure, options.policy, options.launch_limit_s
+                )
             )
             made.append(schedulers[-1])
             spec = shape.islands[island]

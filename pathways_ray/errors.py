@@ -20,6 +20,7 @@
     │   ├── CompileError         XLA refused a function
     │   ├── BufferLost           the data was on a host that is gone
     │   ├── HostLost             a host died while the launch needed it
+    │   ├── LaunchTimeout        a launch kept its devices for longer than the cluster allows
     │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
     ├── ControllerLost           the controller is gone; every open launch has failed
     ├── AuthenticationError      wrong or missing token
@@ -114,6 +115,10 @@ class BufferLost(ExecutionError):
 
 class HostLost(ExecutionError):
     """A host died while the launch needed it."""
+
+
+class LaunchTimeout(ExecutionError):
+    """A launch kept its devices for longer than the cluster allows; its island was started anew."""
 
 
 class OrderMismatch(ExecutionError):

@@ -27,6 +27,9 @@ ISLAND_WINDOW = 128
 MAX_FUSED_NODES = 32
 """Nodes composed into one XLA computation: compile time grows with it, and tenants interleave between computations."""
 
+LAUNCH_LIMIT_S = 600.0
+"""A launch may keep its devices for so long; then its island is started anew, since devices give nothing back."""
+
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
 

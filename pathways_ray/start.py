@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pathways_ray import limits
 from pathways_ray.client import api
 from pathways_ray.errors import AlreadyInitialized
 from pathways_ray.shape import Island, shape
@@ -20,6 +21,7 @@ def init(
     fusion: bool = True,
     policy: str = "fifo",
     check_order: bool = False,
+    launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     platform: str = "auto",
     placement: str = "pack",
     bind: str = "",
@@ -42,6 +44,8 @@ def init(
             tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
         check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
             differ fails its launches with `OrderMismatch`.
+        launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
+            with `LaunchTimeout`, and its island is started anew.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
@@ -68,6 +72,7 @@ def init(
         fusion=fusion,
         policy=policy,
         check_order=check_order,
+        launch_limit_s=launch_limit_s,
         placement=placement,
         bind=bind,
         tls=tuple(tls),

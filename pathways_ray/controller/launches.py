@@ -496,20 +496,21 @@ class Launches:
         lost = Failure(
             "BufferLost", f"the buffer was on host {host.host}, which is gone: {message.reason}", host=host.host
         )
-        for session in self.sessions.values():
-            commands += self._lose_buffers(session, host.host, lost)
         for program in self.programs.values():
             program.ready.discard(host.host)
         failure = Failure(message.kind, f"host {host.host} was lost: {message.reason}", host=host.host)
         for suspect in message.suspects:
             if (record := self.in_flight.get(suspect)) is not None:
                 self.quarantine.suspect(record.program.digest, record.program.name, failure.message)
+        # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
         for record in list(self.in_flight.values()):
             if host.island in record.program.plans and record.sequence in self.in_flight:
                 record.failure = failure
                 record.producers = ()
                 self._drop_results(record, commands)
                 self._finish(record, commands)
+        for session in self.sessions.values():
+            commands += self._lose_buffers(session, host.host, lost)
         return commands
 
     def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Command]:

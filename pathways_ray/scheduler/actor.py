@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -44,11 +45,19 @@ class IslandScheduler:
     controller has failed the launches it had on the island.
     """
 
-    def __init__(self, runtime: str, island: int, hosts: list[int], exposure: Exposure, policy: str = "fifo") -> None:
+    def __init__(
+        self,
+        runtime: str,
+        island: int,
+        hosts: list[int],
+        exposure: Exposure,
+        policy: str = "fifo",
+        limit_s: float = math.inf,
+    ) -> None:
         self.runtime = runtime
         self.island = island
         self.exposure = exposure
-        self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy))
+        self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
         self.outboxes: dict[int, streams.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
@@ -146,7 +155,7 @@ class IslandScheduler:
             before = time.monotonic()
             for _ in range(round(1.0 / TICK_S)):
                 await asyncio.sleep(TICK_S)
-                self.order.tick(time.monotonic())
+                self._do(self.order.tick(time.monotonic()))
             self.controller.send(self.order.load())
             now = time.monotonic()
             if now - before > SILENCE_LIMIT_S / 2:

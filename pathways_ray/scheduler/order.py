@@ -18,6 +18,7 @@ Events in, commands out: `handle(event) -> list[Command]`. No clock, no thread, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -165,12 +166,14 @@ class IslandOrder:
         hosts: the ids of the island's hosts. Until all are up, and from the loss of one until its successor joins,
             launches are not dispatched.
         window: launches with the hosts at once.
+        limit_s: seconds that a launch may be first in line on its devices; then the island starts anew.
     """
 
     island: int
     hosts: frozenset[int]
     window: int
     policy: Policy = fifo
+    limit_s: float = math.inf
     epochs: dict[int, int] = field(default_factory=dict)
     programs: dict[int, _Program] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -183,12 +186,25 @@ class IslandOrder:
     now: float = 0.0
     up: bool = False
     turn: tuple[int, float] = (0, 0.0)
+    first_since: dict[int, float] = field(default_factory=dict)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Time passes, in seconds; policies with ageing go by it."""
+    def tick(self, now: float) -> list[Command]:
+        """Time passes, in seconds; policies with ageing go by it. A launch that keeps devices for longer than the limit
+        may never end (a loop, a collective that somebody is missing from), and nothing can be taken off a device."""
         self.now = now
+        self.first_since = {sequence: self.first_since.get(sequence, now) for sequence in self._suspects()}
+        for sequence, since in self.first_since.items():
+            if now - since > self.limit_s:
+                record = self.outstanding[sequence]
+                reason = (
+                    f"launch {sequence} of program {record.program.name!r} was first on its devices for "
+                    f"{now - since:.0f} s; the limit is {self.limit_s:.0f} s"
+                )
+                host = min(self.hosts)
+                return self.host_lost(host, self.epochs[host], reason, silent=True, kind="LaunchTimeout")
+        return []
 
     def from_controller(self, message: ToIsland) -> list[Command]:
         """A message from the controller."""
@@ -428,7 +444,7 @@ class IslandOrder:
         return commands
 
     def _suspects(self) -> tuple[int, ...]:
-        """The launches that a host may have died of: the first in line on each set of devices."""
+        """The launches that the hosts are at: the first in line on each set of devices."""
         first: dict[tuple[int, bool], int] = {}
         for sequence, record in self.outstanding.items():
             first.setdefault((record.program.lane, record.program.crossing), sequence)

@@ -312,3 +312,29 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
     assert Kill(1, 2) in commands
     assert told(commands) == []
     assert [type(message) for host in (0, 1) for message in told(order.host_up(up(host, 3)))] == [HostUp, HostUp]
+
+
+# --- launches without end ---------------------------------------------------------------------------------------------
+
+
+def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None:
+    """
+    1. The limit is 10 s. Launches one after the other, together longer than that, are fine.
+    2. One that stays first for longer is suspected, and the island's hosts are killed.
+    """
+    order = island(0, 1, window=4)
+    order.limit_s = 10.0
+    for k in (1, 2, 3):
+        order.from_controller(run(k))
+    for k in (1, 2):
+        assert order.tick(8.0 * k) == []
+        for host in (0, 1):
+            order.from_host(host, 1, Done((k,)))
+    assert order.tick(24.0) == []
+    commands = order.tick(35.0)
+    downs = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
+    assert [(d.host, d.kind, d.suspects) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
+    assert "launch 3" in downs[0].reason
+    assert "the limit is 10 s" in downs[0].reason
+    assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
+    assert order.tick(50.0) == []
