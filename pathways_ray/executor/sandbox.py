@@ -29,8 +29,12 @@ import msgspec
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.transport.messages import encode
 
-READ_LIMIT_S = 20.0
-"""A program whose functions take longer to read is refused; the largest allowed take a second."""
+CPU_LIMIT_S = 4
+BYTES_IN_A_SECOND = 4 << 20
+"""A program whose functions take more of a core to read is refused. A usual one takes 20 ms, 15 MiB take 0.1 s."""
+
+READ_LIMIT_S = 30.0
+"""The same in time that passes, for one that does nothing."""
 
 MEMORY_BYTES = 4 << 30
 """What reading may take beyond what the process has; the largest allowed functions take a quarter of it."""
@@ -42,7 +46,7 @@ _VERDICTS = msgspec.msgpack.Decoder(list[str])
 _FUNCTIONS = msgspec.msgpack.Decoder(list[bytes])
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
-CRASHED = f"the process that read the program's functions crashed, or took more than {READ_LIMIT_S:.0f} s"
+CRASHED = "the process that read the program's functions crashed, or did not come to an end"
 
 
 class Sandbox:
@@ -187,7 +191,7 @@ def _confine(pipe: int, size: int) -> None:
         there = int(file.read().split()[0]) * resource.getpagesize()
     for kind, limit in (
         (resource.RLIMIT_AS, there + MEMORY_BYTES + 8 * size),
-        (resource.RLIMIT_CPU, int(READ_LIMIT_S)),
+        (resource.RLIMIT_CPU, CPU_LIMIT_S + size // BYTES_IN_A_SECOND),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),

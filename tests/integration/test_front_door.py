@@ -104,7 +104,8 @@ def endpoints(session: pw.Session) -> dict[str, str]:
     manager = session.cluster.resource_manager
     schedulers = {f"scheduler {k}": ray.get(manager.lookup.remote(f"scheduler-{k}")) for k in range(2)}
     hosts = {f"host {h.host}": h.address for h in session._data._addresses.values()}
-    return {"controller": session.url.removeprefix("grpc://"), **schedulers, **hosts}
+    links = {"links": ray.get(manager.lookup.remote("controller"))}
+    return {"controller": session.url.removeprefix("grpc://"), **links, **schedulers, **hosts}
 
 
 @pytest.fixture
@@ -140,11 +141,11 @@ def test_garbage_on_streams_of_strangers(session, channels, method) -> None:
 
 def test_garbage_as_calls(session, channels) -> None:
     call = channels["controller"].unary_unary(streams.CALL)
-    for metadata in ((), (("authorization", session.token),), (("authorization", "wrong"),)):
+    for token, kind in (("", "AuthenticationError"), ("wrong", "AuthenticationError"), (session.token, "WireError")):
         for data in GARBAGE:
-            reply = REPLY.decode(call(data, metadata=metadata, timeout=10))
+            reply = REPLY.decode(call(data, metadata=(("authorization", token),), timeout=10))
             assert isinstance(reply, Refused)
-            assert reply.failure.kind == "WireError"
+            assert reply.failure.kind == kind
 
 
 def test_bytes_that_are_not_grpc(session) -> None:
@@ -165,9 +166,10 @@ def test_bytes_that_are_not_grpc(session) -> None:
 def test_requests_with_somebody_elses_session(session, channels) -> None:
     call = channels["controller"].unary_unary(streams.CALL)
     for number in (session.id, 0, -1, 10**6):
-        reply = REPLY.decode(call(encode(Status(number)), metadata=(("authorization", "wrong"),), timeout=10))
-        assert isinstance(reply, Refused)
-        assert reply.failure.kind in ("SessionClosed", "AuthenticationError")
+        for metadata in ({"authorization": "wrong"}, {"authorization": "wrong", "session": str(number)}):
+            reply = REPLY.decode(call(encode(Status(number)), metadata=tuple(metadata.items()), timeout=10))
+            assert isinstance(reply, Refused)
+            assert reply.failure.kind in ("SessionClosed", "AuthenticationError")
     old = REPLY.decode(
         call(encode(OpenSession(VERSION + 1, "")), metadata=(("authorization", session.token),), timeout=10)
     )
@@ -231,13 +233,13 @@ def test_nonsense_on_a_data_stream(session, channels, slices, equal) -> None:
     """From a client that may put and fetch: devices that are not there, parts out of bounds, buffers of nobody."""
     x = pw.put(V, slice=slices.a4, spec=P("x"))
     equal(x, V)
-    placed, kind = slices.a4.placed, x._type.array
-    far = slices.b4.placed
+    placed, kind, proof = slices.a4.placed, x._type.array, slices.a4.proof
+    far = slices.b4
     messages = [
-        [PutOpen(1, 900001, kind, (("x",),), far)],
-        [PutOpen(2, 900002, kind, (("nope",),), placed)],
-        [PutOpen(3, 900003, kind, (("x",),), placed), PutPart(3, 99, 0, b"1234")],
-        [PutOpen(4, 900004, kind, (("x",),), placed), PutPart(4, 0, 1 << 40, b"1234")],
+        [PutOpen(1, 900001, kind, (("x",),), far.placed, far.proof)],
+        [PutOpen(2, 900002, kind, (("nope",),), placed, proof)],
+        [PutOpen(3, 900003, kind, (("x",),), placed, proof), PutPart(3, 99, 0, b"1234")],
+        [PutOpen(4, 900004, kind, (("x",),), placed, proof), PutPart(4, 0, 1 << 40, b"1234")],
         [PutPart(5, 0, 0, b"1234")],
         [Fetch(6, x._buffer.id, (99,))],
         [Fetch(7, x._buffer.id, (-1,))],
