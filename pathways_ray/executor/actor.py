@@ -16,6 +16,7 @@ import ray
 
 from pathways_ray import names
 from pathways_ray.executor.ordering import KEPT, Ordering
+from pathways_ray.executor.trace import Ran, Trace
 from pathways_ray.transport import streams
 from pathways_ray.transport.exposure import Exposure, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
@@ -156,6 +157,13 @@ class HostExecutor:
             "active": len(self.dispatcher.active),
             "queued": self.dispatcher.inbox.qsize(),
         }
+
+    def trace(self, seconds: float) -> list[Ran]:
+        """What runs on the devices in the next `seconds`, in the order of the ends."""
+        trace = self.dispatcher.trace = Trace()
+        time.sleep(seconds)
+        self.dispatcher.trace = None
+        return list(trace.ran)
 
 
 def _configure(devices: int, platform: str) -> None:

@@ -31,6 +31,7 @@ from pathways_ray.executor.parts import CompiledParts
 from pathways_ray.executor.progress import HostProgress
 from pathways_ray.executor.runner import PreparedProgram, has_part
 from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.trace import Trace
 from pathways_ray.ir.plan import Device, IslandPlan
 from pathways_ray.transport.messages import Arrived, Done, Message, Peer, Proceed, Program, Ready, RunFailed, ToHost
 
@@ -96,6 +97,7 @@ class Dispatcher:
         self._watched: dict[Any, queue.SimpleQueue[_Watched]] = {}
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
+        self.trace: Trace | None = None
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -111,6 +113,8 @@ class Dispatcher:
             if isinstance(item, Proceed):
                 self.progress.handle(item)
             else:
+                if (trace := self.trace) is not None:
+                    trace.coming(item)
                 self.progress.handle_batch(item)
 
     # --- programs -----------------------------------------------------------------------------------------------------
@@ -214,6 +218,8 @@ class Dispatcher:
             start = max(start, busy.get(device, 0.0))
             busy[device] = now
         seconds = now - start
+        if (trace := self.trace) is not None:
+            trace.over(watched.sequences or (watched.part_of,), start, now, bool(watched.part_of))
         if watched.part_of:
             self._spent[watched.part_of] = self._spent.get(watched.part_of, 0.0) + seconds
             return 0
