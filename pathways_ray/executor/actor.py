@@ -115,7 +115,10 @@ class HostExecutor:
         """Makes the hosts of the island one JAX group; each sees the devices of all."""
         import jax
 
+        from pathways_ray.compat import gloo_listens_at
+
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        gloo_listens_at(self.bind)
         jax.distributed.initialize(
             coordinator,
             len(self.members),

@@ -6,6 +6,7 @@ runs a script in a process of its own, for what one process can do only once: a 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -161,18 +162,20 @@ class Scripts:
         self.numbers = itertools.count(1)
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, source: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, source: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[str]:
         """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
         file = self.folder / f"script{next(self.numbers)}.py"
         file.write_text(textwrap.dedent(source))
         warnings = ("-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
-        return self.command(*warnings, str(file), *arguments, **environment)
+        return self.command(*warnings, str(file), *arguments, prefix=prefix, **environment)
 
-    def command(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Python with these command line arguments, in the same way."""
+    def command(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+        """Python with these command line arguments, in the same way; `prefix` is what runs it."""
         known = {MARK: self.mark, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*prefix, sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -204,9 +207,13 @@ class Scripts:
                 continue
         return found
 
-    def stop(self) -> None:
+    def kill_all(self) -> None:
         for process in self.alive():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # its parent was quicker
+                process.kill()
+
+    def stop(self) -> None:
+        self.kill_all()
         for script in self.started:
             script.communicate()
 
@@ -256,8 +263,7 @@ def ray_head(python: Scripts, apart: dict[str, str]) -> Iterator[str]:
     out = python.finish(python.command("-m", "ray.scripts.scripts", "start", "--head", *words, **apart))
     assert "Ray runtime started" in out
     yield (Path(apart["TMPDIR"]) / "ray" / "ray_current_cluster").read_text().strip()
-    for process in python.alive():
-        process.kill()
+    python.kill_all()
 
 
 def free_port() -> int:
