@@ -54,10 +54,12 @@ class Sandbox:
 
     Args:
         host: for messages.
+        command: what Python runs as the checker.
     """
 
-    def __init__(self, host: int) -> None:
+    def __init__(self, host: int, command: Sequence[str] = ("-m", "pathways_ray.executor.sandbox")) -> None:
         self.host = host
+        self.command = command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
@@ -114,11 +116,12 @@ class Sandbox:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            self._stop()
             environment = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
             environment |= {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pathways_ray.executor.sandbox"],
+                [sys.executable, *self.command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -130,7 +133,11 @@ class Sandbox:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.communicate()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
 
     def close(self) -> None:
         with self._lock:

@@ -1,0 +1,139 @@
+"""The table of tenants: what a file may say, who a token belongs to, and refusals with their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways_ray import limits
+from pathways_ray.controller import tenants
+from pathways_ray.controller.tenants import Quota, Tenant, TenantBook
+from pathways_ray.errors import QuotaExceeded, UsageError
+from tests.unit.strategies import repeatable
+
+TOKEN = "alice-0123456789abcdef"
+DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
+
+
+def file(*entries: dict[str, Any]) -> bytes:
+    return json.dumps({"tenants": entries}).encode()
+
+
+def test_a_table() -> None:
+    book = tenants.decode(
+        file(
+            {"name": "alice", "token": TOKEN, "weight": 2, "priority": -1, "quota": {"devices": 8, "nodes": None}},
+            {"name": "bob", "token_sha256": "AB" * 32},
+        )
+    )
+    alice = Tenant("alice", 2.0, -1, Quota(devices=8))
+    assert book == TenantBook(((alice, DIGEST), (Tenant("bob"), "ab" * 32)))
+    assert book.owner(TOKEN) == alice
+    assert book.named("bob") == Tenant("bob")
+    for token in ("", TOKEN[:-1], TOKEN + "x", DIGEST, "\udcff", "ü" * 20):
+        assert book.owner(token) is None
+
+
+ONE = {"name": "a", "token": TOKEN}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a table of tenants"),
+        (b"[]", "not a table of tenants: Expected `object`"),
+        (b"{}", "missing required field `tenants`"),
+        (b'{"tenants": []}garbage', "not a table of tenants"),
+        (b"[" * 100_000, "not a table of tenants"),
+        (file({"token": TOKEN}), "missing required field `name`"),
+        (file({**ONE, "wieght": 2}), "unknown field `wieght`"),
+        (file({**ONE, "quota": {"device": 2}}), "unknown field `device`"),
+        (file({**ONE, "weight": "2"}), r"Expected `float`, got `str` - at `\$.tenants\[0\].weight`"),
+        (file({"name": "a"}), r"entry 0 of the tenants file \('a'\) needs a token or a token_sha256, and not both"),
+        (file({**ONE, "token_sha256": DIGEST}), "needs a token or a token_sha256, and not both"),
+        (file({"name": "a", "token": "short"}), "a token of 5 characters; 16 are the least"),
+        (file({"name": "a", "token_sha256": "12"}), "has 64 hexadecimal digits"),
+        (file(ONE, {"name": "a", "token": TOKEN + "2"}), r"entry 1 .*there is a tenant 'a' already"),
+        (file(ONE, {"name": "b", "token": TOKEN}), r"entry 1 .*tenants 'a' and 'b' have the same token"),
+        (file(ONE, {"name": "b", "token_sha256": DIGEST}), "tenants 'a' and 'b' have the same token"),
+        (file({**ONE, "weight": 0}), "tenant 'a' has weight 0.0; a weight is above 0"),
+        (file({**ONE, "weight": -1.5}), "a weight is above 0"),
+        (file({**ONE, "priority": 1 << 40}), "does not fit into 32 bits"),
+        (file({**ONE, "quota": {"devices": -1}}), "tenant 'a' has quota devices -1; a quota is 0 or more"),
+        (file({**ONE, "quota": {"launches": 1 << 63}}), "quota launches 9223372036854775808"),
+        (file({**ONE, "name": ""}), "has 1 to 64 printable characters"),
+        (file({**ONE, "name": "x" * 65}), "has 1 to 64 printable characters"),
+        (file({**ONE, "name": "a\n"}), "has 1 to 64 printable characters"),
+        (file({**ONE, "name": " a"}), "has 1 to 64 printable characters"),
+        (file({**ONE, "name": "session 3"}), "'session 3' is what sessions of the operator are called"),
+    ],
+)
+def test_a_table_that_is_none(data: bytes, message: str) -> None:
+    """The message names the entry, and no token."""
+    with pytest.raises(UsageError, match=message) as error:
+        tenants.decode(data)
+    assert TOKEN not in str(error.value)
+
+
+NAMES = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=("C", "Z")), min_size=1, max_size=9
+)
+QUOTAS = st.builds(Quota, *[st.none() | st.integers(0, 2**62 - 1)] * 5)
+TENANTS = st.builds(Tenant, NAMES, st.floats(0.001, 1000), st.integers(-5, 5), QUOTAS)
+
+
+@repeatable(100)
+@given(st.lists(TENANTS, max_size=5, unique_by=lambda t: t.name))
+def test_what_is_written_is_read(listed: list[Tenant]) -> None:
+    book = TenantBook()
+    for number, tenant in enumerate(listed):
+        book = tenants.add(book, tenant, tenants.token_digest(f"token {number} of the test"))
+    written = tenants.encode(book)
+    assert tenants.decode(written) == book
+    assert b"of the test" not in written
+    for number, tenant in enumerate(listed):
+        assert book.owner(f"token {number} of the test") == tenant
+        book = tenants.remove(book, tenant.name)
+        assert book.owner(f"token {number} of the test") is None
+    assert book == TenantBook()
+
+
+def test_who_is_not_there_cannot_be_removed() -> None:
+    with pytest.raises(UsageError, match="there is no tenant 'bob'; the table has a"):
+        tenants.remove(tenants.decode(file(ONE)), "bob")
+
+
+def test_quotas_refuse_with_what_was_asked_allowed_and_held() -> None:
+    alice = Tenant("alice", quota=Quota(devices=8, message_bytes=100, nodes=10))
+    tenants.check_devices(alice, 4, [2, 2])
+    tenants.check_message(alice, 100, "a program")
+    tenants.check_nodes(alice, 10, "f")
+    for refuse, message in (
+        (
+            lambda: tenants.check_devices(alice, 5, [2, 2]),
+            "asks for a slice of 5 devices and holds 4 in .* 8 are allowed",
+        ),
+        (
+            lambda: tenants.check_message(alice, 101, "a program"),
+            "a program of 101 bytes from tenant 'alice' .* 100 are",
+        ),
+        (lambda: tenants.check_nodes(alice, 11, "f"), "program 'f' of tenant 'alice' has 11 nodes; 10 are allowed"),
+        (lambda: tenants.check_sessions(alice, limits.MAX_SESSIONS), "has 1024; 1024 are allowed"),
+    ):
+        with pytest.raises(QuotaExceeded, match=message):
+            refuse()
+
+
+def test_no_quota_is_no_limit_and_zero_is_one() -> None:
+    free, none = tenants.operators(3), Tenant("b", quota=Quota(devices=0))
+    assert free.name == "session 3"
+    tenants.check_devices(free, 10**9, [10**9])
+    tenants.check_message(free, 10**12, "a program")
+    tenants.check_nodes(free, 10**9, "f")
+    with pytest.raises(QuotaExceeded):
+        tenants.check_devices(none, 1, [])

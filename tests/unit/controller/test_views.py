@@ -1,0 +1,53 @@
+"""What a tenant sees of a cluster that others use too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pathways_ray.controller import views
+
+STATUS: dict[str, Any] = {
+    "islands": [
+        {
+            "island": 0,
+            "hosts": [
+                {
+                    "host": 0,
+                    "node": "machine",
+                    "pid": 77,
+                    "up": True,
+                    "devices": [
+                        {"device": "0.0", "slices": ["session 1: mine", "session 11: secret project"]},
+                        {"device": "0.1", "slices": ["session 2: session 1: mine"]},
+                    ],
+                }
+            ],
+        }
+    ],
+    "slices": [{"session": 1, "name": "mine"}, {"session": 11, "name": "secret project"}],
+    "sessions": [
+        {"session": 1, "name": "a", "buffers": 3, "in_flight": 1},
+        {"session": 11, "name": "eve", "buffers": 9, "in_flight": 2},
+    ],
+    "tenants": [{"tenant": "alice"}, {"tenant": "mallory"}],
+    "tenants_file": {"path": "/etc/secret"},
+    "controller": {"pid": 78},
+    "launches": 99,
+}
+
+
+def test_others_are_somebody() -> None:
+    """A session whose number only begins alike, or whose slice is named to look alike, is another's."""
+    found = views.for_tenant(STATUS, "alice", {1})
+    devices = found["islands"][0]["hosts"][0]["devices"]
+    assert [device["slices"] for device in devices] == [["session 1: mine", "somebody"], ["somebody"]]
+    assert (found["buffers"], found["in_flight"]) == (3, 1)
+    text = json.dumps(found)
+    for word in ("secret", "eve", "mallory", "machine", "77", "78", "99", "11"):
+        assert word not in text
+
+
+def test_who_has_nothing_sees_that_devices_are_held() -> None:
+    devices = views.for_tenant(STATUS, "bob", set())["islands"][0]["hosts"][0]["devices"]
+    assert [device["slices"] for device in devices] == [["somebody", "somebody"], ["somebody"]]

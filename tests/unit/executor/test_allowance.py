@@ -1,0 +1,79 @@
+"""Uploads ask for memory before they get it; what is gone again does not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.errors import GraphError, QuotaExceeded, TooLarge, WireError
+from pathways_ray.executor.allowance import Allowance, check_type, device_bytes
+from pathways_ray.ir.types import ArrayType
+
+
+def there(_: int) -> bool:
+    return True
+
+
+def test_uploads_count_from_their_first_message_until_their_buffer_goes() -> None:
+    """
+    1. 60 of 100 bytes are on their way, and 50 more do not fit; 40 do.
+    2. One fails: its 40 are free. The other arrives: its 60 are not.
+    3. The buffer leaves the store: all is free.
+    """
+    allowance, store = Allowance(), {1}
+    allowance.take(1, 60, 100, store.__contains__)
+    with pytest.raises(QuotaExceeded, match=r"asks for 50 bytes .* uploads of the session hold 60; 100 are allowed"):
+        allowance.take(2, 50, 100, store.__contains__)
+    allowance.take(2, 40, 100, store.__contains__)
+    allowance.failed(2)
+    allowance.arrived(1)
+    with pytest.raises(QuotaExceeded, match="hold 60"):
+        allowance.take(3, 50, 100, store.__contains__)
+    store.clear()
+    allowance.take(3, 100, 100, store.__contains__)
+
+
+def test_without_a_quota_the_runtime_has_a_limit_for_what_is_under_way() -> None:
+    allowance = Allowance()
+    allowance.take(1, limits.MAX_UPLOAD_BYTES, None, there)
+    with pytest.raises(QuotaExceeded, match=r"an upload asks for 1 bytes on a host, and .* are on their way"):
+        allowance.take(2, 1, None, there)
+    allowance.arrived(1)
+    allowance.take(2, 1, None, there)
+
+
+def test_a_buffer_comes_once_at_a_time() -> None:
+    allowance = Allowance()
+    allowance.take(1, 1, None, there)
+    with pytest.raises(WireError, match="buffer 1 is on its way already"):
+        allowance.take(1, 1, None, there)
+
+
+def test_a_buffer_that_is_put_again_counts_twice_until_it_is_looked_for() -> None:
+    """A client that puts the same number over and over gets no more than one that does not."""
+    allowance = Allowance()
+    for _ in range(2):
+        allowance.take(1, 50, 100, there)
+        allowance.arrived(1)
+    with pytest.raises(QuotaExceeded):
+        allowance.take(1, 1, 100, there)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [
+        ((1 << 62, 1 << 62), "float32", TooLarge),
+        ((0, 1 << 62), "float32", TooLarge),
+        ((1,) * (limits.MAX_DIMENSIONS + 1), "float32", TooLarge),
+        ((2,), "object", GraphError),
+    ],
+)
+def test_shapes_that_nobody_could_allocate(shape: tuple[int, ...], dtype: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_type(ArrayType(shape, dtype))
+
+
+def test_bytes_count_for_every_device_that_holds_them() -> None:
+    assert device_bytes([((0, 4), (0, 2)), ((0, 4), (0, 2))], "float64") == 128
+    assert device_bytes([()], "float32") == 4
+    assert device_bytes([((3, 3),)], "float32") == 0

@@ -1,0 +1,351 @@
+"""What functions from clients may do; and that reading them, whatever they are, cannot harm who has them read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+from jax import export
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways_ray import limits
+from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor import checks, sandbox
+from pathways_ray.executor.sandbox import Sandbox
+
+SQUARE = jax.ShapeDtypeStruct((4, 4), np.float32)
+FIVE = jax.ShapeDtypeStruct((5,), np.int8)
+MESH = AbstractMesh((4,), ("x",))
+
+
+def exported(function: Callable[..., Any], *avals: Any, platforms: tuple[str, ...] = ("cpu",)) -> export.Exported:
+    with jax.sharding.use_abstract_mesh(MESH):
+        return export.export(jax.jit(function), platforms=platforms)(*avals or (SQUARE,))
+
+
+def blob_of(found: export.Exported) -> bytes:
+    return bytes(found.serialize())
+
+
+def written(body: str, rest: str = "", **changes: Any) -> bytes:
+    """An exported function from 4x4 floats to 4x4 floats, whose StableHLO was changed by hand; `%0` is its result."""
+    text = (
+        "module { func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {\n"
+        f"{body}\nreturn %0 : tensor<4x4xf32> }}\n{rest} }}"
+    )
+    code = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
+    return blob_of(dataclasses.replace(exported(lambda v: v + 1), mlir_module_serialized=code, **changes))
+
+
+USUAL: dict[str, Callable[..., Any]] = {
+    "linear algebra": lambda v: jnp.linalg.svd(v)[0] + jnp.linalg.inv(v) + jnp.linalg.qr(v)[0] + jnp.linalg.eigh(v)[1],
+    "random": lambda v: v + jax.random.normal(jax.random.key(1), (4, 4)),
+    "loops": lambda v: jax.lax.scan(lambda c, a: (c + a.sum(), a * c), 0.0, v)[1],
+    "branches": lambda v: jax.lax.cond(v[0, 0] > 0, jnp.sin, USUAL["while"], v),
+    "while": lambda v: jax.lax.while_loop(jnp.any, jnp.zeros_like, v),
+    "special": lambda v: jax.scipy.special.erfinv(v) + jax.scipy.special.digamma(v) + jax.scipy.special.gammaln(v),
+    "sorting": lambda v: jnp.sort(v) + jax.lax.top_k(v, 4)[0] + jax.lax.approx_max_k(v, 4)[0],
+    "indices": lambda v: v.at[jnp.array([0, 2])].add(1)[::-1],
+    "convolution": lambda v: jax.lax.conv(v[None, None], v[None, None], (1, 1), "SAME")[0, 0],
+    "constants": lambda v: v + jnp.asarray(np.random.default_rng(0).random((4, 4)), np.float32) + 1j * v,
+    "small types": lambda v: v.astype(jnp.int4).astype(jnp.bfloat16),
+    "collectives": lambda v: jax.shard_map(
+        lambda s: jax.lax.psum(jax.lax.all_gather(s, "x"), "x") + jax.lax.axis_index("x"), mesh=MESH, in_specs=P("x"),
+        out_specs=P(None, "x"),
+    )(v),
+    "derivatives": jax.grad(lambda v: jax.checkpoint(lambda u: jnp.sin(u) @ u)(v).sum()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", USUAL.values(), ids=USUAL)
+def test_what_programs_usually_do_is_allowed(function: Callable[..., Any]) -> None:
+    assert checks.verdicts([blob_of(exported(function))]) == [""]
+    assert checks.verdicts([blob_of(exported(function, platforms=("cpu", "cuda")))]) == [""]
+
+
+TALKS = """
+%t = stablehlo.create_token : !stablehlo.token
+%0:2 = "stablehlo.infeed"(%t) : (!stablehlo.token) -> (tensor<4x4xf32>, !stablehlo.token)
+return %0#0 : tensor<4x4xf32> } func.func @other(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {
+%0 = stablehlo.add %arg0, %arg0 : tensor<4x4xf32>"""
+SENDS = """
+%t = stablehlo.create_token : !stablehlo.token
+%u = "stablehlo.outfeed"(%arg0, %t) : (tensor<4x4xf32>, !stablehlo.token) -> !stablehlo.token
+%0 = stablehlo.add %arg0, %arg0 : tensor<4x4xf32>"""
+CALLS = "%0 = stablehlo.custom_call @{}(%arg0) : (tensor<4x4xf32>) -> tensor<4x4xf32>"
+CALL = "%0 = call @f0(%arg0) : (tensor<4x4xf32>) -> tensor<4x4xf32>"
+
+
+def chain(length: int, calls: int, last: str) -> str:
+    """Functions f0, f1, … each of which calls the next one `calls` times; the last one calls `last`, or nobody."""
+    found = []
+    for number in range(length):
+        callee = f"f{number + 1}" if number + 1 < length else last
+        lines = [f"%{k} = call @{callee}(%a) : (tensor<4x4xf32>) -> tensor<4x4xf32>" for k in range(calls)]
+        lines = lines if callee else ["%0 = stablehlo.sine %a : tensor<4x4xf32>"]
+        body = "\n".join(lines)
+        kind = "(%a: tensor<4x4xf32>) -> tensor<4x4xf32>"
+        found.append(f"func.func private @f{number}{kind} {{ {body}\nreturn %0 : tensor<4x4xf32> }}")
+    return "\n".join(found)
+
+
+def nested(depth: int) -> str:
+    body = "%i = stablehlo.constant dense<0> : tensor<i32>\n"
+    for level in range(depth):
+        body += f'%r{level} = "stablehlo.case"(%i) ({{ \n'
+    body += "stablehlo.return %arg0 : tensor<4x4xf32>\n"
+    for level in reversed(range(depth)):
+        body += "}) : (tensor<i32>) -> tensor<4x4xf32>\n"
+        body += f"stablehlo.return %r{level} : tensor<4x4xf32>\n" if level else ""
+    return body + "%0 = stablehlo.sine %r0 : tensor<4x4xf32>"
+
+
+REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "what waits for the host": (lambda: written(TALKS), r"operation stablehlo\.\w+ (is not|has a value of type)"),
+    "what talks to the host": (lambda: written(SENDS), r"operation stablehlo\.create_token is not among those"),
+    "a callback": (lambda: written(CALLS.format("xla_ffi_python_cpu_callback")), "custom call 'xla_ffi_python_cpu"),
+    "another callback": (lambda: written(CALLS.format("xla_python_gpu_callback")), "is not among those that programs"),
+    "a kernel of the client's": (lambda: written(CALLS.format("tpu_custom_call")), "custom call 'tpu_custom_call' is"),
+    "memory of others": (lambda: written(CALLS.format("AllocateBuffer")), "custom call 'AllocateBuffer' is not among"),
+    "recursion": (lambda: written(CALL, chain(3, 1, "f0")), "call each other more than 64 deep, or without end"),
+    "calls that double": (lambda: written(CALL, chain(40, 2, "")), r"operations when calls are expanded; 262144 are"),
+    "deep calls": (lambda: written(CALL, chain(70, 1, "")), "call each other more than 64 deep"),
+    "deep nesting": (lambda: written(nested(70)), "its operations are nested more than 64 deep"),
+    "a shape of data": (
+        lambda: written(
+            "%d = stablehlo.custom_call @Eigh(%arg0) : (tensor<4x4xf32>) -> tensor<?xf32>\n"
+            "%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"
+        ),
+        r"has a value of type tensor<\?xf32>; only arrays of known shapes",
+    ),
+    "a value of an exabyte": (
+        lambda: written(
+            "%c = stablehlo.constant dense<0.0> : tensor<f32>\n"
+            "%b = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> tensor<1099511627776x1048576xf32>\n"
+            "%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"
+        ),
+        "of more than 17592186044416 bytes",
+    ),
+    "another function than it says": (
+        lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", in_avals=exported(jnp.abs, FIVE).in_avals),
+        r"its code has arguments \(tensor<4x4xf32>\), and it says \(tensor<5xi8>\)",
+    ),
+    "another result than it says": (
+        lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", out_avals=exported(lambda v: v.sum()).out_avals),
+        r"its code has results \(tensor<4x4xf32>\), and it says \(tensor<f32>\)",
+    ),
+    "arguments that are not there": (
+        lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", module_kept_var_idx=(7,)),
+        r"it keeps arguments \(7,\) of 1",
+    ),
+    "an old convention": (
+        lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", calling_convention_version=1),
+        "its calling convention has version 1; this runtime knows",
+    ),
+    "no StableHLO": (
+        lambda: blob_of(dataclasses.replace(exported(jnp.sin), mlir_module_serialized=b"ML\xefR nonsense")),
+        "its StableHLO cannot be read",
+    ),
+    "nothing": (lambda: b"", "it is no exported function"),
+    "pickle": (lambda: b"\x80\x04\x95\x0c\0\0\0\0\0\0\0\x8c\x08builtins\x94.", "it is no exported function"),
+    "symbolic shapes": (
+        lambda: blob_of(
+            exported(jnp.sin, jax.ShapeDtypeStruct(export.symbolic_shape("n, 2"), np.float32))
+        ),
+        r"argument 0 has a shape that depends on others: \(n, 2\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("blob", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(blob: Callable[[], bytes], message: str) -> None:
+    with pytest.raises(ProgramRefused, match=message):
+        checks.check_function(blob())
+
+
+def test_what_is_written_by_hand_is_not_refused_for_that() -> None:
+    checks.check_function(written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"))
+    checks.check_function(written(CALL, chain(30, 1, "")))
+    checks.check_function(written(nested(30)))
+
+
+def test_limits_of_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    constant = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+    big = blob_of(exported(lambda v: v + jnp.asarray(constant)[:4, :4]))
+    checks.check_function(big)
+    monkeypatch.setattr(limits, "MAX_CONSTANT_BYTES", 10_000)
+    with pytest.raises(ProgramRefused, match=r"its constants have 163.. bytes; 10000 are the limit"):
+        checks.check_function(big)
+    monkeypatch.setattr(limits, "MAX_OPERATIONS", 4)
+    with pytest.raises(ProgramRefused, match="operations"):
+        checks.check_function(blob_of(exported(lambda v: jnp.sin(jnp.cos(jnp.exp(jnp.tanh(v)))))))
+
+
+# --- the sandbox ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Sandbox]:
+    made = Sandbox(3)
+    yield made
+    made.close()
+
+
+def digest(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
+
+
+def check(checker: Sandbox, *blobs: bytes) -> None:
+    functions = {digest(blob): blob for blob in blobs}
+    checker.check("f", list(functions), functions)
+
+
+def test_verdicts_come_from_another_process(checker: Sandbox) -> None:
+    good, bad = blob_of(exported(jnp.sin)), written(CALLS.format("evil"))
+    check(checker, good)
+    with pytest.raises(ProgramRefused, match="f is refused on host 3: custom call 'evil' is not among those"):
+        check(checker, bad)
+    # Of a program's functions only those that are asked for count; the others are known afterwards.
+    other = blob_of(exported(jnp.cos))
+    functions = {digest(blob): blob for blob in (other, bad)}
+    checker.check("g", [digest(other)], functions)
+    with pytest.raises(ProgramRefused, match="g is refused"):
+        checker.check("g", [digest(bad)], functions)
+
+
+def test_some_hundred_broken_functions_harm_nobody(checker: Sandbox) -> None:
+    """About one in a hundred would crash this process, or keep it busy, if it read them itself."""
+    rng = random.Random(1)
+    whole = [blob_of(exported(f)) for f in (jnp.sin, USUAL["random"], USUAL["sorting"])]
+    check(checker, whole[0])
+    there = checker._process
+    found: collections.Counter[str] = collections.Counter()
+    for number in range(300):
+        data = bytearray(whole[number % 3])
+        match rng.randrange(4):
+            case 0:
+                for _ in range(rng.randint(1, 3)):
+                    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[rng.randrange(len(data)) :]
+            case 2:
+                at = rng.randrange(len(data))
+                data[at : at + rng.randint(1, 8)] = rng.randbytes(rng.randint(0, 8))
+            case _:
+                at, to = rng.randrange(len(data)), rng.randrange(len(data))
+                data[at : at + 20] = data[to : to + 20]
+        try:
+            check(checker, bytes(data))
+            found["allowed"] += 1
+        except ProgramRefused as error:
+            found["crashed" if sandbox.CRASHED in str(error) else "refused"] += 1
+    print(found)
+    assert found["refused"] > 200
+    assert checker._process is there, "what crashes is a fork, which is expected to"
+    check(checker, whole[1])
+
+
+TROUBLES = {
+    "crash": "import os; os.kill(os.getpid(), 11)",
+    "hang": "while True: pass",
+    "sleep": "import time; time.sleep(1000)",
+    "memory": "x = bytearray(20 << 30)",
+    "files": "open(os.environ['HOME'] + '/written-by-a-sandbox', 'w').write('x' * 100000)",
+    "exit": "import os; os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The checker's process loads a `checks` that does something else; who asks gets a refusal in bounded time, and the
+    next program is read as if nothing had been."""
+    package = tmp_path / "sitecustomize.py"
+    package.write_text(
+        "import os, sys, types\n"
+        "if 'pathways_ray.executor.sandbox' in ' '.join(sys.orig_argv):\n"
+        "    from pathways_ray.executor import sandbox\n"
+        "    fake = types.ModuleType('pathways_ray.executor.checks')\n"
+        "    def verdicts(blobs):\n"
+        "        if blobs == [b'good']:\n"
+        "            return ['']\n"
+        f"        {TROUBLES[trouble]}\n"
+        "    fake.verdicts = verdicts\n"
+        "    sys.modules['pathways_ray.executor.checks'] = fake\n"
+        "    import pathways_ray.executor; pathways_ray.executor.checks = fake\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    limit = 2.0 if trouble == "sleep" else sandbox.READ_LIMIT_S
+    source = f"import pathways_ray.executor.sandbox as s; s.READ_LIMIT_S = {limit}; s.main()"
+    made = Sandbox(0, command=("-c", source))
+    try:
+        start = time.monotonic()
+        with pytest.raises(ProgramRefused):
+            made.check("f", ["1"], {"1": b"bad"})
+        assert time.monotonic() - start < 20
+        made.check("f", ["2"], {"2": b"good"})
+        assert made._process is not None
+        assert psutil.Process(made._process.pid).children() == []
+        written = tmp_path / "written-by-a-sandbox"
+        assert not written.exists() or written.stat().st_size == 0
+    finally:
+        made.close()
+
+
+def test_a_checker_that_is_killed_is_started_anew(checker: Sandbox) -> None:
+    check(checker, blob_of(exported(jnp.sinh)))
+    assert checker._process is not None
+    checker._process.kill()
+    check(checker, blob_of(exported(jnp.cosh)))
+
+
+def test_without_a_checker_nothing_is_allowed() -> None:
+    broken = Sandbox(5, command=("-c", "pass"))
+    with pytest.raises(CompileError, match="host 5 cannot check functions: its checker does not run"):
+        broken.check("f", ["1"], {"1": b""})
+    broken.close()
+
+
+def test_the_checker_ends_with_its_owner_and_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret of the cluster")
+    made = Sandbox(0)
+    made.start()
+    assert made._process is not None
+    process = psutil.Process(made._process.pid)
+    assert "secret of the cluster" not in process.environ().values()
+    assert "PATH" in process.environ() or "PATH" not in os.environ
+    made._process.stdin.close()  # type: ignore[union-attr]
+    process.wait(10)
+    made.close()
+
+
+def test_several_threads_may_ask(checker: Sandbox) -> None:
+    blobs = [blob_of(exported(lambda v, k=k: v * k)) for k in range(8)]
+    errors: list[BaseException] = []
+
+    def ask(blob: bytes) -> None:
+        try:
+            check(checker, blob)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(blob,)) for blob in blobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

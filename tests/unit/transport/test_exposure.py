@@ -1,0 +1,121 @@
+"""Where a runtime may listen: on loopback as it likes, elsewhere with TLS and tokens, or when its operator insists."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pathways_ray.errors import UsageError
+from pathways_ray.transport import tls
+from pathways_ray.transport.exposure import Exposure, Tls, check_exposure, is_loopback, joined
+
+TLS = Tls("c", "k", "c", "name")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.7", "::1", "[::1]", "localhost"])
+def test_loopback(address: str) -> None:
+    assert is_loopback(address)
+    check_exposure(Exposure(front=address, data=address, links=address), ["10.0.0.1"], insecure=False)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "0.0.0.0", "::", "example.org", "127.0.0.1.example.org", "", "2001:db8::1"]
+)
+def test_elsewhere(address: str) -> None:
+    assert not is_loopback(address)
+
+
+OPEN = [
+    Exposure(front="10.0.0.1"),
+    Exposure(data="10.0.0.1"),
+    Exposure(links="10.0.0.1"),
+    Exposure(front=""),
+    Exposure(links=""),
+    Exposure(front="example.org"),
+]
+
+
+@pytest.mark.parametrize("exposure", OPEN, ids=str)
+def test_open_to_others_takes_tls_and_tokens(exposure: Exposure) -> None:
+    machines = ["10.0.0.2", "10.0.0.3"]
+    for certificate, tenants, missing in (
+        (None, "", r"without TLS \(tls=.*\) and tokens for tenants \(tenants=file\)"),
+        (TLS, "", "without tokens for tenants"),
+        (None, "file", r"without TLS \(tls=\(certificate, key\)\): anybody"),
+    ):
+        asked = Exposure(exposure.front, 0, exposure.data, exposure.links, certificate, tenants)
+        with pytest.raises(UsageError, match=f"would listen at .*{missing}"):
+            check_exposure(asked, machines, insecure=False)
+        check_exposure(asked, machines, insecure=True)
+    check_exposure(Exposure(exposure.front, 0, exposure.data, exposure.links, TLS, "file"), machines, insecure=False)
+
+
+def test_machines_that_are_all_this_one_need_nothing() -> None:
+    check_exposure(Exposure(front="", data="", links=""), iter(["127.0.0.2", "127.0.0.3"]), insecure=False)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_ports(port: int) -> None:
+    with pytest.raises(UsageError, match=f"port {port} is none"):
+        check_exposure(Exposure(port=port), [], insecure=True)
+
+
+def test_addresses_with_ports() -> None:
+    assert joined("10.0.0.1", 5) == "10.0.0.1:5"
+    assert joined("::1", 5) == joined("[::1]", 5) == "[::1]:5"
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path, name: str, *options: str) -> tuple[str, str]:
+    """A self-signed certificate and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates of this test, and is not there")
+    certificate, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-keyout", key, "-out", certificate, "-subj", f"/CN={name}", *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_certificate_that_works(tmp_path: Path) -> None:
+    certificate, key = made(tmp_path, "good", "-addext", "subjectAltName=DNS:pathways.test,IP:127.0.0.1")
+    assert tls.checked(certificate, key) == Tls(certificate, key, certificate, "pathways.test")
+    roots = Path(certificate).read_bytes()
+    assert tls.client_roots(certificate) == tls.client_roots(Path(certificate)) == tls.client_roots(roots) == roots
+
+
+def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = made(tmp_path, "good", "-addext", "subjectAltName=DNS:pathways.test")
+    other, other_key = made(tmp_path, "other", "-addext", "subjectAltName=DNS:other.test")
+    nameless, nameless_key = made(tmp_path, "nameless")
+    for arguments, message in (
+        ((certificate, other_key), "does not work: .*KEY_VALUES_MISMATCH"),
+        ((certificate, key, other), "does not work: .*CERTIFICATE_VERIFY_FAILED"),
+        ((key, key), "does not work"),
+        ((certificate, str(tmp_path / "none")), "none' cannot be read: No such file"),
+        ((nameless, nameless_key), "names nobody; give it a subjectAltName"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tls.checked(*arguments)
+    with pytest.raises(UsageError, match="the bytes given as ca hold no certificates in PEM form"):
+        tls.client_roots(b"nonsense")
+    monkeypatch.delenv(tls.CA_VARIABLE, raising=False)
+    assert tls.client_roots(None) is None
+    monkeypatch.setenv(tls.CA_VARIABLE, other)
+    assert tls.client_roots(None) == Path(other).read_bytes()
