@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,31 @@ class Options:
             names.check_name(self.name)
         if self.tls and len(self.tls) not in (2, 3):
             raise UsageError(f"tls takes (certificate, key) or (certificate, key, ca), not {self.tls!r}")
+        self.exposure([LOOPBACK])  # what is wrong on one machine is wrong on several
+
+    def exposure(self, machines: Sequence[str]) -> Exposure:
+        """Where the processes listen: on loopback while all machines are at one address and nothing else is wanted.
+
+        Args:
+            machines: the addresses of the Ray nodes.
+
+        Raises:
+            UsageError: others could not reach the controller there; the certificate or the table of tenants is none;
+                the runtime would listen beyond loopback without them.
+        """
+        if self.bind in ("0.0.0.0", "::", "[::]"):
+            raise UsageError(f"{self.bind} is no address to connect to; bind to where others reach this machine")
+        if is_loopback(self.bind) and not all(map(is_loopback, machines)) and len(machines) > 1:
+            raise UsageError(
+                f"Ray has nodes at {', '.join(machines)}, which could not reach a controller at {self.bind}"
+            )
+        tls = checked(*self.tls) if self.tls else None
+        TenantsFile(self.tenants, strict=True)
+        here = LOOPBACK if len(machines) == 1 else ""
+        front = self.bind or here
+        exposure = Exposure(front, self.port, front if here else "", here, tls, self.tenants)
+        check_exposure(exposure, machines, self.insecure)
+        return exposure
 
 
 @dataclass
@@ -186,7 +211,7 @@ def _is_about_tokens(error: BaseException | None) -> bool:
 def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
-    exposure = _exposure(options)
+    exposure = options.exposure(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
     token = options.token or secrets.token_hex(16)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = shape.members()
@@ -272,47 +297,6 @@ def _kill(actors: list[Any], groups: list[Any]) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-
-
-def _exposure(options: Options) -> Exposure:
-    """Where the processes listen: on loopback while all Ray nodes are at one address and nothing else is wanted.
-
-    Raises:
-        UsageError: others could not reach the controller there; the certificate or the table of tenants is none; the
-            runtime would listen beyond loopback without them.
-    """
-    machines = sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()})
-    wanted = options.bind
-    if wanted in ("0.0.0.0", "::", "[::]"):
-        raise UsageError(f"{wanted} is no address to connect to; bind to the one at which others reach this machine")
-    if len(machines) > 1 and is_loopback(wanted) and not all(map(is_loopback, machines)):
-        raise UsageError(f"Ray has nodes at {', '.join(machines)}, which could not reach a controller at {wanted}")
-    tls = checked(*options.tls) if options.tls else None
-    if options.tenants:
-        TenantsFile(options.tenants, strict=True)
-    here = LOOPBACK if len(machines) == 1 else ""
-    front = wanted or here
-    data = front if here else ""
-    # The successor of a controller serves on the same port, so that the url stays.
-    port = _usable_port(front, options.port) if options.name else options.port
-    exposure = Exposure(front, port, data, here, tls, options.tenants)
-    check_exposure(exposure, machines, options.insecure)
-    return exposure
-
-
-def _usable_port(address: str, port: int) -> int:
-    """The port, or a free one in place of 0.
-
-    Raises:
-        UsageError: this machine cannot serve there.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.strip("[]"), port))
-        except OSError as error:
-            raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {error}") from error
-        return int(probe.getsockname()[1])
 
 
 def _await(refs: Any, what: str, deadline: float) -> Any:

@@ -1,0 +1,161 @@
+"""TLS: clients and the runtime's own processes talk encrypted, nobody comes in past it; without it, loopback only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.transport import streams
+
+TOKEN = "alice-token-0123456789"
+TENANTS = {"tenants": [{"name": "alice", "token": TOKEN}]}
+
+SERVER = """
+    import json, sys
+    import ray
+    import pathways_ray as pw
+
+    certificate, key, tenants, address = sys.argv[1:]
+    refused = []
+    for options in (
+        dict(bind=address),
+        dict(bind=address, tls=(certificate, key)),
+        dict(bind=address, tenants=tenants),
+        dict(bind="0.0.0.0", tls=(certificate, key), tenants=tenants),
+        dict(tls=(certificate, certificate)),
+        dict(tls=(certificate,)),
+        dict(tenants=certificate),
+        dict(tenants=tenants + ".none"),
+    ):
+        try:
+            pw.init(**options).close()
+        except pw.errors.UsageError as error:
+            refused.append(str(error))
+    with pw.init(islands=2, hosts_per_island=1, devices_per_host=2, bind=address, tls=(certificate, key),
+                 tenants=tenants) as session:
+        import numpy as np
+        steps = [pw.compiled(lambda v: v + 1, slice=pw.virtual_slice((2,), island=k)) for k in (0, 1)]
+        right = np.asarray(pw.program(lambda v: steps[1](steps[0](v)))(np.arange(4.0))).tolist()
+        lookup = session.cluster.resource_manager.lookup
+        links = [ray.get(lookup.remote(name)) for name in ("controller", "scheduler-0", "scheduler-1")]
+        pids = [host["pid"] for island in pw.islands() for host in island["hosts"]]
+        found = {"url": session.url, "links": links, "pids": pids, "right": right, "refused": refused}
+        print(json.dumps(found), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> str:
+    """Where other machines would reach this one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        found: str = probe.getsockname()[0]
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(python, tmp_path_factory: pytest.TempPathFactory, address: str) -> Iterator[dict[str, Any]]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate of this test, and is not there")
+    folder = tmp_path_factory.mktemp("operator")
+    certificate, key, tenants = folder / "cert.pem", folder / "key.pem", folder / "tenants.json"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=pathways"]
+    # The name of the runtime, and the front door's address; that of the hosts is another one in a cluster.
+    command += ["-addext", f"subjectAltName=DNS:pathways.test,IP:{address}"]
+    subprocess.run(command, check=True, capture_output=True)
+    tenants.write_text(json.dumps(TENANTS))
+    process = python.start(SERVER, str(certificate), str(key), str(tenants), address)
+    said = process.stdout.readline()
+    assert said, process.communicate()[1]
+    yield {**json.loads(said), "ca": str(certificate)}
+    process.stdin.write("end\n")
+    process.stdin.flush()
+    python.finish(process)
+
+
+def test_a_runtime_that_would_be_open_does_not_start(cluster: dict[str, Any], address: str) -> None:
+    messages = cluster["refused"]
+    assert len(messages) == 8
+    both, tokens, tls, everywhere, key, two, table, none = messages
+    assert (
+        f"would listen at {address} without TLS (tls=(certificate, key)) and tokens for tenants (tenants=file)" in both
+    )
+    assert f"would listen at {address} without tokens for tenants" in tokens
+    assert f"would listen at {address} without TLS" in tls
+    assert "0.0.0.0 is no address to connect to" in everywhere
+    assert "does not work" in key
+    assert "tls takes (certificate, key) or (certificate, key, ca)" in two
+    assert "not a table of tenants" in table
+    assert "cannot be read" in none
+
+
+def test_clients_and_islands_work_encrypted(cluster: dict[str, Any]) -> None:
+    assert cluster["right"] == [2.0, 3.0, 4.0, 5.0]
+    assert cluster["url"].startswith("grpcs://")
+    for ca in (cluster["ca"], Path(cluster["ca"]).read_bytes()):
+        with pw.connect(cluster["url"], TOKEN, ca=ca) as session, session.virtual_slice((2,), ("x",)) as s:
+            x = pw.put(np.arange(1 << 16, dtype=np.float32), slice=s, spec=P("x"))
+            doubled = pw.compiled(lambda v: v * 2, slice=s, in_specs=P("x"), out_specs=P("x"))
+            np.testing.assert_array_equal(np.asarray(doubled(x)), np.arange(1 << 16, dtype=np.float32) * 2)
+
+
+def test_the_variable_and_the_scheme(cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATHWAYS_CA", cluster["ca"])
+    pw.connect(cluster["url"], TOKEN).close()
+    pw.connect(cluster["url"].replace("grpcs://", "grpc://"), TOKEN, ca=cluster["ca"]).close()
+
+
+def test_nobody_comes_in_unencrypted_or_trusts_a_stranger(cluster: dict[str, Any], within, tmp_path: Path) -> None:
+    plain = cluster["url"].replace("grpcs://", "grpc://")
+    with within(8), pytest.raises(pw.errors.ControllerLost, match="does not answer"):
+        pw.connect(plain, TOKEN, timeout=2.0)
+    with within(8), pytest.raises(pw.errors.ControllerLost, match="does not answer"):
+        pw.connect(cluster["url"], TOKEN, timeout=2.0)  # the system does not know this CA
+    with pytest.raises(pw.errors.UsageError, match="no certificates in PEM form"):
+        pw.connect(cluster["url"], TOKEN, ca=b"-----BEGIN CERTIFICATE-----\nnonsense")
+    with pytest.raises(pw.errors.AuthenticationError):
+        pw.connect(cluster["url"], "wrong", ca=cluster["ca"])
+    for endpoint in [cluster["url"].removeprefix("grpcs://"), *cluster["links"]]:
+        with grpc.insecure_channel(endpoint) as channel:
+            for method in (streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, streams.DATA_STREAM):
+                with pytest.raises(grpc.RpcError):
+                    list(channel.stream_stream(method)(iter(()), timeout=2.0))
+
+
+def test_only_what_clients_need_listens_elsewhere(cluster: dict[str, Any], address: str) -> None:
+    """The controller's front door and one port of each host; links and JAX's transfer servers stay on loopback."""
+    assert all(link.startswith("127.0.0.1:") for link in cluster["links"])
+    for pid in cluster["pids"]:
+        found = [c for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        listening = [c.laddr.ip.removeprefix("::ffff:") for c in found]
+        # Ray's own server in the process listens everywhere.
+        assert set(listening) <= {"127.0.0.1", address, "::", "0.0.0.0"}
+        assert listening.count(address) == 1
