@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from pathways_ray.scheduler.policies import POLICIES
+from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.world import simulate
 
 

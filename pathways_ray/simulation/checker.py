@@ -30,6 +30,9 @@ OUTCOME_LIMIT_S = 75.0
 FREED_LIMIT_S = 10.0
 """After a session's end all it held is free within this time, or after the last fault when that is later."""
 
+SETTLED_S = 1.0
+"""When nothing happened for this long, nothing is on its way any more."""
+
 OF_LOSSES = {"HostLost", "BufferLost", "ControllerLost", "ProgramRefused"}
 """Failures that only a lost process explains."""
 
@@ -118,8 +121,12 @@ class Checker:
             pass
         elif failure.kind not in OF_LOSSES and failure.kind != "ExecutionError":
             self.report(f"{name} failed with what should not happen: {failure}")
-        elif not self.world.losses:
+        elif not self._something_was_lost():
             self.report(f"{name} failed as if a process was lost, and none was: {failure}")
+
+    def _something_was_lost(self) -> bool:
+        """Whether a process ended, or a stream broke, which is the same to those at its ends."""
+        return self.world.losses > 0 or self.world.network.broken > 0
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -153,7 +160,7 @@ class Checker:
     def look_failed(self, client: SimulatedClient, buffer: int, failure: Failure) -> None:
         expected = self.expected.get((client.session, buffer))
         doubtful = (client.session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
-        if not isinstance(expected, Failure) and not self.world.losses and not doubtful:
+        if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
             self.report(f"session {client.session} cannot look at buffer {buffer}: {failure}")
 
     # --- one order ----------------------------------------------------------------------------------------------------
@@ -213,6 +220,9 @@ class Checker:
         for session in controller.launches.sessions.values():
             if session.in_flight > self.world.settings.max_in_flight:
                 self.report(f"session {session.id} has {session.in_flight} launches in flight")
+        for island, count in controller.launches.crossings.under_way.items():
+            if count > self.world.settings.crossing_window:
+                self.report(f"island {island} has {count} launches over several islands")
         self._validate(controller.launches.validate)
 
     def _validate(self, validate: Any) -> None:
@@ -230,6 +240,15 @@ class Checker:
         """A client left, or died, or lost its session: from now on the clock runs for what it held."""
         if client.session and client.session not in self.gone:
             self.gone[client.session] = self.world.clock.now
+
+    def check_kept(self, client: SimulatedClient) -> None:
+        """A client has nothing under way, and all is quiet: hosts hold what it has handles to, and no more."""
+        if self.world.clock.now - max(self.world.quiet_since, client.last_drop) < SETTLED_S:
+            return
+        for host in self.world.hosts.values():
+            kept = host.store.sessions.get(client.session, {}).keys() - client.held.keys()
+            if kept:
+                self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {client.session} for nobody")
 
     def check_freed(self) -> None:
         """Looks at the sessions that ended long enough ago."""

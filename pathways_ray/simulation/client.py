@@ -93,6 +93,7 @@ class SimulatedClient:
         self.addresses: dict[int, tuple[int, str]] = {}
         self.queue: deque[tuple[Any, list[Upload], tuple[Held, ...]]] = deque()
         self.launches = self.buffers = 0
+        self.last_drop = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
     # --- opening ------------------------------------------------------------------------------------------------------
@@ -255,6 +256,7 @@ class SimulatedClient:
         if self.held.pop(held.number, None) is not None:
             uploads = [held.upload] if held.upload is not None and not held.upload.done else []
             self._enqueue(Free((held.number,)), uploads)
+            self.last_drop = self.world.clock.now
 
     def _name_what_is_not_mine(self) -> None:
         """A launch with a buffer that this session does not have: another one may have a buffer of that number."""
@@ -386,6 +388,10 @@ class SimulatedClient:
         if self.pending or self.queue or self.looks:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
+        if self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
+            self.world.network.after(self.process, 0.5, self._leave_when_done)
+            return
+        self.world.checker.check_kept(self)
         self.world.checker.session_ended(self, "left")
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self.over = True
@@ -401,5 +407,6 @@ class SimulatedClient:
             failure = Failure("ControllerLost", f"the session ended: {why}")
             self.world.checker.outcome(self, launch, failure, by_client=True)
         self.pending.clear()
+        self.queue.clear()
         self.world.checker.session_ended(self, why)
         self.world.client_over(self)

@@ -13,8 +13,8 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.graph import Graph
 from pathways_ray.resource_manager.allocation import Wish
-from pathways_ray.scheduler.policies import POLICIES
 from pathways_ray.simulation.network import End, Process
+from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import (
     Done,
     Enqueued,
@@ -73,35 +73,31 @@ class SimulatedController:
     # --- islands ------------------------------------------------------------------------------------------------------
 
     def island_connects(self, near: End, address: str) -> None:
+        island = int(address.split("/")[0])
         end = End(
             self.world.network,
             self.process,
-            lambda batch: self._from_island(end, batch),
-            lambda: self._stream_ended(end, address),
+            lambda batch: self._from_island(end, island, batch),
+            lambda: self._stream_ended(end, island, address),
         )
         self.world.network.stream(near, end)
 
-    def _stream_ended(self, end: End, address: str) -> None:
-        for island, known in list(self.islands.items()):
-            if known is end:
-                self._island_ended(island)
-        self.world.manager.withdraw(self.process, f"scheduler-{address.split('/')[0]}", address)
+    def _stream_ended(self, end: End, island: int, address: str) -> None:
+        if self.islands.get(island) is end:
+            self._island_ended(island)
+        self.world.manager.withdraw(self.process, f"scheduler-{island}", address)
 
     def _island_ended(self, island: int) -> None:
         self.islands.pop(island, None)
         for host in [h for h in self.launches.hosts.values() if h.island == island]:
             self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
 
-    def _from_island(self, end: End, batch: list[Any]) -> None:
+    def _from_island(self, end: End, island: int, batch: list[Any]) -> None:
         if isinstance(batch[0], IslandUp):
-            island = batch[0].island
             if island in self.islands:
                 self._island_ended(island)
             self.islands[island] = end
             self._do(self.launches.island_up(island))
-        island = next((i for i, known in self.islands.items() if known is end), -1)
-        if island < 0:
-            return
         launches = self.launches
         for message in batch:
             match message:

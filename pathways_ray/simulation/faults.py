@@ -59,7 +59,7 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
             faults.append(Fault(time, kind, random.choice(nodes["host"]), 5.0))
         elif kind == "part" and random.random() < 0.2:
             # Many links at once, and they come back one by one.
-            for link in {_link(random, nodes) for _ in range(6)}:
+            for link in dict.fromkeys(_link(random, nodes) for _ in range(6)):
                 faults.append(Fault(time + random.random(), kind, link, _length(random, 6.0)))
             faults.sort(key=lambda fault: (fault.time, fault.where))
         else:

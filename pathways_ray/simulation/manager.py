@@ -31,7 +31,7 @@ class SimulatedManager:
         self.lookups: list[tuple[str, Callable[[str], None]]] = []
 
     def _post(self, caller: Process, act: Callable[[], None], twice: bool = False) -> None:
-        self.world.network.post(caller, self.process, act, twice=twice)
+        self.world.network.post(caller, self.process, act, twice=twice, in_order=True)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
 

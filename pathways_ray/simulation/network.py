@@ -153,6 +153,8 @@ class Network:
     weather: dict[tuple[str, str], Weather] = field(default_factory=dict)
     alive: dict[int, Process] = field(default_factory=dict)
     faults_hit: int = 0
+    broken: int = 0
+    _last_post: dict[tuple[int, int], float] = field(default_factory=dict)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -224,25 +226,39 @@ class Network:
 
     # --- posts --------------------------------------------------------------------------------------------------------
 
-    def post(self, source: Process, target: Process, act: Act, *arguments: Any, twice: bool = False) -> None:
+    def post(
+        self,
+        source: Process,
+        target: Process,
+        act: Act,
+        *arguments: Any,
+        twice: bool = False,
+        in_order: bool = False,
+    ) -> None:
         """One message that overtakes others or is overtaken. It is lost with its target.
 
         Args:
             twice: it may come a second time.
+            in_order: behind all that `source` sent to `target` in order before, as Ray's calls of one actor to another.
         """
-        link = _link(source, target)
-        self.clock.after(self.packet_delay(source, target), self._post_arrives, link, target, act, arguments)
-        weather = self.weather.get(link)
+        time = self.clock.now + self.packet_delay(source, target)
+        if in_order:
+            key = (source.number, target.number)
+            time = self._last_post[key] = max(time, self._last_post.get(key, 0.0))
+        self.clock.at(time, self._post_arrives, source, target, in_order, act, arguments)
+        weather = self.weather.get(_link(source, target))
         if twice and weather is not None and self.random.random() < weather.duplicate:
-            self.clock.after(self.packet_delay(source, target), self._post_arrives, link, target, act, arguments)
+            later = time + 0.05 * self.random.random()
+            self.clock.at(later, self._post_arrives, source, target, in_order, act, arguments)
             self.faults_hit += 1
 
-    def _post_arrives(self, link: tuple[str, str], target: Process, act: Act, arguments: tuple[Any, ...]) -> None:
-        until = self.parted_until.get(link, 0.0)
-        if until > self.clock.now:
-            self.clock.at(until + 0.2 * self.random.random(), self._post_arrives, link, target, act, arguments)
-        else:
+    def _post_arrives(self, source: Process, target: Process, call: bool, act: Act, arguments: tuple[Any, ...]) -> None:
+        until = self.parted_until.get(_link(source, target), 0.0)
+        if until <= self.clock.now:
             target.run(act, *arguments)
+        elif source.alive or not call:
+            # Sent again after the partition; nobody does that with the calls of a process that is gone.
+            self.clock.at(until + 0.1, self._post_arrives, source, target, call, act, arguments)
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 
@@ -279,6 +295,7 @@ class Network:
             self._break(end)
 
     def _break(self, end: End) -> None:
+        self.broken += 1
         end.finish()
         end.peer.finish()
 

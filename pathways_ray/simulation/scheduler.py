@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
-from pathways_ray.scheduler.policies import POLICIES
 from pathways_ray.simulation.network import End
+from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import Heartbeat, HostUp, IslandUp
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class SimulatedScheduler:
 
     def _watch(self) -> None:
         now = self.world.clock.now
-        self.order.tick(now)
+        self._do(self.order.tick(now))
         if self.controller is not None:
             self.controller.send(self.order.load())
         if now - self.last_watch > SILENCE_LIMIT_S / 2:

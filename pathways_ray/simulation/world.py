@@ -23,12 +23,13 @@ from pathways_ray.simulation.faults import Fault
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process, Weather
+from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.transfer import Transfer
 
 SLICES_ANYWHERE = False
-"""Whether slices may lie on some hosts of an island only. Not yet: a launch that fails there is taken for a disagreement
-of its hosts, and a host without a part in a program misses its plan after a restart."""
+"""Whether slices may lie on some hosts of an island only. Not yet: a launch that fails there is taken for a
+disagreement of its hosts, and a host without a part in a program misses its plan after a restart."""
 
 FAULT_SPAN_S = 8.0
 """Faults come within this time; clients are busy for about as long."""
@@ -62,7 +63,7 @@ class Settings:
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
-        """Args: policy: one of `scheduler.policies.POLICIES`, or "" to draw it too."""
+        """Args: policy: one of `POLICIES`, or "" to draw it too."""
         random = Random(f"settings {seed}")
         hosts, islands = 0, {}
         for island in range(random.choice([1, 2, 2, 3, 4])):
@@ -70,7 +71,7 @@ class Settings:
             islands[island] = list(range(hosts, hosts + count))
             hosts += count
         window = random.choice([2, 4, 16, 128])
-        chosen = random.choice(["fifo", "share", "priority"])
+        chosen = random.choice(sorted(POLICIES))
         return cls(
             islands=islands,
             devices=random.choice([1, 2, 2]),
