@@ -63,3 +63,92 @@ def dispatch(result: dict[str, Any], path: Path) -> None:
         color="#555555",
     )
     figure.savefig(path, dpi=150)
+
+
+# -- tenants ----------------------------------------------------------------------------------------------------------
+
+# Okabe and Ito's set; more clients than colours begin again.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+
+
+def tenants(result: dict[str, Any], folder: Path) -> None:
+    """Figures 8, 9 and 11, of what was measured."""
+    if "rows" in result:
+        throughput(result, folder / "tenants-throughput.png")
+    if "timelines" in result:
+        titles = [
+            f"{one['clients']} client{'s' if one['clients'] > 1 else ''}: devices {one['utilisation']:.0%} busy"
+            for one in result["timelines"]
+        ]
+        timelines(result, result["timelines"], titles, folder / "tenants-timelines.png")
+    if "shares" in result:
+        titles = [
+            f"weights {':'.join(f'{weight:g}' for weight in one['weights'].values())}, computations of "
+            f"{', '.join(dict.fromkeys(f'{length:g}' for length in one['length_ms'].values()))} ms: "
+            f"{' : '.join(f'{100 * share:.1f}' for share in one['device_seconds']['achieved'].values())} % of the time"
+            for one in result["shares"]
+        ]
+        timelines(result, result["shares"], titles, folder / "tenants-shares.png")
+
+
+def throughput(result: dict[str, Any], path: Path) -> None:
+    """Lines of computations per second over the number of clients, one for each length; dashed, JAX alone."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    lengths = sorted({row["length_ms"] for row in result["rows"]})
+    for length, colour in zip(lengths, COLOURS, strict=False):
+        mine = [row for row in result["rows"] if row["length_ms"] == length]
+        rates = {row["clients"]: row["computations_per_second"] for row in mine}
+        alone = rates.pop(0)["median"]
+        medians = [rate["median"] for rate in rates.values()]
+        whiskers = [
+            [rate["median"] - rate["min"] for rate in rates.values()],
+            [rate["max"] - rate["median"] for rate in rates.values()],
+        ]
+        axes.errorbar(list(rates), medians, whiskers, label=f"{length:g} ms", color=colour, marker="o", capsize=3)
+        axes.axhline(alone, color=colour, linestyle="--", linewidth=1)
+    axes.plot([], [], color="#555555", linestyle="--", linewidth=1, label="JAX alone")
+    clients = sorted({row["clients"] for row in result["rows"]} - {0})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(clients, map(str, clients))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_formatter("{x:,.0f}")
+    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.set_xlabel("concurrent clients")
+    axes.set_ylabel("computations per second, all clients (log scale)")
+    axes.set_title("Aggregate throughput of clients that share the devices", fontsize=11)
+    axes.legend(frameon=False, title="one computation")
+    axes.spines[["top", "right"]].set_visible(False)
+    caption(figure, result, "Points: median; whiskers: slowest and fastest round.")
+    figure.savefig(path, dpi=150)
+
+
+def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[str], path: Path) -> None:
+    """What was on the devices, gang by gang: one row for each tenant, one bar for each gang."""
+    heights = [0.9 + 0.22 * len(one["tenants"]) for one in found]
+    figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, one, title in zip(panels, found, titles, strict=True):
+        names = one["tenants"]
+        for place, name in enumerate(names):
+            bars = [(start, end - start) for tenant, start, end, _ in one["picture"] if tenant == name]
+            axes.broken_barh(
+                bars, (place - 0.42, 0.84), color=COLOURS[place % len(COLOURS)], edgecolor="white", linewidth=0.3
+            )
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(0, one["picture_ms"])
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+    panels[-1].set_xlabel("ms")
+    caption(figure, result, "One bar is what the host ran as one: a gang, or a chain of short ones of the same client.")
+    figure.savefig(path, dpi=150)
+
+
+def caption(figure: Figure, result: dict[str, Any], text: str) -> None:
+    """Below the figure, on what it was measured."""
+    machine = result["machine"]
+    where = f"{result['settings']['devices']} CPU devices of one host, {machine['cores']} cores of {machine['cpu']}"
+    figure.supxlabel(f"{where}.\n{text}", fontsize=8, color="#555555")

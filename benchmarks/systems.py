@@ -55,21 +55,21 @@ def timed(system: Any, mode: str, k: int) -> float:
     return seconds
 
 
-def limit_cpu_threads() -> None:
+def limit_cpu_threads(devices: int = DEVICES) -> None:
     """Sets the size of XLA's CPU thread pool as the runtime's hosts do; call it before JAX makes its devices.
 
     The pool has one thread per core unless NPROC says otherwise. A collective blocks one thread per device, so 4
     devices on fewer cores would wait for each other for ever.
     """
-    os.environ["NPROC"] = str(max(8, 2 * DEVICES))
+    os.environ["NPROC"] = str(max(8, 2 * devices))
 
 
-def computation(v: Any) -> Any:
+def computation(v: Any, devices: int = DEVICES) -> Any:
     """The computation as one device sees it, inside `jax.shard_map`: (1,) -> (1,)."""
     import jax
 
     total = jax.lax.pcast(jax.lax.psum(v, "x"), "x", to="varying")  # the type a loop can carry; no operation
-    return total / DEVICES + 1.0
+    return total / devices + 1.0
 
 
 def chain_of_computations(v: Any) -> Any:
