@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import ray
 from ray.util.placement_group import remove_placement_group
 
@@ -212,6 +213,9 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
     exposure = options.exposure(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
+    if outlives:
+        # The successor of a controller serves on the same port, so that the url stays.
+        exposure = msgspec.structs.replace(exposure, port=_usable_port(exposure.front, exposure.port))
     token = options.token or secrets.token_hex(16)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = shape.members()
@@ -297,6 +301,21 @@ def _kill(actors: list[Any], groups: list[Any]) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
+
+
+def _usable_port(address: str, port: int) -> int:
+    """The port, or a free one in place of 0.
+
+    Raises:
+        UsageError: this machine cannot serve there.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.strip("[]"), port))
+        except OSError as error:
+            raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {error}") from error
+        return int(probe.getsockname()[1])
 
 
 def _await(refs: Any, what: str, deadline: float) -> Any:
