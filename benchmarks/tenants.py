@@ -29,8 +29,8 @@ FUSED_S = 0.00125  # hosts run chains of at least 4 launches for at most 5 ms as
 TRACED_S = 1.0
 
 MEASURED = (
-    "Clients are processes, each with a tenant of its own, on the same {devices} CPU devices of one host. A computation "
-    "is a loop of all-reduces of a scalar; its output feeds the next. Each client keeps computations in flight all "
+    "Clients are processes, each with a tenant of its own, on the same {devices} CPU devices of one host. A computation"
+    " is a loop of all-reduces of a scalar; its output feeds the next. Each client keeps computations in flight all "
     "the time, and waits for a value some way back before it issues more. Lengths are by JAX alone, called from one "
     "process with as many devices. {rounds} rounds of {seconds} s each after one to warm up, all cases in turn; ratios "
     "are taken round by round. Every final value is checked."
