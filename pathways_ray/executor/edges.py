@@ -6,6 +6,7 @@ receiver only wraps futures into an array. Neither waits for data.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from pathways_ray.ir.regions import relative, shard_shape
 
 Pieces = list[Any]
 
+# Edges of a program are often alike: those of a pipeline, or of a chain that goes to and fro.
+_exchange = functools.lru_cache(maxsize=32)(exchange)
+
 
 class Outgoing:
     """The sending side of an edge on this host."""
@@ -29,7 +33,7 @@ class Outgoing:
     def __init__(
         self, edge: Edge, number: int, source: PlacedSlice, target: PlacedSlice, host: int, compiler: Compiler
     ) -> None:
-        made = exchange(edge, source, target)
+        made = _exchange(edge, source, target, host)
         self.number = number
         self.host = host
         self.dtype = edge.type.dtype
@@ -107,7 +111,7 @@ class Incoming:
     def __init__(
         self, edge: Edge, number: int, source: PlacedSlice, target: PlacedSlice, host: int, compiler: Compiler
     ) -> None:
-        made = exchange(edge, source, target)
+        made = _exchange(edge, source, target, host)
         self.number = number
         self.host = host
         self.shape = edge.type.shape

@@ -6,10 +6,11 @@ devices that need it. The lists for one pair of hosts come out in the same order
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pathways_ray.ir.plan import Edge, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape, pieces_for, relative, shard_boxes
+from pathways_ray.ir.plan import Device, Edge, PlacedSlice
+from pathways_ray.ir.regions import Box, Holders, box_shape, intersect, relative, shard_boxes
 
 
 @dataclass(frozen=True)
@@ -52,47 +53,75 @@ def _elements(shape: tuple[int, ...]) -> int:
     return count
 
 
-def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice) -> Exchange:
-    """All parcels of an edge. An array without elements has none: each target makes its own empty shard."""
+def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice, host: int | None = None) -> Exchange:
+    """All parcels of an edge. An array without elements has none: each target makes its own empty shard.
+
+    With `host`, only what that host sends or receives, and how its devices are put together; each list is the same as
+    without. The time it takes grows with the devices of both slices and with the parcels that come out, not with pairs
+    of devices.
+    """
     made = Exchange(
         shard_boxes(edge.type, edge.source.spec, source.mesh), shard_boxes(edge.type, edge.target.spec, target.mesh)
     )
     if _elements(edge.type.shape) == 0:
         return made
+    nearest = _Nearest(Holders(made.source_boxes), source.devices)
+    givers = _shards_given(made, source, host) if host is not None else {}
+    # A piece that comes from another host comes once: no device of the receiver holds it, so all ask for that one.
+    coming: dict[tuple[int, Box], int] = {}
     numbers: dict[tuple[int, int, Box], int] = {}
     for k, (device, wanted) in enumerate(zip(target.devices, made.target_boxes, strict=True)):
-        prefer = sorted(
-            range(len(source.devices)),
-            key=lambda s: (
-                source.devices[s] != device,
-                source.devices[s].host != device.host,
-                (s - k) % len(source.devices),
-            ),
-        )
+        whole = host is None or device.host == host
         parts = []
-        for piece in pieces_for(wanted, made.source_boxes, prefer):
-            origin = _holder(numbers, made, source, piece.source, piece.box, device.host)
+        for shard in nearest.holders.shards(wanted) if whole else givers.get(wanted, ()):
+            box = intersect(wanted, shard)
+            assert box is not None
+            origin = coming.get((device.host, box), -1)
+            if origin < 0:
+                origin = nearest.to(k, device, shard)
             sender = source.devices[origin].host
-            key = (device.host, origin, piece.box)
+            if sender != device.host:
+                coming[device.host, box] = origin
+            if not whole and sender != host:
+                continue
+            key = (device.host, origin, box)
             if key not in numbers:
                 parcels = made.parcels.setdefault((sender, device.host), [])
                 numbers[key] = len(parcels)
-                parcels.append(Parcel(origin, piece.box, k))
-            parts.append((sender, numbers[key], relative(piece.box, wanted)))
-        made.assembly[k] = parts
+                parcels.append(Parcel(origin, box, k))
+            parts.append((sender, numbers[key], relative(box, wanted)))
+        if whole:
+            made.assembly[k] = parts
     return made
 
 
-def _holder(
-    numbers: dict[tuple[int, int, Box], int], made: Exchange, source: PlacedSlice, first: int, box: Box, receiver: int
-) -> int:
-    """The source that `box` comes from: one whose parcel already goes to the receiver, else the first choice.
+def _shards_given(made: Exchange, source: PlacedSlice, host: int) -> dict[Box, list[Box]]:
+    """For every box of the target, the shards that meet it and that `host` holds, in row-major order."""
+    mine = {box for box, device in zip(made.source_boxes, source.devices, strict=True) if device.host == host}
+    takers = Holders(made.target_boxes)
+    given: dict[Box, list[Box]] = {}
+    for shard in sorted(mine):
+        for wanted in takers.shards(shard):
+            given.setdefault(wanted, []).append(shard)
+    return given
 
-    Pieces from the receiver's own host cost nothing, so those are left as they are.
-    """
-    if source.devices[first].host == receiver:
-        return first
-    for other, other_box in enumerate(made.source_boxes):
-        if other_box == made.source_boxes[first] and (receiver, other, box) in numbers:
-            return other
-    return first
+
+class _Nearest:
+    """Which of several replicas of a shard a device takes: its own, one on its host, or, so that replicas share the
+    work, the next one that counts on from the device's own place."""
+
+    def __init__(self, holders: Holders, devices: tuple[Device, ...]) -> None:
+        self.holders = holders
+        self.count = len(devices)
+        self.ordinals = {device: ordinal for ordinal, device in enumerate(devices)}
+        self.on_host: dict[tuple[int, Box], list[int]] = {}
+        for ordinal, device in enumerate(devices):
+            self.on_host.setdefault((device.host, holders.boxes[ordinal]), []).append(ordinal)
+
+    def to(self, place: int, device: Device, shard: Box) -> int:
+        """The ordinal of the source that device number `place` of the target takes its part of `shard` from."""
+        own = self.ordinals.get(device)
+        if own is not None and self.holders.boxes[own] == shard:
+            return own
+        among = self.on_host.get((device.host, shard)) or self.holders.of[shard]
+        return among[bisect_left(among, place % self.count) % len(among)]

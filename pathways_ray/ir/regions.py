@@ -5,9 +5,9 @@ A `Box` is one (start, stop) pair per dimension. Devices are counted in row-majo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 
@@ -16,7 +16,20 @@ Box = tuple[tuple[int, int], ...]
 
 def shard_boxes(array: ArrayType, spec: Spec, mesh: SliceType) -> list[Box]:
     """The box of every device of `mesh`, in row-major order; replicas get equal boxes."""
-    return [_box_at(array, spec, mesh, _coordinates(mesh.shape, k)) for k in range(mesh.size)]
+    cuts = []
+    for dimension, width in enumerate(shard_shape(array, spec, mesh)):
+        axes = spec[dimension] if dimension < len(spec) else ()
+        cuts.append(([mesh.axes.index(axis) for axis in axes], width))
+    boxes = []
+    for at in itertools.product(*map(range, mesh.shape)):
+        box = []
+        for places, width in cuts:
+            index = 0
+            for place in places:
+                index = index * mesh.shape[place] + at[place]
+            box.append((index * width, (index + 1) * width))
+        boxes.append(tuple(box))
+    return boxes
 
 
 def shard_shape(array: ArrayType, spec: Spec, mesh: SliceType) -> tuple[int, ...]:
@@ -25,27 +38,6 @@ def shard_shape(array: ArrayType, spec: Spec, mesh: SliceType) -> tuple[int, ...
     for dimension, axes in enumerate(spec):
         shape[dimension] //= math.prod(mesh.axis_size(axis) for axis in axes)
     return tuple(shape)
-
-
-def _coordinates(shape: Sequence[int], index: int) -> tuple[int, ...]:
-    at = []
-    for size in reversed(shape):
-        index, remainder = divmod(index, size)
-        at.append(remainder)
-    return tuple(reversed(at))
-
-
-def _box_at(array: ArrayType, spec: Spec, mesh: SliceType, at: tuple[int, ...]) -> Box:
-    box = []
-    for dimension, size in enumerate(array.shape):
-        index, parts = 0, 1
-        for axis in spec[dimension] if dimension < len(spec) else ():
-            axis_size = mesh.axis_size(axis)
-            index = index * axis_size + at[mesh.axes.index(axis)]
-            parts *= axis_size
-        width = size // parts
-        box.append((index * width, (index + 1) * width))
-    return tuple(box)
 
 
 def intersect(a: Box, b: Box) -> Box | None:
@@ -63,32 +55,27 @@ def box_shape(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One box that leaves a source device for the hosts that need it."""
+class Holders:
+    """Who holds which part of an array in one layout.
 
-    source: int
-    box: Box
+    Shards of a layout form a grid: equal boxes side by side. So the shards that a box meets are counted off from its
+    corners, and no device is looked at that holds nothing of it.
 
-
-def pieces_for(wanted: Box, sources: Sequence[Box], prefer: Sequence[int]) -> list[Piece]:
-    """The pieces that make up `wanted`, each from one holder.
-
-    `prefer` lists source devices, best first (nearest to the receiver, then spread). A source that holds the whole of
-    it alone wins, so that an unchanged shard moves in one piece. Replicas are used once.
-
-    Raises:
-        ValueError: the sources do not cover `wanted`; a layout of this module always does.
+    Args:
+        boxes: of all devices of the slice, as `shard_boxes` gives them; none of them empty.
     """
-    for k in prefer:
-        if intersect(wanted, sources[k]) == wanted:
-            return [Piece(k, wanted)]
-    found: dict[Box, int] = {}
-    for k in prefer:
-        common = intersect(wanted, sources[k])
-        if common is not None:
-            found.setdefault(common, k)
-    covered = sum(math.prod(box_shape(box)) for box in found)
-    if covered != math.prod(box_shape(wanted)):
-        raise ValueError(f"sources cover {covered} of the elements of {wanted}")
-    return [Piece(k, box) for box, k in sorted(found.items())]
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self.boxes = boxes
+        self.widths = box_shape(boxes[0])
+        self.of: dict[Box, list[int]] = {}
+        for ordinal, box in enumerate(boxes):
+            self.of.setdefault(box, []).append(ordinal)
+
+    def shards(self, wanted: Box) -> list[Box]:
+        """The shards that have a part of `wanted`, in row-major order."""
+        ranges = []
+        for (start, stop), width in zip(wanted, self.widths, strict=True):
+            first = start - start % width
+            ranges.append([(at, at + width) for at in range(first, stop, width)])
+        return list(itertools.product(*ranges))

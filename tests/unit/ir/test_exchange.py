@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_ray.ir import exchange as exchange_module
 from pathways_ray.ir.exchange import Exchange, Parcel, exchange
 from pathways_ray.ir.plan import Device, Edge, PlacedSlice
+from pathways_ray.ir.regions import intersect
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from tests.unit.helpers import placed, spec
 from tests.unit.interpreters import assemble, cut_parcels, gather, sample, shard
@@ -108,6 +111,57 @@ def test_data_that_is_on_the_host_does_not_cross_the_network(move: Move) -> None
             continue
         mine = {made.source_boxes[k] for k, device in enumerate(source.devices) if device.host == receiver}
         assert not any(made.source_boxes[parcel.source] in mine for parcel in parcels)
+
+
+@repeatable(100)
+@given(moves())
+def test_each_host_derives_its_own_part_of_the_whole(move: Move) -> None:
+    """What it sends and what it receives, in the same order, and how its own devices are put together."""
+    edge, source, target = move
+    whole = exchange(edge, source, target)
+    for host in {*source.hosts, *target.hosts, 99}:
+        part = exchange(edge, source, target, host)
+        assert part.parcels == {pair: parcels for pair, parcels in whole.parcels.items() if host in pair}
+        mine = {k for k, device in enumerate(target.devices) if device.host == host}
+        assert part.assembly == {k: parts for k, parts in whole.assembly.items() if k in mine}
+
+
+@repeatable(100)
+@given(moves())
+def test_a_piece_leaves_the_nearest_of_its_holders(move: Move) -> None:
+    """The device itself, then one on its host, then the next one in the order of devices: replicas share the work."""
+    edge, source, target = move
+    made = exchange(edge, source, target)
+    for parcels in made.parcels.values():
+        for parcel in parcels:
+            k, device = parcel.landing, target.devices[parcel.landing]
+            holders = [s for s, box in enumerate(made.source_boxes) if intersect(box, parcel.box) == parcel.box]
+            assert parcel.source == min(
+                holders,
+                key=lambda s, k=k, device=device: (
+                    source.devices[s] != device,
+                    source.devices[s].host != device.host,
+                    (s - k) % len(source.devices),
+                ),
+            )
+
+
+@pytest.mark.parametrize(("cut", "looks"), [("x", 1), ("- x", 64)])
+def test_the_work_of_a_host_does_not_grow_with_pairs_of_devices(
+    cut: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. 64 devices on 64 hosts give an array to 64 others, shard by shard, or cut along the other dimension.
+    2. A host that sends looks at the one shard it hands on, or at its part of the 64 that others want.
+    """
+    source = placed(1, [f"{host}.0" for host in range(64)])
+    target = placed(2, [f"{host}.0" for host in range(64, 128)])
+    found = []
+    monkeypatch.setattr(exchange_module, "intersect", lambda a, b: found.append(a) or intersect(a, b))
+    edge = Edge(ArrayType((64, 64), "uint64"), Layout(1, spec("x")), Layout(2, spec(cut)))
+    made = exchange(edge, source, target, host=5)
+    assert len(found) == looks
+    assert sum(map(len, made.parcels.values())) == looks
 
 
 def test_an_unchanged_layout_moves_shard_by_shard() -> None:

@@ -1,19 +1,16 @@
-"""Which box each device holds, and which pieces make up a wanted box."""
+"""Which box each device holds, and which shards a box meets."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.regions import (
-    Box,
-    Piece,
+    Holders,
     box_shape,
     intersect,
-    pieces_for,
     relative,
     shard_boxes,
     shard_shape,
@@ -77,25 +74,28 @@ def test_boxes_meet_where_they_overlap() -> None:
     assert relative(((5, 7), (2, 3)), ((4, 8), (2, 6))) == ((1, 3), (0, 1))
 
 
-HALVES: list[Box] = [((0, 4),), ((4, 8),)]
+def test_the_shards_that_a_box_meets_are_counted_off() -> None:
+    """An array of 8 x 4 in 4 x 2 shards of 2 x 2, each on two devices: replicas are found under their shard."""
+    boxes = shard_boxes(ArrayType((8, 4), "uint8"), spec("x y"), SliceType(1, (4, 2, 2), ("x", "y", "z")))
+    holders = Holders(boxes)
+    assert holders.shards(((1, 3), (2, 4))) == [((0, 2), (2, 4)), ((2, 4), (2, 4))]
+    assert holders.shards(((2, 4), (0, 2))) == [((2, 4), (0, 2))]
+    assert holders.of[(0, 2), (2, 4)] == [2, 3]
 
 
-def test_a_box_that_one_source_holds_comes_in_one_piece() -> None:
-    assert pieces_for(((4, 8),), HALVES, [0, 1]) == [Piece(1, ((4, 8),))]
-    assert pieces_for(((5, 6),), HALVES, [0, 1]) == [Piece(1, ((5, 6),))]
+@repeatable(200)
+@given(layouts(), st.data())
+def test_the_shards_of_a_box_are_those_that_meet_it(
+    case: tuple[ArrayType, SliceType, Spec], data: st.DataObject
+) -> None:
+    array, mesh, cut = case
+    if not math.prod(array.shape):
+        return
+    corners = [sorted(data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n)))) for n in array.shape]
+    wanted = tuple((low, max(high, low + 1)) for low, high in corners)
+    boxes = shard_boxes(array, cut, mesh)
+    assert Holders(boxes).shards(wanted) == sorted({box for box in boxes if intersect(wanted, box) is not None})
 
 
-def test_the_preferred_one_of_several_holders_gives_it() -> None:
-    sources = HALVES * 2
-    assert pieces_for(((0, 4),), sources, [3, 2, 1, 0]) == [Piece(2, ((0, 4),))]
-    assert pieces_for(((0, 8),), sources, [3, 0, 1, 2]) == [Piece(0, ((0, 4),)), Piece(3, ((4, 8),))]
-
-
-def test_a_whole_is_preferred_to_parts_that_are_nearer() -> None:
-    sources = [*HALVES, ((0, 8),)]
-    assert pieces_for(((0, 8),), sources, [0, 1, 2]) == [Piece(2, ((0, 8),))]
-
-
-def test_sources_that_leave_a_gap_are_an_error() -> None:
-    with pytest.raises(ValueError, match="cover 4 of the elements"):
-        pieces_for(((0, 8),), HALVES, [0])
+def test_an_array_without_dimensions_is_one_shard() -> None:
+    assert Holders([(), ()]).shards(()) == [()]
