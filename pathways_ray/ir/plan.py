@@ -10,7 +10,8 @@ by a transfer id that both compute from the launch, the edge and the receiving h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -29,16 +30,58 @@ class Device(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"{self.host}.{self.index}"
 
 
-class PlacedSlice(msgspec.Struct, frozen=True, array_like=True):
-    """A slice and its devices, in row-major order of the mesh."""
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Neighbouring devices: `count` from number `index` on, on each of `hosts` hosts from `host` on."""
+
+    host: int
+    hosts: int
+    index: int
+    count: int
+
+
+class PlacedSlice(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """A slice and its devices. They are written as blocks: on whole hosts side by side, however many, that is one."""
 
     mesh: SliceType
     island: int
-    devices: tuple[Device, ...]
+    blocks: tuple[Block, ...]
 
-    @property
+    @classmethod
+    def on(cls, mesh: SliceType, island: int, devices: Iterable[Device]) -> PlacedSlice:
+        """On these devices, in row-major order of the mesh."""
+        return cls(mesh, island, _blocks(devices))
+
+    @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """In row-major order of the mesh."""
+        return tuple(
+            Device(host, index)
+            for block in self.blocks
+            for host in range(block.host, block.host + block.hosts)
+            for index in range(block.index, block.index + block.count)
+        )
+
+    @functools.cached_property
     def hosts(self) -> tuple[int, ...]:
-        return tuple(sorted({device.host for device in self.devices}))
+        return tuple(sorted({host for b in self.blocks for host in range(b.host, b.host + b.hosts)}))
+
+
+def _blocks(devices: Iterable[Device]) -> tuple[Block, ...]:
+    """These devices in this order, as long blocks as can be taken from the front."""
+    runs: list[list[int]] = []  # host, index, count
+    for device in devices:
+        if runs and runs[-1][0] == device.host and sum(runs[-1][1:]) == device.index:
+            runs[-1][2] += 1
+        else:
+            runs.append([device.host, device.index, 1])
+    blocks: list[list[int]] = []
+    for host, index, count in runs:
+        last = blocks[-1] if blocks else [0, 0, 0, 0]
+        if last[2:] == [index, count] and last[0] + last[1] == host:
+            last[1] += 1
+        else:
+            blocks.append([host, 1, index, count])
+    return tuple(Block(*block) for block in blocks)
 
 
 class Executable(msgspec.Struct, frozen=True, array_like=True):

@@ -122,7 +122,7 @@ class Inventory:
         shape = wish.shape or (len(best[1]),)
         self.next_slice += 1
         mesh = SliceType(self.next_slice, shape, wish.axes)
-        placed = PlacedSlice(mesh, self.hosts[best[1][0].host].island, tuple(best[1]))
+        placed = PlacedSlice.on(mesh, self.hosts[best[1][0].host].island, best[1])
         self.slices[session, mesh.id] = SliceRecord(session, wish.name, placed)
         return placed
 

@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 2
+VERSION = 3
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""

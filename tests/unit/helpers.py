@@ -35,7 +35,9 @@ def device(text: str) -> Device:
 def placed(slice_id: int, devices: Sequence[str], shape: tuple[int, ...] = (), island: int = 0) -> PlacedSlice:
     """A slice on the devices named as `host.index`; left out, the shape is one axis over all of them."""
     shape = shape or (len(devices),)
-    return PlacedSlice(SliceType(slice_id, shape, ("x", "y", "z")[: len(shape)]), island, tuple(map(device, devices)))
+    return PlacedSlice.on(
+        SliceType(slice_id, shape, ("x", "y", "z")[: len(shape)]), island, tuple(map(device, devices))
+    )
 
 
 class Sketch:

@@ -38,7 +38,7 @@ class NoCluster:
 
     def slice(self, size: int, number: int = 1) -> VirtualSlice:
         devices = tuple(Device(k // 8, k % 8) for k in range(size))
-        return VirtualSlice(self, PlacedSlice(SliceType(number, (size,), ("x",)), 0, devices), "")  # type: ignore[arg-type]
+        return VirtualSlice(self, PlacedSlice.on(SliceType(number, (size,), ("x",)), 0, devices), "")  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def placements(draw: st.DrawFn, number: int) -> PlacedSlice:
     hosts = draw(st.integers(1, 3))
     all_devices = [Device(host, index) for host in range(hosts) for index in range(-(-count // hosts))]
     chosen = draw(st.permutations(all_devices))[:count]
-    return PlacedSlice(SliceType(number, sizes, ("x", "y", "z")[: len(sizes)]), 0, tuple(chosen))
+    return PlacedSlice.on(SliceType(number, sizes, ("x", "y", "z")[: len(sizes)]), 0, tuple(chosen))
 
 
 @st.composite

@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 from pathways_ray import limits
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.passes import lower
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, plan, plan_text, transfer_id
+from pathways_ray.ir.plan import (
+    Block,
+    Device,
+    Execute,
+    IslandPlan,
+    PlacedSlice,
+    Receive,
+    Reshard,
+    Send,
+    plan,
+    plan_text,
+    transfer_id,
+)
+from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, Sketch
 from tests.unit.interpreters import PlanRun, run_graph, sample
@@ -25,6 +38,32 @@ def plans_of(sketch: Sketch, graph: Graph, fusion: bool = False) -> dict[int, Is
 
 def text_of(sketch: Sketch, graph: Graph) -> list[str]:
     return plan_text(tuple(plans_of(sketch, graph).values())).splitlines()
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+@repeatable(200)
+@given(st.lists(st.builds(Device, st.integers(0, 3), st.integers(0, 3)), max_size=20))
+def test_blocks_stand_for_the_devices_in_their_order(devices: list[Device]) -> None:
+    made = PlacedSlice.on(SliceType(1, (len(devices),), ("x",)), 0, devices)
+    assert list(made.devices) == devices
+    assert made.hosts == tuple(sorted({device.host for device in devices}))
+
+
+@pytest.mark.parametrize("hosts", [1, 16, 4096])
+def test_whole_hosts_side_by_side_are_one_block(hosts: int) -> None:
+    """So the size of a plan does not grow with the devices of a slice, but for the digits of their number."""
+    devices = [Device(host, index) for host in range(hosts) for index in range(8)]
+    made = PlacedSlice.on(SliceType(1, (len(devices),), ("x",)), 0, devices)
+    assert made.blocks == (Block(0, hosts, 0, 8),)
+    assert len(encode(made)) < 24
+
+
+def test_parts_of_hosts_are_blocks_of_their_own() -> None:
+    devices = [Device(0, 2), Device(0, 3), Device(1, 0), Device(1, 1), Device(2, 0), Device(2, 1), Device(4, 0)]
+    made = PlacedSlice.on(SliceType(1, (7,), ("x",)), 0, devices)
+    assert made.blocks == (Block(0, 1, 2, 2), Block(1, 2, 0, 2), Block(4, 1, 0, 1))
 
 
 # --- against the reference --------------------------------------------------------------------------------------------

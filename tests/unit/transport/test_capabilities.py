@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_ray.ir.plan import Device
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.transport.capabilities import Grant, data_token, grant_of, proves, slice_proof
 from tests.unit.helpers import placed
 from tests.unit.strategies import repeatable
@@ -45,7 +45,7 @@ def test_a_proof_is_for_one_session_and_one_slice_on_its_devices() -> None:
     assert proves(SECRET, 7, SLICE, proof)
     assert not proves(SECRET, 8, SLICE, proof)
     assert not proves("another secret", 7, SLICE, proof)
-    moved = msgspec.structs.replace(SLICE, devices=(Device(0, 0), Device(0, 2)))
+    moved = PlacedSlice.on(SLICE.mesh, SLICE.island, (Device(0, 0), Device(0, 2)))
     larger = msgspec.structs.replace(SLICE, mesh=msgspec.structs.replace(SLICE.mesh, shape=(1 << 40,)))
     assert not proves(SECRET, 7, moved, proof)
     assert not proves(SECRET, 7, larger, proof)
