@@ -32,6 +32,7 @@ from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.shape import PLACEMENTS, Resources, Shape
 from pathways_ray.transport.exposure import Exposure, check_exposure, is_loopback
+from pathways_ray.transport.scrapes import metrics_url
 from pathways_ray.transport.tls import checked
 
 START_LIMIT_S = 90.0
@@ -58,6 +59,8 @@ class Options:
             for it.
         tenants: a file with the table of tenants (`controller.tenants`), on the machine that starts the runtime.
         insecure: listen beyond loopback although TLS or tenants are missing.
+        metrics_port: serve Prometheus metrics there; 0 is a free one, None is not to serve them.
+        metrics_bind: at this address; beyond loopback with TLS.
         limit_s: how long to wait for room, and again for the processes.
     """
 
@@ -74,6 +77,8 @@ class Options:
     tls: tuple[str, ...] = ()
     tenants: str = ""
     insecure: bool = False
+    metrics_port: int | None = None
+    metrics_bind: str = LOOPBACK
     limit_s: float = START_LIMIT_S
 
     def check(self) -> None:
@@ -128,6 +133,7 @@ class Cluster:
     groups: list[Any]
     owns_ray: bool
     ca: str = ""
+    metrics: str = ""
     pids: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
@@ -216,6 +222,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     if outlives:
         # The successor of a controller serves on the same port, so that the url stays.
         exposure = msgspec.structs.replace(exposure, port=_usable_port(exposure.front, exposure.port))
+    metrics_at = _metrics_at(options)
     token = options.token or secrets.token_hex(16)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = shape.members()
@@ -251,6 +258,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
             options.dispatch == "parallel",
             options.fusion,
             options.policy,
+            metrics_at,
         )
         made.append(controller)
         schedulers = []
@@ -277,7 +285,10 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         _await([h.ready.remote() for h in hosts.values()], "a host did not start", deadline)
         ca = exposure.tls.ca if exposure.tls is not None else ""
         url = exposure.scheme + url
-        return Cluster(url, token, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca)
+        metrics = ""
+        if metrics_at is not None:
+            metrics = metrics_url(*metrics_at, exposure.tls)
+        return Cluster(url, token, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca, metrics)
     except BaseException:
         if outlives and made:
             with contextlib.suppress(PathwaysError):
@@ -301,6 +312,18 @@ def _kill(actors: list[Any], groups: list[Any]) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
+
+
+def _metrics_at(options: Options) -> tuple[str, int] | None:
+    """Where metrics are served. Raises `UsageError` where the token that opens them would be seen by others."""
+    if options.metrics_port is None:
+        return None
+    if not (is_loopback(options.metrics_bind) or options.tls or options.insecure):
+        raise UsageError(
+            f"metrics at {options.metrics_bind} are opened by the operator's token, which needs TLS beyond loopback "
+            "(tls=(certificate, key)), or insecure=True on a network that is yours alone"
+        )
+    return options.metrics_bind, _usable_port(options.metrics_bind, options.metrics_port)
 
 
 def _usable_port(address: str, port: int) -> int:

@@ -53,6 +53,8 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
     show_envvar=True,
     help="Its first line lets clients in; left out, a token is made and printed.",
 )
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics there.")
+@click.option("--metrics-bind", default="127.0.0.1", show_default=True, help="At this address.")
 @click.option("--wait", default=90.0, show_default=True, help="Seconds for room on the nodes, and for the processes.")
 @click.option("--exist-ok", is_flag=True, help="When the runtime is there already, show it and end well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -87,6 +89,8 @@ def up(
     tenants: str,
     insecure: bool,
     token_file: TextIO | None,
+    metrics_port: int | None,
+    metrics_bind: str,
     wait: float,
     exist_ok: bool,
 ) -> dict[str, Any]:
@@ -122,6 +126,8 @@ def up(
         tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
         tenants=os.path.abspath(tenants) if tenants else "",
         insecure=insecure,
+        metrics_port=metrics_port,
+        metrics_bind=metrics_bind,
         limit_s=wait,
     )
     if bool(tls_cert) != bool(tls_key) or (tls_ca and not tls_cert):
@@ -135,7 +141,7 @@ def up(
         try:
             made = cluster.start(shape_on, address, options, {})
             islands_made = [dataclasses.asdict(island) for island in made.shape.islands]
-            found.update(url=made.url, token=made.token, ca=made.ca, islands=islands_made)
+            found.update(url=made.url, token=made.token, ca=made.ca, metrics=made.metrics, islands=islands_made)
         except AlreadyInitialized:
             if not exist_ok:
                 raise
@@ -160,6 +166,8 @@ def show(found: dict[str, Any]) -> None:
     click.echo(f"  token  {found['token']}")
     if found["ca"]:
         click.echo(f"  ca     {found['ca']}")
+    if found.get("metrics"):
+        click.echo(f"  metrics {found['metrics']} (Authorization: Bearer <token>)")
     click.echo("clients call pw.connect(url, token); 'pathways status' shows the runtime, 'pathways down' ends it")
 
 

@@ -19,6 +19,7 @@ import grpc
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.controller import metrics
 from pathways_ray.controller.crossings import Crossings
 from pathways_ray.controller.front_door import FrontDoor
 from pathways_ray.controller.launches import Launches
@@ -38,9 +39,12 @@ from pathways_ray.transport.messages import (
     Ready,
     RunFailed,
 )
+from pathways_ray.transport.scrapes import serve_page
 
 MANAGER_LIMIT_S = 4.0
 """A resource manager that twice does not answer for this long is taken for dead."""
+
+METRICS_LIMIT_S = 5.0
 
 RESTART_PAUSE_S = 0.5
 """A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
@@ -64,8 +68,10 @@ class Controller:
         parallel: bool,
         fusion: bool,
         policy: str = "fifo",
+        metrics_at: tuple[str, int] | None = None,
     ) -> None:
         self.runtime = runtime
+        self.metrics_at = metrics_at
         self.exposure = exposure
         self.data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
@@ -119,6 +125,8 @@ class Controller:
         )
         dispatch = "parallel" if self.launches.parallel else "sequential"
         self.front.about = {"policy": self.policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        if self.metrics_at is not None:
+            self.front.about["metrics"] = self._serve_metrics(*self.metrics_at)
         self.server, link = await streams.serve(
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.exposure.links),
@@ -134,6 +142,15 @@ class Controller:
                 print("a new resource manager, which knows of no slice: starting anew", flush=True)
                 return
         self.clock.result()
+
+    def _serve_metrics(self, address: str, port: int) -> str:
+        loop = asyncio.get_running_loop()
+
+        def page() -> bytes:
+            asked = asyncio.run_coroutine_threadsafe(self.front.status(), loop)
+            return metrics.text(asked.result(METRICS_LIMIT_S))
+
+        return serve_page(address, port, self.exposure.tls, self.token, metrics.CONTENT_TYPE, page)
 
     async def _report(self, address: str) -> str:
         """Tells the resource manager that this controller serves; returns what the resource manager is known by.

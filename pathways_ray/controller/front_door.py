@@ -444,12 +444,17 @@ class FrontDoor:
             temporary = program.temporary_bytes if program is not None else {}
         return Explained(plan_text(plans), order_text({p.island: p for p in plans}), temporary)
 
-    async def _status(self, client: Client | None) -> Reply:
-        status = json.loads(await self.resource_manager.status.remote())
+    async def status(self) -> dict[str, Any]:
+        """What there is and who holds it, as the operator sees it."""
+        status: dict[str, Any] = json.loads(await self.resource_manager.status.remote())
         names = {session: known.name for session, known in self.clients.items()}
         status |= views.of_launches(self.launches, names) | self.about
         if self.tenants.path:
             status["tenants_file"] = {"path": self.tenants.path, "problem": self.tenants.problem}
+        return status
+
+    async def _status(self, client: Client | None) -> Reply:
+        status = await self.status()
         if client is not None and client.token:
             mine = {session for session, known in self.clients.items() if known.tenant.name == client.tenant.name}
             status = views.for_tenant(status, client.tenant.name, mine)

@@ -1,0 +1,81 @@
+"""The status of a runtime as Prometheus metrics.
+
+Counters begin at zero with each life of the controller, as Prometheus expects it. Labels are islands, platforms and
+tenants, whose numbers an operator knows; nothing is labelled by session, launch or buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.exposition import generate_latest
+
+__all__ = ["CONTENT_TYPE", "families", "text"]
+
+_OF_TENANTS: tuple[tuple[str, str, type[CounterMetricFamily] | type[GaugeMetricFamily], str], ...] = (
+    (
+        "device_seconds",
+        "pathways_tenant_device_seconds",
+        CounterMetricFamily,
+        "Seconds in which launches were on devices, summed over devices.",
+    ),
+    ("share", "pathways_tenant_share", GaugeMetricFamily, "Part of all device time of the last 10 s, 0 to 1."),
+    ("weight", "pathways_tenant_weight", GaugeMetricFamily, "What the share is to be in proportion to."),
+    ("queued", "pathways_tenant_queue_length", GaugeMetricFamily, "Launches that no device queue has yet."),
+    ("in_flight", "pathways_tenant_launches_in_flight", GaugeMetricFamily, "Launches admitted and without an outcome."),
+    ("sessions", "pathways_tenant_sessions", GaugeMetricFamily, "Open sessions."),
+    ("device_bytes", "pathways_tenant_device_bytes", GaugeMetricFamily, "Bytes that buffers take on devices."),
+)
+
+
+def text(status: Mapping[str, Any]) -> bytes:
+    """What a scrape answers."""
+    return generate_latest(_Found(status))
+
+
+class _Found:
+    """What `generate_latest` takes for a registry: it asks for `collect` alone."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self.status = status
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self.status)
+
+
+def families(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """The metrics of a status as `pathways status --json` shows it to the operator."""
+    yield CounterMetricFamily("pathways_launches", "Launches admitted.", value=status["launches"])
+    yield GaugeMetricFamily(
+        "pathways_launches_in_flight", "Launches admitted and without an outcome.", value=status["in_flight"]
+    )
+    yield GaugeMetricFamily("pathways_buffers", "Live buffers, each counted once.", value=status["buffers"])
+    yield GaugeMetricFamily("pathways_sessions", "Open sessions.", value=len(status["sessions"]))
+    yield GaugeMetricFamily("pathways_slices", "Virtual slices that are held.", value=len(status["slices"]))
+    broken = bool(status.get("tenants_file", {}).get("problem"))
+    yield GaugeMetricFamily(
+        "pathways_tenants_file_broken", "1 while the tenants file cannot be used; the last good one counts.", broken
+    )
+    yield from _of_islands(status["islands"])
+    for key, name, kind, help_text in _OF_TENANTS:
+        family = kind(name, help_text, labels=("tenant",))
+        for tenant in status.get("tenants", ()):
+            family.add_metric((tenant["tenant"],), tenant[key])
+        yield family
+
+
+def _of_islands(islands: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = ("island", "platform")
+    hosts = GaugeMetricFamily("pathways_hosts", "Hosts of the island.", labels=labels)
+    up = GaugeMetricFamily("pathways_hosts_up", "Hosts of the island that are up.", labels=labels)
+    devices = GaugeMetricFamily("pathways_devices", "Devices of the island's hosts that are up.", labels=labels)
+    for island in islands:
+        where = (str(island["island"]), island["platform"])
+        there = [host for host in island["hosts"] if host["up"]]
+        hosts.add_metric(where, len(island["hosts"]))
+        up.add_metric(where, len(there))
+        devices.add_metric(where, sum(len(host["devices"]) for host in there))
+    yield from (hosts, up, devices)

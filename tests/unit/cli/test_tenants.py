@@ -1,0 +1,113 @@
+"""`pathways tenants`: a table in a file that never holds a token, and is whole at every moment."""
+
+from __future__ import annotations
+
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pathways_ray.cli import commands
+from pathways_ray.controller.tenants import Quota, Tenant, decode
+
+
+def tenants(*arguments: str, **options: object) -> Result:
+    return CliRunner().invoke(commands, ["tenants", *arguments], prog_name="pathways", **options)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tenants.json"
+
+
+def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
+    options = (
+        "--weight",
+        "2.5",
+        "--priority",
+        "3",
+        "--max-devices",
+        "8",
+        "--max-bytes",
+        "1000000",
+        "--max-nodes",
+        "64",
+    )
+    first = tenants("add", "alice", "--file", str(file), *options)
+    assert first.exit_code == 0
+    second = tenants("add", "bob", "--file", str(file), "--json")
+    assert json.loads(second.stdout)["name"] == "bob"
+    token = first.stdout.strip()
+    assert len(token) == 32
+    assert token not in file.read_text()
+    book = decode(file.read_bytes())
+    assert book.owner(token) == Tenant("alice", 2.5, 3, Quota(8, 1_000_000, None, None, 64))
+    assert book.owner(json.loads(second.stdout)["token"]) == Tenant("bob")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [entry.name for entry in file.parent.iterdir()] == ["tenants.json"]
+
+
+def test_list_shows_everything_but_tokens(file: Path) -> None:
+    token = tenants("add", "alice", "--file", str(file), "--max-bytes", "1500000").stdout.strip()
+    shown = tenants("list", "--file", str(file)).stdout
+    assert "alice" in shown
+    assert "1.5 MB" in shown
+    plain = json.loads(tenants("list", "--json", env={"PATHWAYS_TENANTS": str(file)}).stdout)
+    assert plain[0]["name"] == "alice"
+    assert plain[0]["quota"]["device_bytes"] == 1_500_000
+    digest = json.loads(file.read_text())["tenants"][0]["token_sha256"]
+    assert token not in shown + json.dumps(plain)
+    assert digest not in shown + json.dumps(plain)
+
+
+def test_a_tenant_is_removed_and_others_stay(file: Path) -> None:
+    for name in ("alice", "bob"):
+        tenants("add", name, "--file", str(file))
+    file.chmod(0o640)
+    assert tenants("remove", "alice", "--file", str(file)).exit_code == 0
+    assert [tenant.name for tenant, _ in decode(file.read_bytes()).entries] == ["bob"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("add", "alice"), "there is a tenant 'alice' already"),
+        (("add", "session 1"), "choose another name"),
+        (("add", "bob", "--weight", "0"), "a weight is above 0"),
+        (("remove", "bob"), "there is no tenant 'bob'; the table has alice"),
+    ],
+)
+def test_what_is_refused_changes_nothing(file: Path, arguments: tuple[str, ...], says: str) -> None:
+    tenants("add", "alice", "--file", str(file))
+    before = file.read_bytes()
+    result = tenants(*arguments, "--file", str(file))
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stdout == ""
+    assert file.read_bytes() == before
+    assert [entry.name for entry in file.parent.iterdir()] == ["tenants.json"]
+
+
+def test_a_file_that_is_no_table_is_left_alone(file: Path) -> None:
+    file.write_text("{")
+    for arguments in (("add", "alice"), ("remove", "alice"), ("list",)):
+        result = tenants(*arguments, "--file", str(file))
+        assert result.exit_code == 2
+        assert "not a table of tenants" in result.stderr
+    assert file.read_text() == "{"
+
+
+def test_no_file_and_no_folder(file: Path) -> None:
+    assert "there is no file" in tenants("list", "--file", str(file)).stderr
+    assert "cannot be opened" in tenants("add", "alice", "--file", str(file.parent / "none" / "t.json")).stderr
+
+
+def test_tenants_added_at_the_same_time_are_all_there(file: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        arguments = [("add", f"tenant {number}", "--file", str(file)) for number in range(16)]
+        list(pool.map(lambda words: commands(["tenants", *words], standalone_mode=False), arguments))
+    assert len(decode(file.read_bytes()).entries) == 16

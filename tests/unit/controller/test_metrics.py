@@ -1,0 +1,76 @@
+"""Metrics: what a scrape reads is what the status says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pathways_ray.controller import metrics
+
+HOST = {"host": 0, "up": True, "devices": [{"device": "0.0", "slices": []}, {"device": "0.1", "slices": []}]}
+STATUS: dict[str, Any] = {
+    "islands": [
+        {"island": 0, "platform": "cpu", "hosts": [HOST, {**HOST, "host": 1, "up": False}]},
+        {"island": 1, "platform": "gpu", "hosts": [{**HOST, "host": 2}]},
+    ],
+    "slices": [{}, {}],
+    "sessions": [{}],
+    "launches": 1234,
+    "in_flight": 5,
+    "buffers": 42,
+    "tenants": [
+        {
+            "tenant": 'al"ice\n',
+            "weight": 2.0,
+            "priority": 1,
+            "device_seconds": 12.5,
+            "share": 0.75,
+            "queued": 7,
+            "waiting": 2,
+            "in_flight": 3,
+            "sessions": 1,
+            "device_bytes": 4096,
+        }
+    ],
+}
+
+
+def samples(status: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    """All samples by name and labels."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.text(status).decode()):
+        for sample in family.samples:
+            found[(sample.name, *sample.labels.values())] = sample.value
+    return found
+
+
+def test_a_scrape_says_what_the_status_says() -> None:
+    alice = 'al"ice\n'
+    assert samples(STATUS) == {
+        ("pathways_launches_total",): 1234,
+        ("pathways_launches_in_flight",): 5,
+        ("pathways_buffers",): 42,
+        ("pathways_sessions",): 1,
+        ("pathways_slices",): 2,
+        ("pathways_tenants_file_broken",): 0,
+        ("pathways_hosts", "0", "cpu"): 2,
+        ("pathways_hosts", "1", "gpu"): 1,
+        ("pathways_hosts_up", "0", "cpu"): 1,
+        ("pathways_hosts_up", "1", "gpu"): 1,
+        ("pathways_devices", "0", "cpu"): 2,
+        ("pathways_devices", "1", "gpu"): 2,
+        ("pathways_tenant_device_seconds_total", alice): 12.5,
+        ("pathways_tenant_share", alice): 0.75,
+        ("pathways_tenant_weight", alice): 2,
+        ("pathways_tenant_queue_length", alice): 7,
+        ("pathways_tenant_launches_in_flight", alice): 3,
+        ("pathways_tenant_sessions", alice): 1,
+        ("pathways_tenant_device_bytes", alice): 4096,
+    }
+
+
+def test_a_tenants_file_that_cannot_be_used_is_seen() -> None:
+    broken = {**STATUS, "tenants_file": {"path": "t.json", "problem": "it is no table"}}
+    assert samples(broken)["pathways_tenants_file_broken",] == 1
+    assert samples({**STATUS, "tenants": []})["pathways_buffers",] == 42

@@ -1,0 +1,65 @@
+"""The page for Prometheus: for who shows the token, and nobody waits for a client that does not ask."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from pathways_ray.transport.exposure import Tls
+from pathways_ray.transport.scrapes import metrics_url, serve_page
+
+
+def get(url: str, token: str | None = "s3cret") -> tuple[int, bytes]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5.0) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def serve(page: Callable[[], bytes]) -> str:
+    return serve_page("127.0.0.1", 0, None, "s3cret", "text/plain", page)
+
+
+def test_the_page_is_for_who_shows_the_token() -> None:
+    asked = []
+    url = serve(lambda: asked.append(1) or b"up 1\n")
+    assert get(url) == (200, b"up 1\n")
+    for wrong in (None, "", "S3cret", "s3cret ", "s3crets"):
+        assert get(url, wrong)[0] == 401
+    assert get(url.removesuffix("metrics"))[0] == 404
+    assert len(asked) == 1
+
+
+def test_no_status_is_no_page() -> None:
+    def fail() -> bytes:
+        raise TimeoutError("the controller is busy")
+
+    assert get(serve(fail)) == (503, b"no status: TimeoutError: the controller is busy\n")
+
+
+def test_clients_that_do_not_ask_hold_up_nobody() -> None:
+    url = serve(lambda: b"up 1\n")
+    port = int(url.split(":")[2].split("/")[0])
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    assert get(url) == (200, b"up 1\n")
+    for connection in idle:
+        connection.close()
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
+        serve_page("127.0.0.1", server.getsockname()[1], None, "t", "text/plain", lambda: b"")
+
+
+def test_there_is_tls_beyond_loopback() -> None:
+    tls = Tls("cert", "key", "ca")
+    assert metrics_url("127.0.0.1", 9100, tls) == "http://127.0.0.1:9100/metrics"
+    assert metrics_url("10.0.0.1", 9100, tls) == "https://10.0.0.1:9100/metrics"
+    assert metrics_url("::1", 9100, None) == "http://[::1]:9100/metrics"
