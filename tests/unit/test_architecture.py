@@ -19,6 +19,7 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 # Decisions only: time, events and random numbers come in as arguments, commands go out. A folder stands for all its
 # files but `actor.py`.
 PURE = {
+    "megatron_ptdp/schedules",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/chains.py",
