@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,22 +11,25 @@ from megatron_ptdp.schedules.trace import KIND_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Colour: TypeAlias = tuple[float, float, float]
 
-COLOURS: dict[Kind, str] = {"F": "#0072B2", "B": "#009E73", "I": "#56B4E9", "W": "#E69F00"}
+COLOURS: dict[Kind, str] = {"F": "#0072B2", "B": "#009E73", "I": "#CC79A7", "W": "#E69F00"}
 """Of Okabe and Ito's set: told apart without colour vision, and in print."""
 
+_PALEST = 0.6  # the share of white in the colour of the last chunk
 _POINTS = 72  # per inch, in which the sizes of texts are measured
 _FONT_POINTS = 6.5
+_EDGED_POINTS = 2.5  # spans that are narrower than this have no edges
 _MOST_ROWS_IN = 12.0  # inches of height; with more devices the rows become thin
 
 
-def draw(timeline: Timeline, path: str | Path, title: str | None = None, width_in: float = 12.0) -> None:
+def draw(timeline: Timeline, path: str | Path, title: str | None = None, width_in: float = 10.0) -> None:
     """Writes the picture as PNG, or as what the ending of `path` says.
 
-    Colours are kinds of actions. Later chunks of a device are lighter. Numbers are microbatches, where they fit; white
-    is the bubble.
+    Colours are kinds of actions. Later chunks of a device are lighter. Numbers are microbatches, where they fit; a
+    forward and a backward in one frame run together. White is the bubble.
 
     Args:
         timeline: to be drawn
@@ -39,43 +41,53 @@ def draw(timeline: Timeline, path: str | Path, title: str | None = None, width_i
 
     devices = len(timeline.rows)
     height = min(0.3 * devices, _MOST_ROWS_IN)
-    figure = Figure(figsize=(width_in, height + 1.2), layout="constrained", dpi=120)
+    figure = Figure(figsize=(width_in, height + 1.0), layout="constrained", dpi=110)
     axes = figure.subplots()
     axes.set_xlim(0, timeline.makespan or 1.0)
     axes.set_ylim(devices - 0.5, -0.5)
-    fits = _POINTS * width_in * 0.93 / (timeline.makespan or 1.0) / _FONT_POINTS  # characters in a unit of time, about
-    tall = height / devices * _POINTS > _FONT_POINTS
-    _spans(axes, timeline, fits if tall else 0.0)
+    unit = _POINTS * width_in * 0.93 / (timeline.makespan or 1.0)  # points for a unit of time, about
+    _spans(axes, timeline, unit, numbers=height / devices * _POINTS > _FONT_POINTS)
     axes.set_yticks(range(0, devices, max(1, devices // 16)))
-    axes.set_ylabel("device")
-    axes.set_xlabel("time")
-    axes.set_title(title or _title(timeline), fontsize=10)
-    axes.tick_params(length=0)
+    axes.set_ylabel("device", fontsize=8)
+    axes.set_xlabel("time", fontsize=8)
+    axes.set_title(title or _title(timeline), fontsize=9)
+    axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    _legend(axes, timeline)
+    _legend(figure, timeline)
     figure.savefig(path)
 
 
-def _spans(axes: Axes, timeline: Timeline, fits: float) -> None:
-    """All spans as two collections, for speed: a whole step has up to a hundred thousand."""
+def _spans(axes: Axes, timeline: Timeline, unit: float, numbers: bool) -> None:
+    """All spans as one collection, for speed: a whole step has up to a hundred thousand."""
     from matplotlib.collections import PolyCollection
 
-    corners, colours = [], []
+    corners, colours, frames = [], [], []
     chunk = [timeline.schedule.chunk(stage) for stage in range(timeline.schedule.stages)]
     chunks = timeline.schedule.chunks
+    average = timeline.makespan / max(1, *map(len, timeline.rows))
     for row in timeline.rows:
         for span in row:
             for part, left, right in _boxes(span):
-                top, bottom = span.device - 0.42, span.device + 0.42
-                corners.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+                corners.append(_corners(span.device, left, right))
                 colours.append(shade(part.kind, chunk[part.stage], chunks))
                 text = str(part.microbatch)
-                if (right - left) * fits > 0.62 * len(text) + 0.3:
+                if numbers and (right - left) * unit > (0.62 * len(text) + 0.3) * _FONT_POINTS:
                     ink = "white" if sum(colours[-1]) < 1.6 else "black"
                     middle = ((left + right) / 2, span.device)
                     axes.text(*middle, text, ha="center", va="center_baseline", fontsize=_FONT_POINTS, color=ink)
-    edges = 0.4 if fits else 0.0
-    axes.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="white", linewidths=edges))
+            if len(span.slot.parts) > 1:
+                frames.append(_corners(span.device, span.start, span.end))
+    wide = average * unit > _EDGED_POINTS
+    spans = PolyCollection(corners, facecolors=colours, edgecolors="white", linewidths=0.4 if wide else 0.0)
+    spans.set_antialiased(wide)  # narrow ones would pale
+    axes.add_collection(spans)
+    if wide:
+        axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors="black", linewidths=0.8))
+
+
+def _corners(device: int, left: float, right: float) -> list[tuple[float, float]]:
+    top, bottom = device - 0.42, device + 0.42
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
 def _boxes(span: Span) -> list[tuple[Action, float, float]]:
@@ -88,8 +100,9 @@ def _boxes(span: Span) -> list[tuple[Action, float, float]]:
 def shade(kind: Kind, chunk: int, chunks: int) -> Colour:
     """The colour of a kind, lighter for later chunks."""
     code = COLOURS[kind]
-    hue, light, full = colorsys.rgb_to_hls(*(int(code[at : at + 2], 16) / 255 for at in (1, 3, 5)))
-    return colorsys.hls_to_rgb(hue, light + (0.88 - light) * 0.75 * chunk / chunks, full)
+    white = _PALEST * chunk / max(1, chunks - 1)
+    red, green, blue = (int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return (red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white)
 
 
 def _title(timeline: Timeline) -> str:
@@ -100,26 +113,14 @@ def _title(timeline: Timeline) -> str:
     )
 
 
-def _legend(axes: Axes, timeline: Timeline) -> None:
+def _legend(figure: Figure, timeline: Timeline) -> None:
     from matplotlib.patches import Patch
 
     schedule = timeline.schedule
     kinds = {part.kind for row in schedule.rows for slot in row for part in slot.parts}
-    patches = [
-        Patch(
-            color=shade(kind, chunk, schedule.chunks),
-            label=KIND_NAMES[kind] + (f", chunk {chunk}" if schedule.chunks > 1 else ""),
-        )
-        for kind in COLOURS
-        if kind in kinds
-        for chunk in (range(schedule.chunks) if schedule.chunks <= 2 else (0, schedule.chunks - 1))
-    ]
-    axes.legend(
-        handles=patches,
-        ncols=8,
-        frameon=False,
-        fontsize=7,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.18),
-        borderpad=0,
-    )
+    patches = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in COLOURS if kind in kinds]
+    if schedule.chunks > 1:
+        patches.append(Patch(color="lightgrey", label="lighter: later chunks"))
+    if any(len(slot.parts) > 1 for row in schedule.rows for slot in row):
+        patches.append(Patch(facecolor="white", edgecolor="black", label="framed: run together"))
+    figure.legend(handles=patches, ncols=6, frameon=False, fontsize=7, loc="outside lower center")

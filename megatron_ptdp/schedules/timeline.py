@@ -1,4 +1,4 @@
-"""When everything happens: what `simulate` gives, and what a run that was recorded can be brought into as well."""
+"""When everything happens: what `simulate` gives."""
 
 from __future__ import annotations
 

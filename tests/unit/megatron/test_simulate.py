@@ -63,6 +63,14 @@ def test_zb_h1_has_a_third_of_the_bubble(p: int, extra: int, f: int, w: int, mor
     assert even.bubble.idle * 3 == simulate(build("1f1b", p, m)).bubble.idle
 
 
+@given(p=st.integers(1, 6), groups=st.integers(2, 4), v=st.integers(1, 4), f=TIMES)
+@repeatable(50)
+def test_interleaved_zb_divides_that_by_v(p: int, groups: int, v: int, f: int) -> None:
+    """The idle time of zb-h1 in times of a chunk, for m a multiple of p."""
+    timeline = simulate(build("interleaved-zb", p, p * groups, v), Costs.uniform(p * v, f, f, f))
+    assert [bubble.idle for bubble in timeline.bubbles] == [(p - 1) * f] * p
+
+
 @given(p=st.integers(1, 8), extra=st.integers(0, 12), w=TIMES, more=st.integers(0, 3))
 @repeatable(50)
 def test_zb_v_is_idle_only_while_it_fills(p: int, extra: int, w: int, more: int) -> None:
