@@ -5,7 +5,7 @@ everything happens for given costs, `chrome_trace` and `draw.draw` show that. No
 docs/schedules.md has what each schedule is for, and how to write one.
 """
 
-from megatron_ptdp.schedules.actions import Action, Kind, Overlap, Schedule, ScheduleError, Slot, loop, parse, vee
+from megatron_ptdp.schedules.actions import Action, Entry, Kind, Overlap, Schedule, ScheduleError, loop, parse, vee
 from megatron_ptdp.schedules.check import check, in_flight, peak_memory
 from megatron_ptdp.schedules.classic import gpipe, interleaved, looped_bfs, one_f_one_b
 from megatron_ptdp.schedules.costs import Costs, Link
@@ -21,6 +21,7 @@ __all__ = [
     "Action",
     "Bubble",
     "Costs",
+    "Entry",
     "Event",
     "Generator",
     "Instruction",
@@ -33,7 +34,6 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Send",
-    "Slot",
     "Span",
     "Tie",
     "Timeline",

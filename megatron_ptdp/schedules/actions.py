@@ -67,11 +67,11 @@ class Overlap(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Slot: TypeAlias = Action | Overlap
+Entry: TypeAlias = Action | Overlap
 """One entry in the list of a device."""
 
 
-def parse(text: str) -> Slot:
+def parse(text: str) -> Entry:
     """The action or the pair that `text` stands for; the inverse of `str`.
 
     Raises:
@@ -110,18 +110,18 @@ class Schedule:
     name: str
     microbatches: int
     placement: tuple[int, ...]
-    rows: tuple[tuple[Slot, ...], ...]
+    rows: tuple[tuple[Entry, ...], ...]
 
     @classmethod
     def of(
-        cls, name: str, microbatches: int, placement: Sequence[int], rows: Iterable[Iterable[Slot | str]]
+        cls, name: str, microbatches: int, placement: Sequence[int], rows: Iterable[Iterable[Entry | str]]
     ) -> Schedule:
         """A schedule from actions, or from their texts. `check` says whether it can run.
 
         Raises:
             ScheduleError: a text is no action.
         """
-        read = tuple(tuple(parse(slot) if isinstance(slot, str) else slot for slot in row) for row in rows)
+        read = tuple(tuple(parse(entry) if isinstance(entry, str) else entry for entry in row) for row in rows)
         return cls(name, microbatches, tuple(placement), read)
 
     @classmethod
@@ -145,7 +145,7 @@ class Schedule:
 
     def texts(self) -> list[list[str]]:
         """The actions of each device as texts: what `of` reads."""
-        return [[str(slot) for slot in row] for row in self.rows]
+        return [[str(entry) for entry in row] for row in self.rows]
 
     @property
     def devices(self) -> int:

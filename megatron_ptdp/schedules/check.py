@@ -52,8 +52,8 @@ def peak_memory(schedule: Schedule, stash: tuple[float, ...], kept: tuple[float,
     peaks = []
     for row in schedule.rows:
         held = peak = 0.0
-        for slot in row:
-            for stage, kind, _ in slot.parts:
+        for entry in row:
+            for stage, kind, _ in entry.parts:
                 held += change[kind][stage]
                 peak = max(peak, held)
         peaks.append(peak)

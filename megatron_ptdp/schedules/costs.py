@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from megatron_ptdp.schedules.actions import Action, ScheduleError, Slot
+from megatron_ptdp.schedules.actions import Action, Entry, ScheduleError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Costs:
-    """One entry per stage, in the order of the stages; of the messages, one per pair of neighbouring stages.
+    """One value per stage, in the order of the stages; of the messages, one per pair of neighbouring stages.
 
     Attributes:
         forward: seconds of an F
@@ -74,10 +74,10 @@ class Costs:
         )
 
     def filled(self, stages: int) -> Costs:
-        """With nothing left empty, and every entry looked at.
+        """With nothing left empty, and every value looked at.
 
         Raises:
-            ScheduleError: a field has another number of entries than there are stages, or a negative or odd value.
+            ScheduleError: a field has another number of values than there are stages, or a negative or odd value.
         """
         backward = self.backward or tuple(i + w for i, w in zip(self.input_grad, self.weight_grad, strict=False))
         stash = self.stash or (1.0,) * stages
@@ -93,14 +93,14 @@ class Costs:
                 raise ScheduleError(f"a link takes 0 s or more and carries more than 0 bytes a second, not {link}")
         return full
 
-    def seconds(self, slots: Iterable[Slot]) -> list[float]:
+    def seconds(self, entries: Iterable[Entry]) -> list[float]:
         """The time of each of these steps of a device; `self` as `filled` gives it."""
         times = {"F": self.forward, "B": self.backward, "I": self.input_grad, "W": self.weight_grad}
         return [
-            times[slot.kind][slot.stage]
-            if isinstance(slot, Action)
-            else self.pair * sum(times[kind][stage] for stage, kind, _ in slot.parts)
-            for slot in slots
+            times[entry.kind][entry.stage]
+            if isinstance(entry, Action)
+            else self.pair * sum(times[kind][stage] for stage, kind, _ in entry.parts)
+            for entry in entries
         ]
 
     def link_of(self, source: int, target: int) -> Link:

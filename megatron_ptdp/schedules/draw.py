@@ -75,7 +75,7 @@ def _spans(axes: Axes, timeline: Timeline, unit: float, numbers: bool) -> None:
                     ink = "white" if sum(colours[-1]) < 1.6 else "black"
                     middle = ((left + right) / 2, span.device)
                     axes.text(*middle, text, ha="center", va="center_baseline", fontsize=_FONT_POINTS, color=ink)
-            if len(span.slot.parts) > 1:
+            if len(span.entry.parts) > 1:
                 frames.append(_corners(span.device, span.start, span.end))
     wide = average * unit > _EDGED_POINTS
     spans = PolyCollection(corners, facecolors=colours, edgecolors="white", linewidths=0.4 if wide else 0.0)
@@ -92,7 +92,7 @@ def _corners(device: int, left: float, right: float) -> list[tuple[float, float]
 
 def _boxes(span: Span) -> list[tuple[Action, float, float]]:
     """The parts of a span side by side: those of a pair share its time by half."""
-    parts = span.slot.parts
+    parts = span.entry.parts
     share = (span.end - span.start) / len(parts)
     return [(part, span.start + at * share, span.start + (at + 1) * share) for at, part in enumerate(parts)]
 
@@ -117,10 +117,10 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
     from matplotlib.patches import Patch
 
     schedule = timeline.schedule
-    kinds = {part.kind for row in schedule.rows for slot in row for part in slot.parts}
+    kinds = {part.kind for row in schedule.rows for entry in row for part in entry.parts}
     patches = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in COLOURS if kind in kinds]
     if schedule.chunks > 1:
         patches.append(Patch(color="lightgrey", label="lighter: later chunks"))
-    if any(len(slot.parts) > 1 for row in schedule.rows for slot in row):
+    if any(len(entry.parts) > 1 for row in schedule.rows for entry in row):
         patches.append(Patch(facecolor="white", edgecolor="black", label="framed: run together"))
     figure.legend(handles=patches, ncols=6, frameon=False, fontsize=7, loc="outside lower center")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from megatron_ptdp.schedules.actions import Action, Kind, Overlap, Schedule, ScheduleError, Slot, vee
+from megatron_ptdp.schedules.actions import Action, Entry, Kind, Overlap, Schedule, ScheduleError, vee
 from megatron_ptdp.schedules.classic import require_sizes
 
 
@@ -36,11 +36,11 @@ class _Device:
     def __init__(self, device: int, devices: int) -> None:
         self.device, self.devices = device, devices
         self.there, self.back = device, 2 * devices - 1 - device
-        self.order: list[Slot] = []
+        self.order: list[Entry] = []
         self.done: dict[tuple[int, Kind], int] = {}
         self.put_off: deque[Action] = deque()
 
-    def row(self, microbatches: int) -> list[Slot]:
+    def row(self, microbatches: int) -> list[Entry]:
         r, rest = self.device, self.devices - 1 - self.device
         there, back = self.there, self.back
         for _ in range(2 * rest):

@@ -13,8 +13,9 @@ Every function here takes time in proportion to the number of actions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
-from megatron_ptdp.schedules.actions import Action, Schedule, ScheduleError, Slot
+from megatron_ptdp.schedules.actions import KINDS, Action, Entry, Schedule, ScheduleError
 
 _ABSENT = -1
 
@@ -24,23 +25,24 @@ class Flow:
     """Steps are numbered device by device, each device's in its order.
 
     Attributes:
-        slots: what each step does.
+        entries: what each step does.
         device: of each step.
         starts: the number of the first step of each device, and at the end the number of steps.
         needs: for each step, the steps of neighbouring stages whose outputs it takes: none, one, or two for a pair.
             Needs inside a stage are left out: the order of the device keeps them.
-        edges: on which way each of these outputs comes: 2s for the activation of stage s, which goes to s + 1, and
+        hops: on which way each of these outputs comes: 2s for the activation of stage s, which goes to s + 1, and
             2s + 1 for the gradient that comes back from s + 1 to s.
     """
 
-    slots: tuple[Slot, ...]
+    entries: tuple[Entry, ...]
     device: tuple[int, ...]
     starts: tuple[int, ...]
     needs: tuple[tuple[int, ...], ...]
-    edges: tuple[tuple[int, ...], ...]
+    hops: tuple[tuple[int, ...], ...]
 
-    @classmethod
-    def of(cls, schedule: Schedule) -> Flow:
+    @staticmethod
+    @lru_cache(maxsize=4)  # a schedule is made, checked, and then simulated on one set of costs after the other
+    def of(schedule: Schedule) -> Flow:
         """Numbers the steps, and makes sure that each action is there once, on the device of its stage, in order.
 
         Raises:
@@ -48,20 +50,29 @@ class Flow:
         """
         _check_sizes(schedule)
         index = _Index(schedule)
-        slots: list[Slot] = []
+        entries: list[Entry] = []
         device: list[int] = []
         starts = [0]
         for at, row in enumerate(schedule.rows):
-            for slot in row:
-                for part in slot.parts:
-                    index.add(part, at, len(slots))
-                slots.append(slot)
+            for entry in row:
+                for part in entry.parts:
+                    index.add(part, at, len(entries))
+                entries.append(entry)
                 device.append(at)
-            starts.append(len(slots))
+            starts.append(len(entries))
         index.check_complete()
-        taken = [index.needs(slot) for slot in slots]
-        needs, edges = (tuple([tuple([pair[of] for pair in pairs]) for pairs in taken]) for of in (0, 1))
-        return cls(tuple(slots), tuple(device), tuple(starts), needs, edges)
+        taken = [index.needs(entry) for entry in entries]
+        needs, hops = (tuple([tuple([pair[of] for pair in pairs]) for pairs in taken]) for of in (0, 1))
+        return Flow(tuple(entries), tuple(device), tuple(starts), needs, hops)
+
+    @cached_property
+    def takers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each step the steps that take its output, each with the hop on which it comes: `needs` the other way."""
+        takers: list[list[tuple[int, int]]] = [[] for _ in self.entries]
+        for step, (needs, hops) in enumerate(zip(self.needs, self.hops, strict=True)):
+            for need, hop in zip(needs, hops, strict=True):
+                takers[need].append((step, hop))
+        return tuple(map(tuple, takers))
 
     def order(self) -> list[int]:
         """All steps in an order in which each comes after its needs and after the one before it on its device.
@@ -87,7 +98,7 @@ class Flow:
                 if waiting[at]:
                     ready += waiting[at]
                     waiting[at] = []
-        if len(order) < len(self.slots):
+        if len(order) < len(self.entries):
             raise ScheduleError(self._deadlock(head))
         return order
 
@@ -104,10 +115,10 @@ class Flow:
         for waiter in path[path.index(at) :]:
             need, giver = blocked[waiter], self.device[blocked[waiter]]
             place = (
-                "which waits itself" if need == head[giver] else f"which comes after {self.slots[head[giver]]} there"
+                "which waits itself" if need == head[giver] else f"which comes after {self.entries[head[giver]]} there"
             )
-            there = f"device {waiter} is at {self.slots[head[waiter]]}"
-            stories.append(f"{there} and needs {self.slots[need]} of device {giver}, {place}")
+            there = f"device {waiter} is at {self.entries[head[waiter]]}"
+            stories.append(f"{there} and needs {self.entries[need]} of device {giver}, {place}")
         return "deadlock: " + "; ".join(stories)
 
 
@@ -123,6 +134,8 @@ class _Index:
 
     def add(self, action: Action, at: int, step: int) -> None:
         stage, kind, k = action
+        if kind not in KINDS:
+            raise ScheduleError(f"{action} on device {at} is none of {' '.join(KINDS)}")
         if not (0 <= stage < self.schedule.stages and 0 <= k < self.schedule.microbatches):
             raise ScheduleError(
                 f"{action} on device {at}: there are {self.schedule.stages} stages "
@@ -153,10 +166,10 @@ class _Index:
                     f"{there.count(_ABSENT)} of {len(there)} are missing"
                 )
 
-    def needs(self, slot: Slot) -> list[tuple[int, int]]:
-        """The steps whose outputs it takes, each with its edge."""
+    def needs(self, entry: Entry) -> list[tuple[int, int]]:
+        """The steps whose outputs it takes, each with its hop."""
         found = []
-        for stage, kind, k in slot.parts:
+        for stage, kind, k in entry.parts:
             if kind == "F" and stage > 0:
                 found.append((self.forward[(stage - 1) * self.schedule.microbatches + k], 2 * stage - 2))
             elif kind in "BI" and stage < self.schedule.stages - 1:
@@ -186,6 +199,6 @@ def _check_sizes(schedule: Schedule) -> None:
                 f"stage {stage} is on device {device}, but there are lists for {schedule.devices} devices"
             )
     for at, row in enumerate(schedule.rows):
-        for slot in row:
-            if len(slot.parts) == 2 and (slot.parts[0].kind != "F" or slot.parts[1].kind not in "BI"):
-                raise ScheduleError(f"{slot} on device {at} is not a forward and a backward")
+        for entry in row:
+            if len(entry.parts) == 2 and (entry.parts[0].kind != "F" or entry.parts[1].kind not in "BI"):
+                raise ScheduleError(f"{entry} on device {at} is not a forward and a backward")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from megatron_ptdp.schedules.actions import Schedule, ScheduleError, Slot
+from megatron_ptdp.schedules.actions import Entry, Schedule, ScheduleError
 from megatron_ptdp.schedules.flow import Flow
 
 Value: TypeAlias = Literal["F", "B"]
@@ -74,7 +74,7 @@ class Tie(NamedTuple):
         return f"{self.stage}TIE_GRAD{self.other}"
 
 
-Instruction: TypeAlias = Slot | Send | Receive | Reduce | Tie
+Instruction: TypeAlias = Entry | Send | Receive | Reduce | Tie
 
 
 @dataclass(frozen=True)
@@ -111,30 +111,30 @@ def lower(schedule: Schedule, ahead: int = 0, tied: tuple[int, int] | None = Non
     rows = []
     for device, row in enumerate(schedule.rows):
         posted: list[list[Receive]] = [[] for _ in row]
-        for step, slot in enumerate(row):
-            posted[max(0, step - ahead)] += _receives(schedule, slot, device)
-        last = {part.stage: step for step, slot in enumerate(row) for part in slot.parts}
+        for step, entry in enumerate(row):
+            posted[max(0, step - ahead)] += _receives(schedule, entry, device)
+        last = {part.stage: step for step, entry in enumerate(row) for part in entry.parts}
         lowered: list[Instruction] = []
-        for step, slot in enumerate(row):
-            lowered += [*posted[step], slot, *_sends(schedule, slot, device)]
-            for stage in [part.stage for part in slot.parts if last[part.stage] == step]:
+        for step, entry in enumerate(row):
+            lowered += [*posted[step], entry, *_sends(schedule, entry, device)]
+            for stage in [part.stage for part in entry.parts if last[part.stage] == step]:
                 lowered += _completed(schedule, stage, tied)
         rows.append(tuple(lowered))
     return Lowered(schedule, tuple(rows))
 
 
-def _receives(schedule: Schedule, slot: Slot, device: int) -> list[Receive]:
+def _receives(schedule: Schedule, entry: Entry, device: int) -> list[Receive]:
     found = []
-    for stage, kind, k in slot.parts:
+    for stage, kind, k in entry.parts:
         source = _neighbour(schedule, stage, -1 if kind == "F" else 1)
         if kind != "W" and source is not None and source != device:
             found.append(Receive(stage, "F" if kind == "F" else "B", k, source))
     return found
 
 
-def _sends(schedule: Schedule, slot: Slot, device: int) -> list[Send]:
+def _sends(schedule: Schedule, entry: Entry, device: int) -> list[Send]:
     found = []
-    for stage, kind, k in slot.parts:
+    for stage, kind, k in entry.parts:
         target = _neighbour(schedule, stage, 1 if kind == "F" else -1)
         if kind != "W" and target is not None and target != device:
             found.append(Send(stage, "F" if kind == "F" else "B", k, target))

@@ -35,7 +35,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     flow = Flow.of(schedule)
     run = _Run(schedule, full, flow)
     run.play()
-    if len(run.started) < len(flow.slots):
+    if len(run.started) < len(flow.entries):
         flow.order()  # names the deadlock
     peaks = peak_memory(schedule, full.stash, full.kept)
     return run.timeline(peaks)
@@ -47,16 +47,13 @@ class _Run:
     def __init__(self, schedule: Schedule, costs: Costs, flow: Flow) -> None:
         self.schedule, self.flow = schedule, flow
         self.overlap = costs.overlap
-        self.seconds = costs.seconds(flow.slots)
+        self.seconds = costs.seconds(flow.entries)
         self.ways, links = _ways(schedule, costs)
-        self.takers: list[list[tuple[int, int]]] = [[] for _ in flow.slots]
-        for step, (needs, edges) in enumerate(zip(flow.needs, flow.edges, strict=True)):
-            for need, edge in zip(needs, edges, strict=True):
-                self.takers[need].append((step, edge))
+        self.takers = flow.takers
         # Of steps: how many outputs are to come, when the last of those that came was there, and what brought it.
         self.missing = [len(needs) for needs in flow.needs]
-        self.there = [0.0] * len(flow.slots)
-        self.brought: list[Event | None] = [None] * len(flow.slots)
+        self.there = [0.0] * len(flow.entries)
+        self.brought: list[Event | None] = [None] * len(flow.entries)
         # Of devices: the next step, whether one runs, from when on it is free, and what it did until then.
         self.head = list(flow.starts[:-1])
         self.running: list[Span | None] = [None] * schedule.devices
@@ -88,7 +85,7 @@ class _Run:
         late = there > free
         start = there if late else free
         end = start + self.seconds[step]
-        span = Span(device, self.flow.slots[step], start, end)
+        span = Span(device, self.flow.entries[step], start, end)
         self.running[device] = span
         self.started.append(span)
         self.causes.append(self.brought[step] if late else self.before[device])
@@ -104,12 +101,12 @@ class _Run:
         self.free[device] = span.end
         self.before[device] = span
         served = []
-        for taker, edge in self.takers[step]:
-            link, occupied, after = self.ways[edge]
+        for taker, hop in self.takers[step]:
+            link, occupied, after = self.ways[hop]
             brought: Event = span
             arrival = span.end
             if link >= 0:
-                brought = self._carry(span, edge, self.flow.device[taker], link, occupied, after)
+                brought = self._carry(span, hop, self.flow.device[taker], link, occupied, after)
                 arrival = brought.arrival
                 if not self.overlap:
                     self.free[device] = brought.end
@@ -122,12 +119,12 @@ class _Run:
         for other in (*served, device):
             self._start(other)
 
-    def _carry(self, span: Span, edge: int, target: int, link: int, occupied: float, after: float) -> Transfer:
+    def _carry(self, span: Span, hop: int, target: int, link: int, occupied: float, after: float) -> Transfer:
         busy = self.link_free[link] > span.end
         start = self.link_free[link] if busy else span.end
         end = start + occupied
-        value: Value = "B" if edge % 2 else "F"
-        sent = span.slot.parts[-1 if edge % 2 else 0]  # a pair is a forward, then a backward
+        value: Value = "B" if hop % 2 else "F"
+        sent = span.entry.parts[-1 if hop % 2 else 0]  # a pair is a forward, then a backward
         transfer = Transfer(sent.stage, value, sent.microbatch, span.device, target, start, end, end + after)
         self.transfers.append(transfer)
         self.transfer_causes.append(self.carried[link] if busy else span)
@@ -150,7 +147,7 @@ class _Run:
 
 
 def _ways(schedule: Schedule, costs: Costs) -> tuple[list[_Way], int]:
-    """For each edge of the flow the way it takes; and how many links there are."""
+    """For each hop of the flow the way it takes; and how many links there are."""
     numbers: dict[str | tuple[int, int], int] = {}
     ways: list[_Way] = []
     for (here, there), size in zip(pairwise(schedule.placement), costs.message, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from megatron_ptdp.schedules.actions import Schedule, Slot
+from megatron_ptdp.schedules.actions import Entry, Schedule
 from megatron_ptdp.schedules.lower import Value
 
 
@@ -14,12 +14,12 @@ class Span(NamedTuple):
     """A device does this from `start` to `end`, in seconds from the start of the step."""
 
     device: int
-    slot: Slot
+    entry: Entry
     start: float
     end: float
 
     def __str__(self) -> str:
-        return str(self.slot)
+        return str(self.entry)
 
 
 class Transfer(NamedTuple):

@@ -28,13 +28,13 @@ def _device_events(timeline: Timeline, unit: float) -> Iterator[dict[str, Any]]:
     for device, row in enumerate(timeline.rows):
         yield _named("thread_name", _DEVICES, device, f"device {device}")
         for span in row:
-            about = [{"stage": stage, "kind": KIND_NAMES[kind], "microbatch": k} for stage, kind, k in span.slot.parts]
+            about = [{"stage": stage, "kind": KIND_NAMES[kind], "microbatch": k} for stage, kind, k in span.entry.parts]
             yield {
                 "ph": "X",
                 "pid": _DEVICES,
                 "tid": device,
                 "name": str(span),
-                "cat": "+".join(KIND_NAMES[part.kind] for part in span.slot.parts),
+                "cat": "+".join(KIND_NAMES[part.kind] for part in span.entry.parts),
                 "ts": span.start * unit,
                 "dur": (span.end - span.start) * unit,
                 "args": about[0] if len(about) == 1 else {"forward": about[0], "backward": about[1]},

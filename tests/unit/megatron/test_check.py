@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megatron_ptdp.schedules import Lowered, Schedule, ScheduleError, build, check, in_flight, lower
+from megatron_ptdp.schedules import Action, Lowered, Schedule, ScheduleError, build, check, in_flight, lower
 from tests.unit.megatron.pipelines import Pipeline, Sizes, Stuck, sizes
 from tests.unit.strategies import repeatable
 
@@ -41,6 +41,12 @@ def made(*rows: str, placement: tuple[int, ...] = (0, 1), microbatches: int = 2)
 def test_what_is_missing_twice_or_out_of_place_is_named(rows: tuple[str, ...], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         check(made(*rows))
+
+
+def test_actions_of_no_known_kind_are_refused() -> None:
+    odd = Action(0, "X", 0)  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="0X0 on device 0 is none of F B I W"):
+        check(Schedule.of("made", 1, (0,), [[Action(0, "F", 0), odd]]))
 
 
 def test_a_deadlock_is_told_as_a_circle() -> None:

@@ -63,10 +63,10 @@ def test_orders_of_more_sizes_have_the_digest_of_torchs(name: str) -> None:
 def test_the_interleaved_order_is_that_of_megatrons_documentation() -> None:
     """Two devices, groups of 3, 5 microbatches, 2 chunks: the last group has what is left."""
     row = interleaved(2, 5, 2, group=3).rows[0]
-    forwards = [part for slot in row for part in slot.parts if part.kind == "F"]
+    forwards = [part for entry in row for part in entry.parts if part.kind == "F"]
     assert [action.microbatch for action in forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
     assert [action.stage // 2 for action in forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    signed = [(part.stage // 2 + 1) * (1 if part.kind == "F" else -1) for slot in row for part in slot.parts]
+    signed = [(part.stage // 2 + 1) * (1 if part.kind == "F" else -1) for entry in row for part in entry.parts]
     assert signed == [1, 1, 1, 2, 2, 2, -2, 1, -2, 1, -2, 2, -1, 2, -1, -1, -2, -2, -1, -1]
 
 
@@ -91,8 +91,8 @@ def test_any_sizes_give_a_whole_schedule(sizes: Sizes) -> None:
     assert (schedule.devices, schedule.microbatches, schedule.chunks) == sizes[1:]
     place: dict[Action, tuple[int, int]] = {}
     for device, row in enumerate(schedule.rows):
-        for at, slot in enumerate(row):
-            for part in slot.parts:
+        for at, entry in enumerate(row):
+            for part in entry.parts:
                 assert part not in place
                 assert schedule.placement[part.stage] == device
                 place[part] = (device, at)

@@ -91,7 +91,7 @@ def test_dualpipe_v_has_the_bubble_of_its_formula(p: int, extra: int, w: int, mo
 
 def test_a_pair_may_take_less_time_than_its_parts() -> None:
     schedule = build("dualpipe-v", 2, 8)
-    pairs = sum(isinstance(slot, Overlap) for row in schedule.rows for slot in row)
+    pairs = sum(isinstance(entry, Overlap) for row in schedule.rows for entry in row)
     assert pairs == 22
     faster = simulate(schedule, replace(Costs.uniform(4), pair=0.75))
     assert simulate(schedule).bubble.busy - faster.bubble.busy == pairs * 3 * 0.25  # F = 1 and B = 2
@@ -191,8 +191,8 @@ def test_a_timeline_keeps_every_rule(run: tuple[Sizes, Costs]) -> None:
     case, costs = run
     schedule = case.build()
     timeline = simulate(schedule, costs)
-    assert tuple(tuple(span.slot for span in row) for row in timeline.rows) == schedule.rows
-    ends = {part: span.end for row in timeline.rows for span in row for part in span.slot.parts}
+    assert tuple(tuple(span.entry for span in row) for row in timeline.rows) == schedule.rows
+    ends = {part: span.end for row in timeline.rows for span in row for part in span.entry.parts}
     sent = {(at.stage, at.value, at.microbatch): at for at in timeline.transfers}
     for row in timeline.rows:
         assert all(before.end <= after.start for before, after in pairwise(row))
@@ -218,7 +218,7 @@ def test_a_timeline_keeps_every_rule(run: tuple[Sizes, Costs]) -> None:
 
 def needs(schedule: Schedule, span: Span) -> Iterator[tuple[int, str, int, int]]:
     """The outputs that it takes: of which stage, activation or gradient, microbatch, and on which device that is."""
-    for stage, kind, k in span.slot.parts:
+    for stage, kind, k in span.entry.parts:
         other = stage - 1 if kind == "F" else stage + 1
         if kind != "W" and 0 <= other < schedule.stages:
             yield other, "F" if kind == "F" else "B", k, schedule.placement[other]
@@ -237,7 +237,7 @@ def check_order(timeline: Timeline) -> None:
     made: set[tuple[int, str, int]] = set()
     for span in timeline.started:
         assert all((stage, value, k) in made for stage, value, k, _ in needs(timeline.schedule, span))
-        made |= {(stage, "F" if kind == "F" else "B", k) for stage, kind, k in span.slot.parts}
+        made |= {(stage, "F" if kind == "F" else "B", k) for stage, kind, k in span.entry.parts}
 
 
 def test_the_same_run_twice_is_the_same() -> None:
