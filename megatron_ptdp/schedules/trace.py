@@ -13,7 +13,7 @@ KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weig
 
 
 def chrome_trace(timeline: Timeline, microseconds: float = 1e6) -> str:
-    """The trace as JSON: a track for each device, and one for each link between two of them.
+    """The trace as JSON: a track for each device, and one for each link; more if its messages overlap.
 
     Args:
         timeline: to be shown
@@ -42,17 +42,35 @@ def _device_events(timeline: Timeline, unit: float) -> Iterator[dict[str, Any]]:
 
 
 def _link_events(timeline: Timeline, unit: float) -> Iterator[dict[str, Any]]:
-    """From the start of a message to its arrival. Those of one link may overlap by its latency: asynchronous events."""
+    """From the start of a message to its arrival. Messages of a link that overlap, by its latency, get more tracks."""
     yield _named("process_name", _LINKS, 0, f"{timeline.schedule.name}: links")
-    tracks: dict[tuple[int, int], int] = {}
-    for number, transfer in enumerate(timeline.transfers):
-        pair = (transfer.source, transfer.target)
-        if pair not in tracks:
-            tracks[pair] = len(tracks)
-            yield _named("thread_name", _LINKS, tracks[pair], f"device {transfer.source} to {transfer.target}")
-        common = {"pid": _LINKS, "tid": tracks[pair], "cat": "message", "name": str(transfer), "id": number}
-        yield common | {"ph": "b", "ts": transfer.start * unit}
-        yield common | {"ph": "e", "ts": transfer.arrival * unit}
+    track, pair = -1, (-1, -1)
+    lanes: list[tuple[int, float]] = []  # of the pair: tracks, and until when each is taken
+    for transfer in sorted(timeline.transfers, key=lambda at: (at.source, at.target, at.start)):
+        if pair != (transfer.source, transfer.target):
+            pair, lanes = (transfer.source, transfer.target), []
+        lane = next((lane for lane, (_, until) in enumerate(lanes) if until <= transfer.start), len(lanes))
+        if lane == len(lanes):
+            track += 1
+            lanes.append((track, 0.0))
+            yield _named(
+                "thread_name", _LINKS, track, f"device {pair[0]} to {pair[1]}" + (f", {lane + 1}" if lane else "")
+            )
+        lanes[lane] = (lanes[lane][0], transfer.arrival)
+        yield {
+            "ph": "X",
+            "pid": _LINKS,
+            "tid": lanes[lane][0],
+            "name": str(transfer),
+            "cat": "activation" if transfer.value == "F" else "gradient",
+            "ts": transfer.start * unit,
+            "dur": (transfer.arrival - transfer.start) * unit,
+            "args": {
+                "stage": transfer.stage,
+                "microbatch": transfer.microbatch,
+                "link held until": transfer.end * unit,
+            },
+        }
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -49,6 +49,11 @@ def test_actions_of_no_known_kind_are_refused() -> None:
         check(Schedule.of("made", 1, (0,), [[Action(0, "F", 0), odd]]))
 
 
+def test_a_pair_is_of_two_microbatches() -> None:
+    with pytest.raises(ScheduleError, match="0B0 on device 0 does not come after 0F0"):
+        check(made("(0F0;0B0)OVERLAP_F_B", placement=(0,), microbatches=1))
+
+
 def test_a_deadlock_is_told_as_a_circle() -> None:
     """Device 0 wants the gradient of microbatch 0 before it runs 1; device 1 wants both forwards first."""
     check(made("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,25 @@ def test_a_trace_has_a_track_for_each_device_and_link() -> None:
         (0, 0): "device 0",
         (0, 1): "device 1",
         (1, 0): "device 0 to 1",
-        (1, 1): "device 1 to 0",
+        (1, 1): "device 0 to 1, 2",
+        (1, 2): "device 1 to 0",
+        (1, 3): "device 1 to 0, 2",
     }
-    spans = [event for event in events if event["ph"] == "X"]
+    spans, messages = ([event for event in events if event["ph"] == "X" and event["pid"] == pid] for pid in (0, 1))
     assert len(spans) == len(timeline.started)
+    assert len(messages) == len(timeline.transfers)
     assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(timeline.makespan * 1000)
     pair = next(event for event in spans if event["name"].endswith("OVERLAP_F_B"))
     assert pair["cat"] == "forward+backward"
     assert pair["args"]["forward"]["kind"] == "forward"
-    begins, ends = ([event for event in events if event["ph"] == phase] for phase in "be")
-    assert len(begins) == len(ends) == len(timeline.transfers)
-    assert {event["id"] for event in begins} == {event["id"] for event in ends}
+    first = next(event for event in messages if event["name"] == "0SEND_F0")
+    assert (first["ts"], first["dur"], first["args"]["link held until"]) == (1000, 1500, 2000)
+    for track in names:
+        row = sorted(
+            (event["ts"], event["dur"]) for event in (*spans, *messages) if (event["pid"], event["tid"]) == track
+        )
+        assert row
+        assert all(start + length <= later for (start, length), (later, _) in pairwise(row))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
