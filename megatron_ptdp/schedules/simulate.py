@@ -42,7 +42,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 class _Run:
-    """The state of the devices and links. Steps are numbers of `Flow`; an event that comes first is None in `cause`."""
+    """The state of the devices and links. Steps are numbers of `Flow`; None stands for the start of it all."""
 
     def __init__(self, schedule: Schedule, costs: Costs, flow: Flow) -> None:
         self.schedule, self.flow = schedule, flow
@@ -108,7 +108,7 @@ class _Run:
             if link >= 0:
                 brought = self._carry(span, hop, self.flow.device[taker], link, occupied, after)
                 arrival = brought.arrival
-                if not self.overlap:
+                if not self.overlap and brought.end > self.free[device]:
                     self.free[device] = brought.end
                     self.before[device] = brought
             self.missing[taker] -= 1

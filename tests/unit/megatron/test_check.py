@@ -71,12 +71,11 @@ def test_a_deadlock_inside_a_device_is_told_too() -> None:
 
 
 def test_those_who_only_wait_are_not_in_the_circle() -> None:
-    """Devices 0 and 1 wait for each other; 2 waits for them."""
-    schedule = build("1f1b", 3, 3).texts()
-    schedule[0] = ["0F0", "0B0", "0F1", "0F2", "0B1", "0B2"]
-    with pytest.raises(ScheduleError, match="device 0 is at 0B0") as caught:
-        check(Schedule.of("made", 3, (0, 1, 2), schedule))
-    assert "device 2 is at" not in str(caught.value)
+    """Devices 1 and 2 wait for each other; 0 waits for them, and is looked at first."""
+    rows = ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2F1 2B0 2B1"]
+    with pytest.raises(ScheduleError, match=r"^deadlock: device 1 is at 1B0 and needs 2B0") as caught:
+        check(made(*rows, placement=(0, 1, 2)))
+    assert "device 0" not in str(caught.value)
 
 
 def test_too_many_microbatches_in_flight_are_refused_with_the_numbers() -> None:

@@ -156,6 +156,19 @@ def test_without_overlap_a_device_computes_nothing_while_it_sends() -> None:
     assert [(str(span), span.start) for span in timeline.rows[1]] == [("1F0", 4), ("1F1", 8), ("1B0", 9), ("1B1", 14)]
 
 
+def test_without_overlap_a_device_waits_for_the_slower_of_two_messages() -> None:
+    """A pair sends both ways at once: forward over a fast link, backward over a slow one."""
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"], ["2F0", "2B0", "2F1", "2B1"]]
+    schedule = Schedule.of("made", 2, (0, 1, 2), rows)
+    slow, fast = Link(0.0, 0.1), Link(0.0, 10.0)
+    costs = replace(Costs.uniform(3, message=1.0), link=fast, links={(1, 0): slow}, overlap=False)
+    timeline = simulate(schedule, costs)
+    pair, after = timeline.rows[1][1:]
+    assert after.start >= pair.end + 10
+    blocked = [at for at in timeline.transfers if at.source == 1 and at.start == pair.end]
+    assert sorted(at.end - at.start for at in blocked) == pytest.approx([0.1, 10])
+
+
 def test_links_of_one_name_are_one_link() -> None:
     """Both pairs of neighbours send at once over the same wire between islands: the later one waits."""
     schedule = Schedule.of("made", 1, (0, 2, 1, 3), [["0F0", "0B0"], ["2F0", "2B0"], ["1F0", "1B0"], ["3F0", "3B0"]])
