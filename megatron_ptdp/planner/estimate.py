@@ -1,0 +1,243 @@
+"""What a plan costs: memory, time and where it goes, rates, days, energy, money.
+
+    estimate(question, plan) = memory of the stages
+                             + time of the pipeline (work of the stages, their schedule)
+                             + gradients over the data axis + the shared embedding + the optimizer
+
+Nothing here decides; `search` compares estimates and `reasons` puts them into words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.planner.layers import Cost, Split, embedding_cost, layer_cost, logits_cost
+from megatron_ptdp.planner.memory import StageMemory, device_parameters, stage_layers, stage_memory
+from megatron_ptdp.planner.model import Model
+from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message
+from megatron_ptdp.planner.operations import ELEMENT, copy_seconds
+from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
+from megatron_ptdp.planner.plan import SCHEDULES, Plan
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: which model, on how many devices of which cluster, with which batch, for how many tokens."""
+
+    model: Model
+    cluster: Cluster
+    software: Software
+    devices: int
+    batch: int
+    tokens: float = 300e9
+
+    def __hash__(self) -> int:  # the parts are large; their names tell them apart well enough for a table
+        return hash((self.model.name, self.cluster.name, self.devices, self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSplit:
+    """Seconds of one iteration on the busiest device; the parts add up to the whole.
+
+    Attributes:
+        compute: forward, recomputed and backward work.
+        tensor, pipeline, data: communication that computation does not hide; `data` holds the shared embedding's too.
+        bubble: waiting for other stages.
+    """
+
+    compute: float
+    tensor: float
+    pipeline: float
+    data: float
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.tensor + self.pipeline + self.data + self.bubble + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """All about one plan.
+
+    Attributes:
+        simulated: whether the pipeline's time comes from the event simulator rather than the closed form.
+        hardware_flops, model_flops: FLOP/s per device: what runs, recomputation included (as PTD-P prints); and what
+            the model needs, without it.
+    """
+
+    plan: Plan
+    memory: StageMemory
+    limit: float
+    time: TimeSplit
+    simulated: bool
+    hardware_flops: float
+    model_flops: float
+    peak_flops: float
+    tokens_per_second: float
+    days: float
+    energy: float
+    price: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.most <= self.limit
+
+    @property
+    def missing(self) -> float:
+        """Bytes that the fullest device lacks; negative when it fits."""
+        return self.memory.most - self.limit
+
+    @property
+    def seconds(self) -> float:
+        return self.time.total
+
+
+@lru_cache(maxsize=8192)
+def stage_costs(
+    model: Model, cluster: Cluster, software: Software, split: Split, pipeline: int, chunks: int
+) -> tuple[Cost, ...]:
+    """The cost of each stage for one microbatch: its layers, and the embedding and the logits at the ends."""
+    plan = Plan(pipeline=pipeline, chunks=chunks)
+    stages, last = [], plan.stages - 1
+    for stage in range(plan.stages):
+        cost, layers = Cost(), stage_layers(plan, model, stage)
+        for layer in dict.fromkeys(layers):
+            cost += layer_cost(model, layer, split, cluster, software).times(layers.count(layer))
+        if stage == 0:
+            cost += embedding_cost(model, split, cluster, software)
+        if stage == last:
+            cost += logits_cost(model, split, cluster, software)
+        stages.append(cost)
+    return tuple(stages)
+
+
+def split_of(plan: Plan) -> Split:
+    return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute)
+
+
+def boundary_seconds(plan: Plan, model: Model, cluster: Cluster) -> list[float]:
+    """Seconds of one activation across each boundary between stages: b s h elements, or 1/t of it per device."""
+    size = float(ELEMENT * plan.microbatch * model.sequence * model.hidden)
+    levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
+    if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
+        seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}
+    else:
+        pieces = plan.tensor if plan.scatter_gather else 1
+        seconds = {level: message(cluster, level, size, pieces) for level in set(levels)}
+    return [seconds[level] for level in levels]
+
+
+def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
+    """The work of each stage for one microbatch; and the seconds a message blocks its stage.
+
+    A message that is not hidden blocks its stage once forward and once backward: sending to one neighbour and
+    receiving from it happen at the same time (Megatron-LM, send_forward_recv_backward). The slowest boundary sets the
+    pace, so each stage is charged for it.
+    """
+    costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    sent = boundary_seconds(plan, question.model, question.cluster) or [0.0]
+    overlap = question.software.pipeline_overlap
+    waits = question.software.wait_seconds if plan.pipeline > 1 else 0.0
+    hidden, blocked = overlap * sum(sent) / len(sent), (1 - overlap) * (max(sent) + waits)
+    stages = tuple(
+        StageWork(
+            cost.forward + cost.forward_tensor + blocked, cost.inputs + cost.inputs_tensor + blocked, cost.weights
+        )
+        for cost in costs
+    )
+    return Work(stages, placement(plan, SCHEDULES[plan.schedule].v_placement), hidden), blocked
+
+
+def data_seconds(question: Question, plan: Plan, work_per_microbatch: float, owned: float) -> float:
+    """Seconds of communication over the data axis that is exposed, per iteration.
+
+    ZeRO 0 sums the gradients once. ZeRO 1 scatters their sum and gathers new weights. ZeRO 2 scatters for each
+    microbatch. ZeRO 3 gathers weights forward, for what is recomputed, and backward, and scatters gradients, for each
+    microbatch, the next layer's while one computes.
+    """
+    if plan.data == 1:
+        return 0.0
+    cluster, software = question.cluster, question.software
+    group, m = Group(plan.data, plan.tensor), plan.microbatches
+    gradients, weights = owned * software.gradient_bytes, owned * software.weight_bytes
+    if plan.zero == 3:
+        gathered = flat_gather if software.flat_gather else gather
+        passes = 3 if plan.recompute == "full" else 2
+        each = passes * gathered(cluster, group, weights) + gathered(cluster, group, gradients)
+        return m * (each - software.gather_overlap * min(each, work_per_microbatch))
+    scatters = m if plan.zero == 2 else 1
+    if plan.zero:
+        seconds = scatters * gather(cluster, group, gradients) + gather(cluster, group, weights)
+    else:
+        seconds = all_reduce(cluster, group, gradients)
+    return seconds - software.data_overlap * min(seconds, scatters * work_per_microbatch)
+
+
+def embedding_seconds(question: Question, plan: Plan) -> float:
+    """Seconds in which the first and the last stage sum the gradients of the matrix they share."""
+    if plan.pipeline == 1 or not question.model.tied or SCHEDULES[plan.schedule].v_placement:
+        return 0.0
+    size = question.software.gradient_bytes * question.model.vocabulary * question.model.hidden / plan.tensor
+    distance = plan.tensor * plan.data * (plan.pipeline - 1)
+    return all_reduce(question.cluster, Group(2, distance), size)
+
+
+def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> TimeSplit:
+    """Where an iteration's time goes; the pipeline's by the closed form unless its seconds are given."""
+    work, blocked = pipeline_work(question, plan)
+    total = bounded(plan, work) if pipeline_seconds is None else pipeline_seconds
+    per_device = work.per_device()
+    busiest = max(range(plan.pipeline), key=lambda position: per_device[position].total)
+    costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    own = [cost for cost, at in zip(costs, work.placement, strict=True) if at == busiest]
+    m = plan.microbatches
+    compute, tensor = m * sum(cost.compute for cost in own), m * sum(cost.tensor for cost in own)
+    messages = m * 2 * len(own) * blocked
+    positions = {0, min(1, plan.pipeline - 1), plan.pipeline - 1}
+    owned = max(device_parameters(plan, question.model, position) for position in positions)
+    data = data_seconds(question, plan, per_device[busiest].total, owned)
+    traffic = owned * question.software.optimizer_traffic / (plan.data if plan.zero else 1)
+    return TimeSplit(
+        compute=compute,
+        tensor=tensor,
+        pipeline=messages,
+        data=data + embedding_seconds(question, plan),
+        bubble=max(0.0, total - compute - tensor - messages),
+        optimizer=copy_seconds(question.cluster.device, traffic),
+    )
+
+
+def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> Estimate:
+    """All about a legal plan. `pipeline_seconds` is the event simulator's answer, where it was asked."""
+    model, cluster = question.model, question.cluster
+    time = time_split(question, plan, pipeline_seconds)
+    tokens = plan.batch * model.tokens_per_example
+    days = question.tokens / tokens * time.total / DAY
+    hours = days * 24 * plan.devices
+    operations = cluster.operations
+    working = (time.compute + time.optimizer) / time.total
+    watts = operations.power_idle + (operations.power_busy - operations.power_idle) * working
+    return Estimate(
+        plan=plan,
+        memory=stage_memory(plan, model, cluster, question.software),
+        limit=cluster.device.memory_bytes,
+        time=time,
+        simulated=pipeline_seconds is not None,
+        hardware_flops=model.hardware_flops(plan.batch, plan.recompute) / time.total / plan.devices,
+        model_flops=model.model_flops(plan.batch) / time.total / plan.devices,
+        peak_flops=cluster.device.peak_flops,
+        tokens_per_second=tokens / time.total,
+        days=days,
+        energy=watts * hours / 1000,
+        price=operations.price * hours,
+    )
+
+
+def with_batch(question: Question, batch: int) -> Question:
+    return replace(question, batch=batch)

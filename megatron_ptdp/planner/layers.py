@@ -1,0 +1,234 @@
+"""What one layer, the embedding and the logits cost on one device of a tensor-parallel group, for one microbatch.
+
+Operations are those of Megatron-LM (PTD-P section 4.2): biases, activation functions, dropouts and residual additions
+fused, scale, mask and softmax fused. `rep` bytes are of an activation that every device of the group holds whole,
+unless sequence parallelism cuts it; `cut` bytes are of one that the tensor axis cuts. Numbers beside them count reads
+and writes; a dropout mask is half an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.planner.model import Layer, Model
+from megatron_ptdp.planner.network import Group, all_reduce
+from megatron_ptdp.planner.operations import ELEMENT, Product, kernels_seconds, product_seconds
+
+LOSS_FORWARD, LOSS_BACKWARD = 32, 16
+"""Bytes per logit of a cross entropy in single precision: cast 6, maximum 4, subtract 8, exponential 8, sum 4, take 2
+forward; scale 8, cast and subtract 8 backward (Megatron-LM, vocab_parallel_cross_entropy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a layer is cut and run: the part of a plan that its cost depends on."""
+
+    tensor: int
+    microbatch: int
+    sequence_parallel: bool
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of one microbatch. Of each pass: computation, then tensor-parallel communication that is exposed.
+
+    `inputs` is the backward pass to the inputs, with what is recomputed; `weights` the backward pass to the weights.
+    """
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    forward_tensor: float = 0.0
+    inputs_tensor: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.forward + other.forward,
+            self.inputs + other.inputs,
+            self.weights + other.weights,
+            self.forward_tensor + other.forward_tensor,
+            self.inputs_tensor + other.inputs_tensor,
+        )
+
+    def times(self, count: int) -> Cost:
+        return Cost(
+            self.forward * count,
+            self.inputs * count,
+            self.weights * count,
+            self.forward_tensor * count,
+            self.inputs_tensor * count,
+        )
+
+    @property
+    def compute(self) -> float:
+        return self.forward + self.inputs + self.weights
+
+    @property
+    def tensor(self) -> float:
+        return self.forward_tensor + self.inputs_tensor
+
+
+def score_products(layer: Layer, split: Split, flash: bool) -> list[Product]:
+    """The products with the scores, forward. Flash attention leaves out what a causal mask hides."""
+    heads = split.microbatch * layer.heads // split.tensor
+    products = []
+    for keys, causal in ((layer.sequence, True), (layer.cross, False)):
+        if keys:
+            inner = keys // 2 if flash and causal else keys
+            resident = float(ELEMENT * heads * layer.sequence * inner) if flash else 0.0
+            products.append(Product(layer.sequence, inner, layer.head_size, heads, resident))
+            products.append(Product(layer.sequence, layer.head_size, inner, heads, resident))
+    return products
+
+
+def weight_products(layer: Layer, split: Split) -> list[Product]:
+    """The products with weights, forward."""
+    t, tokens, h = split.tensor, split.microbatch * layer.sequence, layer.hidden
+    width, keys = layer.attention_width // t, max(1, layer.key_heads // t) * layer.head_size
+    products = [Product(tokens, width + 2 * keys, h), Product(tokens, h, width)]
+    if layer.cross:
+        products += [
+            Product(tokens, width, h),
+            Product(split.microbatch * layer.cross, 2 * keys, h),
+            Product(tokens, h, width),
+        ]
+    ffn = layer.ffn // t
+    return [*products, Product(tokens, ffn * (2 if layer.gated else 1), h), Product(tokens, h, ffn)]
+
+
+def backward(product: Product) -> tuple[Product, Product]:
+    """The products that give the gradients of both factors."""
+    m, n, k = product.m, product.n, product.k
+    return (
+        Product(m, k, n, product.count, product.resident),
+        Product(k, n, m, product.count, product.resident),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes of the kernels of a layer that are no products, one number per kernel."""
+
+    forward: tuple[float, ...]
+    inputs: tuple[float, ...]
+    weights: tuple[float, ...]
+    scores: tuple[float, ...]  # those of `forward` that selective recompute runs again
+
+
+def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -> Bytes:
+    """What the other operations of a layer read and write."""
+    t, tokens = split.tensor, split.microbatch * layer.sequence
+    mask = 0.5 if model.dropout else 0.0
+    blocks = 3 if layer.cross else 2
+    rep = float(ELEMENT * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
+    cut = float(ELEMENT * tokens) / t
+    width, keys = layer.attention_width * cut, layer.key_width * cut
+    ffn, up = layer.ffn * cut, layer.ffn * cut * (2 if layer.gated else 1)
+    norms, residuals = [2 * rep] * blocks, [(3 + mask) * rep] * blocks
+    scores: list[float] = []
+    scores_back: list[float] = []
+    if not software.flash_attention:
+        size = float(ELEMENT * split.microbatch * layer.heads * layer.sequence) / t * (layer.sequence + layer.cross)
+        scores = [2 * size] + ([(2 + mask) * size] if model.dropout else [])
+        scores_back = [3 * size] + ([(2 + mask) * size] if model.dropout else [])
+    forward = [*norms, *residuals, 2 * width, up + ffn, *scores]
+    inputs = [3 * rep] * blocks + [(5 + mask) * rep] * blocks
+    inputs += [2 * width, 2 * (width + 2 * keys), ffn + 2 * up, *scores_back]
+    own = model.layer_parameters(layer) / t
+    if software.fused_accumulation:
+        weights = [(2 * software.gradient_bytes - ELEMENT) * own]
+    else:
+        weights = [(ELEMENT + 2 * software.gradient_bytes) * own]
+    if model.bias:
+        weights += [rep] * blocks + [width + 2 * keys, up]
+    return Bytes(tuple(forward), tuple(inputs), tuple(weights), tuple(scores))
+
+
+def exposed(communication: float, compute: float, overlap: float) -> float:
+    """What is left of communication when a share of it is hidden, but no more than there is computation to hide it."""
+    return communication - overlap * min(communication, compute)
+
+
+@lru_cache(maxsize=16384)
+def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, software: Software) -> Cost:
+    """Seconds of one layer for one microbatch.
+
+    Each device of the group sums (or scatters and gathers) a block's output forward and its input's gradient backward.
+    The further gather of sequence parallelism hides behind the weights' gradients (Korthikanti et al. 2022, 4.2.2).
+    """
+    device = cluster.device
+    scores = score_products(layer, split, software.flash_attention)
+    weighted = weight_products(layer, split)
+    kernels = kernel_bytes(model, layer, split, software)
+
+    def seconds(products: list[Product]) -> float:
+        return sum(product_seconds(device, product) for product in products)
+
+    score_forward = seconds(scores)
+    forward = seconds(weighted) + score_forward + kernels_seconds(device, kernels.forward)
+    inputs = seconds([backward(product)[0] for product in weighted])
+    inputs += seconds([factor for product in scores for factor in backward(product)])
+    inputs += kernels_seconds(device, kernels.inputs)
+    if software.flash_attention:  # its backward pass makes the scores again
+        inputs += seconds(scores[::2])
+    weights = seconds([backward(product)[1] for product in weighted]) + kernels_seconds(device, kernels.weights)
+
+    size = float(ELEMENT * split.microbatch * layer.sequence * layer.hidden)
+    blocks = 3 if layer.cross else 2
+    sums = blocks * all_reduce(cluster, Group(split.tensor), size) if split.tensor > 1 else 0.0
+    forward_tensor = exposed(sums, forward, software.forward_overlap)
+    inputs_tensor = exposed(sums, weights, software.backward_overlap)
+
+    # Kernels shorter than their launch wait for the host.
+    forward += max(0.0, software.kernels_forward * device.launch - forward - forward_tensor)
+    waits = software.kernels_backward * device.launch - inputs - weights - inputs_tensor
+    inputs += max(0.0, waits)
+    if split.recompute == "full":
+        inputs += forward
+        inputs_tensor += forward_tensor
+    elif split.recompute == "selective" and not software.flash_attention:
+        inputs += score_forward + kernels_seconds(device, kernels.scores)
+    return Cost(forward, inputs, weights, forward_tensor, inputs_tensor)
+
+
+def padded_vocabulary(model: Model, tensor: int) -> int:
+    """The vocabulary in multiples of 128 per device, as Megatron-LM pads it."""
+    whole = 128 * tensor
+    return -(-model.vocabulary // whole) * whole
+
+
+@lru_cache(maxsize=4096)
+def embedding_cost(model: Model, split: Split, cluster: Cluster, software: Software) -> Cost:
+    """Seconds of the embedding for one microbatch: look up, add positions, drop; backward, a dense gradient."""
+    device, t = cluster.device, split.tensor
+    tokens = split.microbatch * model.tokens_per_example
+    size = float(ELEMENT * tokens * model.hidden)
+    rep = size / (t if split.sequence_parallel else 1)
+    own = padded_vocabulary(model, t) * model.hidden / t
+    forward = kernels_seconds(device, (2 * size, 3 * rep, (2.5 if model.dropout else 0.0) * rep))
+    weights = kernels_seconds(device, (2 * size, 2 * ELEMENT * own, 2 * software.gradient_bytes * own))
+    return Cost(forward, 0.0, weights, all_reduce(cluster, Group(t), size) if t > 1 else 0.0, 0.0)
+
+
+@lru_cache(maxsize=4096)
+def logits_cost(model: Model, split: Split, cluster: Cluster, software: Software) -> Cost:
+    """Seconds of the last norm, the logits and the loss for one microbatch. They are never recomputed."""
+    device, t = cluster.device, split.tensor
+    tokens = split.microbatch * model.sequence
+    own = padded_vocabulary(model, t) // t
+    product = Product(tokens, own, model.hidden)
+    back_inputs, back_weights = backward(product)
+    size = float(ELEMENT * tokens * model.hidden)
+    rep = size / (t if split.sequence_parallel else 1)
+    logits = float(tokens) * own
+    forward = product_seconds(device, product) + kernels_seconds(device, (2 * rep, LOSS_FORWARD * logits))
+    inputs = product_seconds(device, back_inputs) + kernels_seconds(device, (3 * rep, LOSS_BACKWARD * logits))
+    accumulated = 2 * software.gradient_bytes * own * model.hidden
+    weights = product_seconds(device, back_weights) + kernels_seconds(device, (accumulated,))
+    if t == 1:
+        return Cost(forward, inputs, weights)
+    losses = 3 * all_reduce(cluster, Group(t), 4.0 * tokens)
+    return Cost(forward, inputs, weights, losses, all_reduce(cluster, Group(t), size))

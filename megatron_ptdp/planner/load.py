@@ -1,0 +1,147 @@
+"""Reads models, clusters and software from TOML files: shipped ones by name, others by path.
+
+A file holds exactly the fields of its data type. A missing field, an unknown one, a figure of the wrong kind or out of
+range is refused with the file's name, the field and what was expected.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
+from megatron_ptdp.planner.errors import BadFigure, PlanningError, UnknownName
+from megatron_ptdp.planner.model import Model
+
+PRESETS = Path(__file__).parent / "presets"
+T = TypeVar("T")
+
+MAY_BE_ZERO = {
+    "size", "latency", "kernel_overhead", "launch", "reserved_bytes", "fragmentation", "power_idle", "price",
+    "forward_overlap", "backward_overlap", "pipeline_overlap", "data_overlap", "gather_overlap", "wait_seconds",
+    "restart_seconds", "tile_depth", "kernels_forward", "kernels_backward", "encoder_layers", "encoder_sequence",
+    "key_heads", "head_size", "ffn",
+}  # fmt: skip
+SHARES = {
+    "matrix_efficiency", "memory_efficiency", "efficiency", "fragmentation", "forward_overlap", "backward_overlap",
+    "pipeline_overlap", "data_overlap", "gather_overlap",
+}  # fmt: skip
+
+
+def names(kind: str) -> list[str]:
+    """The shipped names of a kind: `models`, `clusters` or `software`."""
+    return sorted(path.stem for path in (PRESETS / kind).glob("*.toml"))
+
+
+def model(name: str) -> Model:
+    """A model by its shipped name or the path of its file."""
+    where, table = _read("model", "models", name)
+    return build(Model, {"name": Path(name).stem, **table}, where)
+
+
+def software(name: str) -> Software:
+    """Software by its shipped name or the path of its file."""
+    where, table = _read("software", "software", name)
+    return build(Software, {"name": Path(name).stem, **table}, where)
+
+
+def cluster(name: str) -> Cluster:
+    """A cluster by its shipped name or the path of its file."""
+    where, table = _read("cluster", "clusters", name)
+    return cluster_of(table, where, Path(name).stem)
+
+
+def cluster_of(table: dict[str, Any], where: str, name: str) -> Cluster:
+    """A cluster from the tables of its file.
+
+    Raises:
+        BadFigure: a field is missing, unknown or out of range.
+    """
+    rest = dict(table)
+    parts = {}
+    for part, kind in (("device", dict), ("network", list), ("operations", dict)):
+        if not isinstance(rest.get(part), kind):
+            header = "[[network]]" if part == "network" else f"[{part}]"
+            raise BadFigure(f"{where}: the table {header} is missing")
+        parts[part] = rest.pop(part)
+    made = dict(parts["device"])
+    if "tiles" in made:
+        made["tiles"] = tuple(_tile(tile, where) for tile in made["tiles"])
+    rest["device"] = build(Device, made, f"{where} [device]")
+    rest["levels"] = tuple(
+        build(Level, level, f"{where} [[network]] {i + 1}") for i, level in enumerate(parts["network"])
+    )
+    rest["operations"] = build(Operations, parts["operations"], f"{where} [operations]")
+    return build(Cluster, {"name": name, **rest}, where)
+
+
+def build(kind: type[T], table: dict[str, Any], where: str) -> T:
+    """A data type from a table, each field checked.
+
+    Raises:
+        UnknownName: a field that the type does not have, with the nearest one.
+        BadFigure: a field is missing, of the wrong kind, or out of range.
+    """
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for name in table:
+        if name not in known:
+            raise UnknownName.of(f"field in {where}:", name, known)
+    values = {}
+    for name, field in known.items():
+        if name not in table:
+            if field.default is MISSING:
+                raise BadFigure(f"{where}: the field {name!r} is missing")
+            continue
+        values[name] = _checked(name, str(field.type), table[name], where)
+    return kind(**values)
+
+
+def _checked(name: str, kind: str, value: Any, where: str) -> Any:
+    if kind == "bool" and not isinstance(value, bool):
+        raise BadFigure(f"{where}: {name} is {value!r}, must be true or false")
+    if kind == "str" and not isinstance(value, str):
+        raise BadFigure(f"{where}: {name} is {value!r}, must be a text")
+    if kind not in ("int", "float"):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "int" and isinstance(value, float)):
+        raise BadFigure(f"{where}: {name} is {value!r}, must be a {'whole ' if kind == 'int' else ''}number")
+    if not isfinite(value):
+        raise BadFigure(f"{where}: {name} is {value}, must be a finite number")
+    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        raise BadFigure(f"{where}: {name} is {value}, must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}")
+    if name in SHARES and value > 1:
+        raise BadFigure(f"{where}: {name} is {value}, must be a share, 1 at most")
+    if name == "oversubscription" and value < 1:
+        raise BadFigure(f"{where}: {name} is {value}, must be 1 or more")
+    return float(value) if kind == "float" else value
+
+
+def _tile(tile: Any, where: str) -> tuple[int, int, float]:
+    if not isinstance(tile, list) or len(tile) != 3 or not all(isinstance(x, (int, float)) and x > 0 for x in tile):
+        raise BadFigure(f"{where} [device]: a tile is {tile!r}, must be [rows, columns, speed], all above 0")
+    return int(tile[0]), int(tile[1]), float(tile[2])
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, modified: float) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _read(kind: str, folder: str, name: str) -> tuple[str, dict[str, Any]]:
+    """The file's place for messages, and its tables."""
+    shipped = PRESETS / folder / f"{name}.toml"
+    path = shipped if name in names(folder) else Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        if path.suffix == ".toml" or path.parent != Path():
+            raise PlanningError(f"there is no {kind} file {name}; shipped: {', '.join(names(folder))}")
+        raise UnknownName.of(kind, name, names(folder))
+    try:
+        return path.name, dict(_parsed(path, path.stat().st_mtime))
+    except tomllib.TOMLDecodeError as error:
+        raise PlanningError(f"{path.name} is no TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanningError(f"{path.name} cannot be read: {error}") from error

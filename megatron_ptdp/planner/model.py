@@ -1,0 +1,177 @@
+"""What is trained: the shape of a transformer, and how often it computes what.
+
+A model is a row of layers between an embedding and the logits. Most layers of a model are alike; an encoder-decoder has
+two kinds. Counts here are of the whole model, not of a device. FLOPs are multiply and add counted as two.
+
+Symbols of the papers: l layers, h hidden, a heads, s sequence, V vocabulary, B batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_ptdp.planner.errors import BadFigure
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer: attention, perhaps attention over an encoder's output, and a feed-forward part.
+
+    Attributes:
+        sequence: tokens per example that go through it.
+        cross: tokens of the encoder's output it attends to; 0 when it does not.
+        key_heads: heads of keys and values; fewer than `heads` with grouped queries.
+        gated: the feed-forward part has two matrices in, whose products are multiplied (SwiGLU).
+    """
+
+    hidden: int
+    heads: int
+    key_heads: int
+    head_size: int
+    ffn: int
+    gated: bool
+    sequence: int
+    cross: int = 0
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.head_size
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights in matrices: 12 h² for GPT."""
+        attention = self.hidden * (2 * self.attention_width + 2 * self.key_width)
+        up = 2 if self.gated else 1
+        return attention * (2 if self.cross else 1) + (up + 1) * self.hidden * self.ffn
+
+    @property
+    def score_flops(self) -> float:
+        """FLOPs of one example in scores and their use, forward: 4 s² h for GPT, a causal mask not taken off."""
+        keys = self.sequence + self.cross
+        return 4.0 * self.sequence * keys * self.attention_width
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of one example, forward: 24 s h² + 4 s² h for GPT (PTD-P section 5.1, appendix)."""
+        weights = 2.0 * self.sequence * self.matrix_parameters
+        if self.cross:  # keys and values are made from the encoder's output
+            weights += 4.0 * (self.cross - self.sequence) * self.hidden * self.key_width
+        return weights + self.score_flops
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer language model.
+
+    Attributes:
+        layers: decoder layers; `encoder_layers` come before them and see `encoder_sequence` tokens per example.
+        positions: whether positions are learned, and so parameters (GPT); others (rotary, ALiBi, relative) have none.
+        tied: whether the logits use the embedding's matrix.
+        bias: whether matrices and norms have biases.
+        dropout: whether training drops activations; the masks are then stored.
+        source: where the figures come from.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    key_heads: int = 0
+    head_size: int = 0
+    ffn: int = 0
+    gated: bool = False
+    positions: bool = True
+    tied: bool = True
+    bias: bool = True
+    dropout: bool = True
+    encoder_layers: int = 0
+    encoder_sequence: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
+            if getattr(self, field) <= 0:
+                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must be at least 1")
+        for field in ("key_heads", "head_size", "ffn", "encoder_layers", "encoder_sequence"):
+            if getattr(self, field) < 0:
+                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must not be negative")
+        if not self.head_size and self.hidden % self.heads:
+            raise BadFigure(f"model {self.name!r}: hidden {self.hidden} is no multiple of heads {self.heads}")
+        defaults = {
+            "key_heads": self.heads,
+            "head_size": self.hidden // self.heads,
+            "ffn": 4 * self.hidden,
+            "encoder_sequence": self.sequence,
+        }
+        for field, value in defaults.items():
+            if not getattr(self, field):
+                object.__setattr__(self, field, value)
+        if self.heads % self.key_heads:
+            raise BadFigure(f"model {self.name!r}: heads {self.heads} is no multiple of key_heads {self.key_heads}")
+
+    @cached_property
+    def row(self) -> tuple[Layer, ...]:
+        """All layers in order."""
+        shape = (self.hidden, self.heads, self.key_heads, self.head_size, self.ffn, self.gated)
+        encoder = Layer(*shape, sequence=self.encoder_sequence)
+        decoder = Layer(*shape, sequence=self.sequence, cross=self.encoder_sequence if self.encoder_layers else 0)
+        return (encoder,) * self.encoder_layers + (decoder,) * self.layers
+
+    @property
+    def tokens_per_example(self) -> int:
+        return self.sequence + (self.encoder_sequence if self.encoder_layers else 0)
+
+    def layer_parameters(self, layer: Layer) -> int:
+        """Parameters of one layer: 12 h² + 13 h for GPT (PTD-P eq. 2)."""
+        norms = (3 if layer.cross else 2) * layer.hidden * (2 if self.bias else 1)
+        biases = 0
+        if self.bias:
+            attention = layer.attention_width + 2 * layer.key_width + layer.hidden
+            biases = attention * (2 if layer.cross else 1) + layer.ffn * (2 if layer.gated else 1) + layer.hidden
+        return layer.matrix_parameters + norms + biases
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """The embedding with learned positions: V h + s h."""
+        return (self.vocabulary + (self.sequence if self.positions else 0)) * self.hidden
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, each once: 12 l h² (1 + 13/(12 h) + (V + s)/(12 l h)) for GPT (PTD-P eq. 2).
+
+        The norm before the logits, 2 h, is left out as in the paper.
+        """
+        logits = 0 if self.tied else self.vocabulary * self.hidden
+        return sum(self.layer_parameters(layer) for layer in self.row) + self.embedding_parameters + logits
+
+    @cached_property
+    def logits_flops(self) -> float:
+        """FLOPs of one example in the logits, forward: 2 s h V."""
+        return 2.0 * self.sequence * self.hidden * self.vocabulary
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """FLOPs of one example in all layers, forward, without the logits."""
+        return sum(layer.forward_flops for layer in self.row)
+
+    def model_flops(self, batch: int) -> float:
+        """FLOPs an iteration needs: 72 B l s h² (1 + s/(6 h) + V/(12 l h)) for GPT (Korthikanti et al. 2022, eq. 7)."""
+        return 3.0 * batch * (self.forward_flops + self.logits_flops)
+
+    def paper_flops(self, batch: int) -> float:
+        """FLOPs with each layer run forward again: 96 B s l h² (1 + s/(6 h) + V/(16 l h)) for GPT (PTD-P eq. 3)."""
+        return batch * (4.0 * self.forward_flops + 3.0 * self.logits_flops)
+
+    def hardware_flops(self, batch: int, recompute: str) -> float:
+        """FLOPs that run: the needed ones and what is run again (Korthikanti et al. 2022, eq. 8)."""
+        if recompute == "full":
+            return self.paper_flops(batch)
+        again = sum(layer.score_flops for layer in self.row) if recompute == "selective" else 0.0
+        return self.model_flops(batch) + batch * again

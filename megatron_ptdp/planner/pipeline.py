@@ -1,0 +1,97 @@
+"""How long one iteration's microbatches take in the pipeline.
+
+Two ways. `bounded` is a closed form, exact for 1F1B and GPipe when messages are hidden or blocking, and near for the
+others; a search over thousands of plans uses it. `megatron_ptdp.planner.simulated` runs the schedule's real action
+lists through the event simulator; it is used for the few plans that are shown.
+
+Closed forms, w work of the busiest device per microbatch, f i w' forward, inputs, weights of one chunk of a device:
+
+    GPipe               m max F + m max B + the other devices once (PTD-P section 2.2)
+    1F1B, interleaved   m w + (sum of the other devices' work)/v            bubble (p-1)/(v m)
+    looped              the same
+    ZB-H1               m w + sum of the others' (F + I) - W of the busiest  (Qi et al. 2023; DualPipe README)
+    ZB-V                m w + sum of the others' 3 max(f, i, w') - (f + i + w')   zero when f = i = w'
+    DualPipe-V          m w + sum of the others' (f + 2 i - w'), less what they lack of w   (DualPipe README)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ptdp.planner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Seconds a stage occupies its device for one microbatch, blocking communication included."""
+
+    forward: float
+    inputs: float
+    weights: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.inputs + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the devices of a pipeline do: for each stage its work, and where it is.
+
+    Attributes:
+        stages: in the order of the model.
+        placement: the device of each stage.
+        transfer: seconds an activation is on its way beside what is in the work (hidden messages).
+    """
+
+    stages: tuple[StageWork, ...]
+    placement: tuple[int, ...]
+    transfer: float
+
+    def per_device(self) -> list[StageWork]:
+        count = max(self.placement) + 1
+        sums = [[0.0, 0.0, 0.0] for _ in range(count)]
+        for stage, device in zip(self.stages, self.placement, strict=True):
+            row = sums[device]
+            row[0] += stage.forward
+            row[1] += stage.inputs
+            row[2] += stage.weights
+        return [StageWork(*row) for row in sums]
+
+
+def placement(plan: Plan, v_placement: bool) -> tuple[int, ...]:
+    """The device of each stage: round and round, or there and back."""
+    there = tuple(range(plan.pipeline))
+    return there + there[::-1] if v_placement else there * plan.chunks
+
+
+def bounded(plan: Plan, work: Work) -> float:
+    """Seconds of all microbatches by the closed form of the plan's schedule."""
+    devices, m = work.per_device(), plan.microbatches
+    hops = 2 * (len(devices) - 1) * work.transfer
+    if plan.schedule == "gpipe":
+        forwards = [device.forward for device in devices]
+        backwards = [device.inputs + device.weights for device in devices]
+        return sum(forwards) + sum(backwards) + (m - 1) * (max(forwards) + max(backwards)) + hops
+    busiest = max(device.total for device in devices)
+    return m * busiest + fill(plan, devices, busiest) + hops
+
+
+def fill(plan: Plan, devices: list[StageWork], busiest: float) -> float:
+    """Seconds in which the busiest device waits for the pipeline to fill and to drain."""
+    if len(devices) == 1:
+        return 0.0
+    most = max(devices, key=lambda device: device.total)
+    if plan.schedule == "zb-h1":
+        each = [device.forward + device.inputs - most.weights for device in devices]
+    elif plan.schedule == "zb-v":
+        each = [(3 * max(device.forward, device.inputs, device.weights) - device.total) / 2 for device in devices]
+    elif plan.schedule == "dualpipe-v":
+        lacking = [busiest - device.total for device in devices]
+        each = [
+            (device.forward + 2 * device.inputs - device.weights) / 2 - less
+            for device, less in zip(devices, lacking, strict=True)
+        ]
+    else:
+        return (sum(device.total for device in devices) - busiest) / plan.chunks
+    return sum(max(0.0, one) for one in each) * (len(devices) - 1) / len(devices)

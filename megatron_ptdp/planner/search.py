@@ -1,0 +1,126 @@
+"""Looks through all legal plans and finds the fastest that fit.
+
+Plans come in families that share what a microbatch costs: tensor and pipeline sizes, microbatch, recomputation,
+sequence parallelism. Work over devices is a lower bound for every member of a family: no schedule is faster than no
+bubble and no message. Families are taken in the order of their bounds, and the search ends when the next bound is above
+the worst plan that would still be shown. So nothing is lost, and most families are never opened.
+
+Times in the search are closed forms (`pipeline.bounded`); the plans that are shown are simulated (`simulated`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+from typing import Any
+
+from megatron_ptdp.planner.errors import BadFigure, Illegal, NothingFits
+from megatron_ptdp.planner.estimate import Estimate, Question, estimate, time_split
+from megatron_ptdp.planner.memory import stage_memory
+from megatron_ptdp.planner.misses import why_none, why_nothing_fits
+from megatron_ptdp.planner.plan import Plan, check, with_settings
+from megatron_ptdp.planner.simulated import pipeline_seconds
+from megatron_ptdp.planner.space import families, lower_bound, members
+
+SPARE = 3
+"""Plans simulated beyond those that are shown, as the closed form may have put them in the wrong order."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        best: the fastest plans that fit, each another configuration, in order.
+        families, opened: how many families there are, and how many had to be looked into.
+        evaluated: plans whose time was computed.
+        legal: legal plans among the opened families.
+    """
+
+    best: list[Estimate]
+    families: int
+    opened: int
+    legal: int
+    evaluated: int
+
+
+def check_question(question: Question) -> None:
+    """Refuses counts that cannot be meant.
+
+    Raises:
+        BadFigure: devices, batch or tokens below 1, or more devices than the cluster has.
+    """
+    for name in ("devices", "batch", "tokens"):
+        value = getattr(question, name)
+        if not value >= 1 or value == float("inf"):
+            raise BadFigure(f"{name} is {value}, must be a finite number, at least 1")
+    limit = question.cluster.limit
+    if limit and question.devices > limit:
+        raise BadFigure(f"devices is {question.devices}, but the cluster {question.cluster.name!r} has {limit}")
+
+
+def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5, simulate: bool = True) -> Found:
+    """The fastest plans that fit.
+
+    Args:
+        fixed: settings that every plan must have.
+        top: how many to return at most.
+        simulate: run the event simulator for those that are returned.
+
+    Raises:
+        PlanningError: the question or a fixed setting is impossible, or no plan is legal.
+        NothingFits: legal plans exist, but each needs more memory than there is.
+    """
+    check_question(question)
+    fixed = dict(fixed or {})
+    with_settings(Plan(), fixed)
+    kept: list[tuple[float, int, Plan]] = []  # a heap: the slowest first, and of equals the last that was found
+    wanted, legal, evaluated, opened, entered = top + SPARE, 0, 0, 0, 0
+    ordered = sorted(
+        (lower_bound(question, family), number, family) for number, family in enumerate(families(question, fixed))
+    )
+    limit = question.cluster.device.memory_bytes
+    for bound, _, family in ordered:
+        if len(kept) >= wanted and bound > -kept[0][0]:
+            break
+        opened += 1
+        best: dict[tuple[str, int], tuple[float, Plan]] = {}  # of each schedule and number of chunks
+        for plan in members(question, family, fixed):
+            legal += 1
+            if stage_memory(plan, question.model, question.cluster, question.software).most > limit:
+                continue
+            evaluated += 1
+            seconds = time_split(question, plan).total
+            shape = (plan.schedule, plan.chunks)
+            if shape not in best or seconds < best[shape][0]:
+                best[shape] = (seconds, plan)
+        for seconds, plan in best.values():
+            entered += 1
+            if len(kept) < wanted:
+                heappush(kept, (-seconds, -entered, plan))
+            elif -seconds > kept[0][0]:
+                heapreplace(kept, (-seconds, -entered, plan))
+    if not legal:
+        raise Illegal(why_none(question, fixed))
+    if not kept:
+        raise NothingFits(why_nothing_fits(question, fixed))
+    ranked = [plan for _, _, plan in sorted(kept, reverse=True)]
+    found = [estimate(question, plan, pipeline_seconds(question, plan) if simulate else None) for plan in ranked]
+    found.sort(key=lambda one: one.seconds)
+    return Found(found[:top], len(ordered), opened, legal, evaluated)
+
+
+def estimate_exactly(question: Question, plan: Plan) -> Estimate:
+    """One plan, checked and simulated.
+
+    Raises:
+        Illegal: it cannot run this model, or is for another number of devices or another batch.
+    """
+    check_question(question)
+    if plan.devices != question.devices or plan.batch != question.batch:
+        raise Illegal(
+            f"the plan is for {plan.devices} devices and a batch of {plan.batch}, "
+            f"the question for {question.devices} and {question.batch}"
+        )
+    check(plan, question.model)
+    return estimate(question, plan, pipeline_seconds(question, plan))

@@ -1,0 +1,74 @@
+"""The space of plans: families that share what a microbatch costs, and their legal members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from megatron_ptdp.planner.estimate import Question, split_of, stage_costs
+from megatron_ptdp.planner.model import Model
+from megatron_ptdp.planner.plan import RECOMPUTE, SCHEDULES, Plan, illegal, split_layers
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in order."""
+    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
+    return small + [number // k for k in reversed(small) if k * k != number]
+
+
+def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
+    """One plan for each family: its schedule and the rest are still open."""
+    model, n, batch = question.model, question.devices, question.batch
+
+    def allowed(name: str, values: list[Any]) -> list[Any]:
+        return [value for value in values if name not in fixed or fixed[name] == value]
+
+    for t in allowed("tensor", [t for t in divisors(n) if not model.heads % t and not model.ffn % t]):
+        for p in allowed("pipeline", [p for p in divisors(n // t) if p <= len(model.row) + 2]):
+            d = n // (t * p)
+            if batch % d or ("data" in fixed and fixed["data"] != d):
+                continue
+            for b in allowed("microbatch", divisors(batch // d)):
+                for recompute in allowed("recompute", list(RECOMPUTE)):
+                    for sp in allowed("sequence_parallel", [False, True] if t > 1 else [False]):
+                        yield Plan(p, t, d, 1, b, batch, recompute=recompute, sequence_parallel=sp)
+
+
+def members(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator[Plan]:
+    """The legal plans of a family."""
+    sgs = [True, False] if family.pipeline > 1 and family.tensor > 1 else [True]
+    for schedule, chunks in _schedules(question.model, family.pipeline, family.microbatches):
+        if fixed.get("schedule", schedule) != schedule or fixed.get("chunks", chunks) != chunks:
+            continue
+        for zero in (0, 1, 2, 3):
+            if fixed.get("zero", zero) != zero:
+                continue
+            plan = replace(family, schedule=schedule, chunks=chunks, zero=zero)
+            if illegal(plan, question.model):
+                continue
+            for sg in sgs:
+                if fixed.get("scatter_gather", sg) == sg:
+                    yield plan if sg else replace(plan, scatter_gather=False)
+
+
+@lru_cache(maxsize=4096)
+def _schedules(model: Model, pipeline: int, microbatches: int) -> tuple[tuple[str, int], ...]:
+    """Schedules and chunks that divide the layers."""
+    if pipeline == 1:
+        return (("1f1b", 1),)
+    layers = len(model.row)
+    pairs = []
+    for name, schedule in SCHEDULES.items():
+        most = schedule.fixed_chunks or (layers + 2) // pipeline
+        for chunks in range(max(schedule.min_chunks, schedule.fixed_chunks), most + 1):
+            if split_layers(layers, pipeline * chunks):
+                pairs.append((name, chunks))
+    return tuple(pairs)
+
+
+def lower_bound(question: Question, family: Plan) -> float:
+    """Seconds below which no plan of the family can be: all work, spread evenly, without bubble or messages."""
+    costs = stage_costs(question.model, question.cluster, question.software, split_of(family), 1, 1)
+    return family.microbatches * sum(cost.compute + cost.tensor for cost in costs) / family.pipeline

@@ -1,0 +1,72 @@
+"""Bytes on each level of the network, per device and iteration: which links a plan fills.
+
+A level's share is the average over the iteration. What crosses an island or a data centre is the total of a level times
+the devices behind the link.
+"""
+
+from __future__ import annotations
+
+from megatron_ptdp.planner.estimate import Estimate, Question, boundary_seconds
+from megatron_ptdp.planner.memory import device_parameters, stage_layers, stages_of
+from megatron_ptdp.planner.network import Group, Traffic, crossed, spread
+from megatron_ptdp.planner.operations import ELEMENT
+from megatron_ptdp.planner.plan import Plan
+
+
+def traffic(question: Question, estimate: Estimate) -> list[Traffic]:
+    """What each level carries, innermost first."""
+    plan = estimate.plan
+    parts = {"tensor": _tensor(question, plan), "pipeline": _pipeline(question, plan), "data": _data(question, plan)}
+    rows = []
+    for level in question.cluster.levels:
+        tensor, pipeline, data = (parts[axis].get(level.name, 0.0) for axis in ("tensor", "pipeline", "data"))
+        busy = (tensor + pipeline + data) * level.oversubscription / level.bandwidth / estimate.seconds
+        rows.append(Traffic(level.name, tensor, pipeline, data, busy))
+    return rows
+
+
+def _tensor(question: Question, plan: Plan) -> dict[str, float]:
+    """An all-reduce is two passes: 4 of b s h per layer forward and as many backward, 4 more recomputed (facts 1.1)."""
+    model = question.model
+    layers = [layer for stage in stages_of(plan, 0) for layer in stage_layers(plan, model, stage)]
+    total: dict[str, float] = {}
+    for layer in layers:
+        blocks = 3 if layer.cross else 2
+        passes = blocks * (6 if plan.recompute == "full" else 4) + (blocks if plan.sequence_parallel else 0)
+        size = float(ELEMENT * plan.microbatch * layer.sequence * layer.hidden)
+        for name, carried in spread(question.cluster, Group(plan.tensor), size, passes * plan.microbatches).items():
+            total[name] = total.get(name, 0.0) + carried
+    return total
+
+
+def _pipeline(question: Question, plan: Plan) -> dict[str, float]:
+    """One activation forward and one gradient backward per chunk and microbatch, as an average over the boundaries."""
+    if plan.pipeline == 1:
+        return {}
+    size = float(ELEMENT * plan.microbatch * question.model.sequence * question.model.hidden)
+    cut = plan.tensor if plan.sequence_parallel or plan.scatter_gather else 1
+    levels = crossed(question.cluster, plan.tensor * plan.data, plan.pipeline)
+    assert len(levels) == len(boundary_seconds(plan, question.model, question.cluster))
+    total: dict[str, float] = {}
+    for level in levels:
+        carried = 2 * plan.chunks * plan.microbatches * size / cut / len(levels)
+        total[level.name] = total.get(level.name, 0.0) + carried
+    if cut > 1 and not plan.sequence_parallel:
+        gathers = 2 * plan.chunks * plan.microbatches
+        for name, carried in spread(question.cluster, Group(plan.tensor), size, gathers).items():
+            total[name] = total.get(name, 0.0) + carried
+    return total
+
+
+def _data(question: Question, plan: Plan) -> dict[str, float]:
+    """Gradients summed once, or scattered and weights gathered; for each microbatch with ZeRO 2 and 3."""
+    owned = device_parameters(plan, question.model, 0)
+    software, m = question.software, plan.microbatches
+    gradients, weights = owned * software.gradient_bytes, owned * software.weight_bytes
+    if plan.zero == 0:
+        size, passes = gradients, 2.0
+    elif plan.zero < 3:
+        size, passes = gradients * (m if plan.zero == 2 else 1) + weights, 1.0
+    else:
+        size, passes = m * (gradients + weights * (3 if plan.recompute == "full" else 2)), 1.0
+    return spread(question.cluster, Group(plan.data, plan.tensor), size, passes)
