@@ -1,7 +1,7 @@
 """A simulated client: what `client/session.py` and `client/data.py` do, and a user who calls, looks, drops and leaves.
 
-The user works in bursts: several launches at once, many of which take results that are still to come. It never waits
-for an outcome, except for those it looks at.
+The user works in bursts: several launches at once, many of which take results that are still to come. It waits for no
+outcome before it has made its last launch; an impatient one does not even wait then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import Wish
 from pathways_ray.simulation.network import End
-from pathways_ray.simulation.programs import ARRAY, Drawn, drawn
+from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
 from pathways_ray.transport.messages import (
     BuffersLost,
@@ -87,6 +87,8 @@ class SimulatedClient:
         self.left = self.random.randint(*world.settings.launches)
         self.slices: list[PlacedSlice] = []
         self.programs: list[Drawn] = []
+        self.loop: Drawn | None = None
+        self.impatient = self.random.random() < world.settings.impatient
         self.held: dict[int, Held] = {}
         self.pending: dict[int, tuple[Held, ...]] = {}
         self.looks: list[Look] = []
@@ -156,6 +158,9 @@ class SimulatedClient:
             made = drawn(self.random, number, f"c{self.number}p{number}", self.slices, poisoned)
             self.programs.append(made)
             self._enqueue((number, made.graph, made.functions))
+        if self.random.random() < settings.loops:
+            self.loop = drawn_loop(self.random, settings.programs + 1, f"c{self.number}", self.slices)
+            self._enqueue((self.loop.number, self.loop.graph, self.loop.functions))
         self._work()
 
     # --- the user -----------------------------------------------------------------------------------------------------
@@ -167,6 +172,8 @@ class SimulatedClient:
         for _ in range(min(self.left, random.choice([1, 2, 3, 5, 8]))):
             self.left -= 1
             self._launch(random.choice(self.programs))
+        if self.loop is not None and random.random() < 0.5:
+            self._go_round(self.loop)
         if random.random() < 0.05:
             self._name_what_is_not_mine()
         self._drop_some()
@@ -175,12 +182,21 @@ class SimulatedClient:
             pause = random.choice([0.0, 0.0005, 0.003, 0.02, 0.2, 1.0])
             self.world.network.after(self.process, pause, self._work)
         else:
-            self.world.network.after(self.process, 0.2, self._leave_when_done)
+            self.world.network.after(self.process, 0.001 if self.impatient else 0.2, self._leave_when_done)
 
-    def _launch(self, program: Drawn) -> None:
+    def _go_round(self, program: Drawn) -> None:
+        """y = f(y), again and again, of which only some values are kept."""
+        held = self._put(program.arguments[0])
+        for _ in range(self.random.choice([4, 9, 33])):
+            (result,) = self._launch(program, [held])
+            if self.random.random() < 0.95:
+                self._drop(held)
+            held = result
+
+    def _launch(self, program: Drawn, given: list[Held] | None = None) -> tuple[Held, ...]:
         random = self.random
-        arguments: list[Held] = []
-        for index, layout in enumerate(program.arguments):
+        arguments: list[Held] = given or []
+        for index, layout in enumerate(program.arguments if given is None else ()):
             known = [h for h in self.held.values() if h.layout == layout and not h.failed and h not in arguments]
             if index in program.donated:
                 known = [h for h in known if not h.looked_at]
@@ -208,6 +224,7 @@ class SimulatedClient:
         for index in sorted(program.donated):
             self.world.checker.donated(self, arguments[index].launch)
             self._drop(arguments[index])
+        return results
 
     def _hold(self, layout: Layout, expected: Outcome, doubtful: bool = False) -> Held:
         self.buffers += 1
@@ -385,10 +402,10 @@ class SimulatedClient:
     def _leave_when_done(self) -> None:
         if self.over:
             return
-        if self.pending or self.queue or self.looks:
+        if (self.pending or self.queue or self.looks) and not self.impatient:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
-        if self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
+        if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             self.world.network.after(self.process, 0.5, self._leave_when_done)
             return
         self.world.checker.check_kept(self)

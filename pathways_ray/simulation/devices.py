@@ -90,6 +90,8 @@ class Devices:
     order: dict[int, list[Identity]] = field(default_factory=dict)
 
     def enqueue(self, work: Work) -> None:
+        if any(value.remote and not value.ready for value in work.inputs):
+            self.group.report(f"gang {work.gangs} is in a device queue, and waits for another host")
         for device in work.devices:
             self.queues.setdefault(device, deque()).append(work)
             self.order.setdefault(device, []).extend(work.gangs)

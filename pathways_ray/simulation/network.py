@@ -22,8 +22,11 @@ PING_LIMIT_S = 20.0
 RETRANSMIT_S = 0.2
 """TCP sends a lost packet again after about this time, and twice as late each further time."""
 
-GATHER_S = 0.0002
-"""What is sent within this time leaves as one batch."""
+RETRANSMIT_LIMIT_S = 5.0
+"""No longer than this is waited to send again, while packets get through now and then; all waits take twice as long."""
+
+GATHER_S = 0.0005
+"""What is sent within this time leaves as one batch; the pause of a stream under load is 1 ms (`transport/streams`)."""
 
 
 class Process:
@@ -216,7 +219,7 @@ class Network:
         if weather is not None and self.clock.now < weather.until:
             delay += weather.delay * random()
             wait = RETRANSMIT_S
-            while random() < weather.drop:
+            while random() < weather.drop and wait < RETRANSMIT_LIMIT_S:
                 delay, wait = delay + wait, 2 * wait
                 self.faults_hit += 1
             if random() < weather.reorder:

@@ -10,7 +10,7 @@ import msgspec
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
-from pathways_ray.simulation.values import POISON
+from pathways_ray.simulation.values import LOOP, POISON
 
 ARRAY = ArrayType((24,), "float32")
 """One type for all: what differs is where arrays lie and how they are cut."""
@@ -97,12 +97,23 @@ def drawn(random: Random, number: int, name: str, slices: list[PlacedSlice], poi
     )
 
 
+def drawn_loop(random: Random, number: int, name: str, slices: list[PlacedSlice]) -> Drawn:
+    """A program of one short call, whose result fits as its argument."""
+    mesh = random.choice(slices).mesh
+    layout = Layout(mesh.id, ())
+    function = f"{name}.{LOOP}"
+    recipe = Recipe((Part(function, function, (Ref(-1, 0),)),), (Ref(0, 0),))
+    call = Compute(function, 0, mesh.id, (Ref(0),), (layout,), (ARRAY,), (layout,), (), "sim.py:2")
+    graph = Graph(name, (mesh,), (recipe,), (Argument(0, ARRAY, layout), call, Result((Ref(1),))))
+    return Drawn(number, graph, {function: b""}, (layout,), frozenset(), (layout,))
+
+
 def _donating(random: Random, graph: Graph) -> Graph:
     """The same graph, in which some calls may overwrite what nothing uses afterwards."""
     users = graph.consumers()
     nodes = list(graph.nodes)
     for index, node in enumerate(nodes):
-        if isinstance(node, Compute) and random.random() < 0.3:
+        if isinstance(node, Compute) and random.random() < 0.6:
             allowed = [
                 k for k, ref in enumerate(node.inputs) if users[ref][-1] == index and node.inputs.count(ref) == 1
             ]

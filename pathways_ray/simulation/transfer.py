@@ -1,7 +1,7 @@
 """Values from host to host: pulls that wait until the peer serves, and fail when the peer dies.
 
-The request, and the answer, are single messages. A name is served once. The data is read when it goes out: memory that
-was overwritten meanwhile goes out as garbage.
+The request, and the answer, are single messages. A name is served once. Reading takes a while: memory that is
+overwritten meanwhile goes out as garbage.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathways_ray.errors import Failure
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, when_all_ready
 from pathways_ray.transport.messages import Peer
+
+LONGEST_READ_S = 0.002
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +109,11 @@ class Transfer:
             if self.process.alive:
                 self.network.post(self.process, pull.asker, pull.answer, result)
 
-        when_all_ready([] if isinstance(pieces, Failure) else [p.array for p in pieces], send)
+        def read() -> None:
+            seconds = LONGEST_READ_S * self.network.random.random()
+            self.network.after(self.process, seconds, send)
+
+        when_all_ready([] if isinstance(pieces, Failure) else [p.array for p in pieces], read)
 
     def _answered(self, sender: Process, number: int, result: list[int] | Failure) -> None:
         _, futures = self.pulls.pop(number, (None, []))

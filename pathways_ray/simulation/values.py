@@ -18,6 +18,9 @@ _MASK = (1 << 61) - 1
 POISON = "poison"
 """A function with this in its name fails on the devices."""
 
+LOOP = "loop"
+"""A function with this in its name is called again and again, with what it gave."""
+
 
 def mixed(*values: int) -> int:
     found = 0x9E3779B97F4A7C15
@@ -96,10 +99,11 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
 class Future:
     """The shards of an array on one host, by device: values once they are there, or the failure that took their place.
 
-    `deleted` once the array was donated, `overwritten` once its memory was; `lent` when peers read that memory.
+    `deleted` once the array was donated, `overwritten` once its memory was; `lent` when peers read that memory;
+    `remote` when it is put together from what peers send.
     """
 
-    __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "shards", "waiting")
+    __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "remote", "shards", "waiting")
 
     def __init__(self) -> None:
         self.ready = False
@@ -109,6 +113,7 @@ class Future:
         self.deleted = False
         self.overwritten = False
         self.lent = False
+        self.remote = False
 
     @classmethod
     def of(cls, shards: dict[int, int]) -> Future:

@@ -22,7 +22,7 @@ from pathways_ray.simulation.devices import Group
 from pathways_ray.simulation.faults import Fault
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.manager import SimulatedManager
-from pathways_ray.simulation.network import End, Network, Process, Weather
+from pathways_ray.simulation.network import RETRANSMIT_LIMIT_S, End, Network, Process, Weather
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.transfer import Transfer
@@ -58,6 +58,8 @@ class Settings:
     programs: int
     launches: tuple[int, int]
     poison: float
+    loops: float
+    impatient: float
     anywhere: bool
     faults: int
 
@@ -71,6 +73,7 @@ class Settings:
             islands[island] = list(range(hosts, hosts + count))
             hosts += count
         window = random.choice([2, 4, 16, 128])
+        looping = random.random() < 0.1
         chosen = random.choice(sorted(POLICIES))
         return cls(
             islands=islands,
@@ -86,6 +89,8 @@ class Settings:
             programs=random.choice([1, 2, 3]),
             launches=(5, 30),
             poison=random.choice([0.0, 0.0, 0.2]),
+            loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
+            impatient=random.choice([0.0, 0.3]),
             anywhere=SLICES_ANYWHERE,
             faults=faults,
         )
@@ -344,12 +349,14 @@ class World:
             match fault.kind:
                 case "drop":
                     weather.drop = 0.3
+                    late = weather.until + 2 * RETRANSMIT_LIMIT_S
+                    self.disturbed_until = max(self.disturbed_until, late)
                 case "duplicate":
                     weather.duplicate = 0.5
                 case "reorder":
                     weather.reorder = 0.5
                 case "delay":
-                    weather.delay = 0.5
+                    weather.delay = self.random.choice([0.05, 0.5, 3.0])
 
     def _fast_again(self, host: int) -> None:
         self.slowness.pop(host, None)

@@ -1,0 +1,459 @@
+"""Bugs planted into the pure classes, to see that the checker sees them: what nobody catches, nobody tests.
+
+Each is a small change that somebody could make by mistake, with the number of seeds in which the checker must see it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.launches import Launches
+from pathways_ray.errors import Failure
+from pathways_ray.executor import chains, runner
+from pathways_ray.executor.progress import HostProgress
+from pathways_ray.executor.runner import PreparedProgram
+from pathways_ray.executor.steps import ReceiveStep
+from pathways_ray.executor.store import BufferStore
+from pathways_ray.ir import plan
+from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.scheduler.order import IslandOrder, Kill, ToController, ToHosts
+from pathways_ray.simulation import parts
+from pathways_ray.simulation.transfer import Transfer
+from pathways_ray.transport.messages import Completed, Done, Drop, HostDown, Proceed, Run
+
+Patch = pytest.MonkeyPatch
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug. `faults` is what the runs get of them; some bugs need none, some show only under many. `settings` replaces
+    some of those that the seed draws."""
+
+    name: str
+    plant: Callable[[Patch], None]
+    faults: int = 5
+    seeds: int = 60
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+BUGS: list[Planted] = []
+
+LOOPING: dict[str, Any] = {
+    "islands": {0: [0]},
+    "clients": 1,
+    "fusion": True,
+    "window": 128,
+    "max_in_flight": 1024,
+    "loops": 1.0,
+    "launches": (40, 40),
+}
+"""One user with one loop, on one host: chains are long and many."""
+
+CROWDED: dict[str, Any] = {
+    "islands": {0: [0, 1], 1: [2]},
+    "clients": 4,
+    "slices": 3,
+    "anywhere": True,
+    "poison": 0.0,
+    "window": 128,
+    "max_in_flight": 1024,
+    "launches": (40, 40),
+}
+"""Many programs on slices of all sizes, of which some lie on one host of an island only."""
+
+PAIRS: dict[str, Any] = {"islands": {0: [0, 1], 1: [2, 3]}, "clients": 4}
+"""Islands of two hosts."""
+
+
+def bug(
+    faults: int = 5, seeds: int = 60, **settings: Any
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Enters a function into the table, under its name in words."""
+
+    def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS.append(Planted(plant.__name__.replace("_", " "), plant, faults, seeds, settings))
+        return plant
+
+    return enter
+
+
+def wrapped(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Replaces `owner.name` by `change(original, self, *arguments)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def changed(*arguments: Any) -> Any:
+        return change(original, *arguments)
+
+    patch.setattr(owner, name, changed)
+
+
+# --- one outcome ------------------------------------------------------------------------------------------------------
+
+
+@bug()
+def a_completion_is_lost(patch: Patch) -> None:
+    """Of several that come together, the controller looks at all but the last."""
+
+    def done(original: Original, self: Launches, island: int, message: Done) -> Any:
+        kept = message.sequences[:-1] if message.sequences[-1] % 7 == 0 else message.sequences
+        return original(self, island, Done(kept, message.micros))
+
+    wrapped(patch, Launches, "done", done)
+
+
+@bug()
+def a_launch_completes_twice(patch: Patch) -> None:
+    def succeed(original: Original, self: Launches, session: Any, record: Any, commands: list[Any]) -> None:
+        original(self, session, record, commands)
+        if record.launch % 5 == 0:
+            commands.append(commands[-1])
+
+    wrapped(patch, Launches, "_succeed", succeed)
+
+
+@bug()
+def a_failed_launch_is_reported_as_complete(patch: Patch) -> None:
+    def fail(original: Original, self: Launches, session: Any, record: Any, failure: Failure, commands: Any) -> None:
+        original(self, session, record, failure, commands)
+        last = commands.pop()
+        commands.append(type(last)(session.id, Completed((record.launch,))))
+
+    wrapped(patch, Launches, "_fail", fail)
+
+
+@bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
+def the_loss_of_a_host_ends_no_launches(patch: Patch) -> None:
+    def host_down(original: Original, self: Launches, message: HostDown) -> Any:
+        kept, self.in_flight = self.in_flight, {}
+        commands = original(self, message)
+        self.in_flight = kept
+        return commands
+
+    wrapped(patch, Launches, "host_down", host_down)
+
+
+@bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
+def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
+    def host_lost(original: Original, self: IslandOrder, *arguments: Any, **options: Any) -> Any:
+        commands = original(self, *arguments, **options)
+        return [c for c in commands if not (isinstance(c, ToController) and isinstance(c.message, HostDown))]
+
+    original = IslandOrder.host_lost
+    patch.setattr(IslandOrder, "host_lost", lambda self, *a, **k: host_lost(original, self, *a, **k))
+
+
+@bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
+def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
+    def host_up(original: Original, self: Launches, island: int, message: Any) -> Any:
+        kept, self.programs = self.programs, {}
+        commands = original(self, island, message)
+        self.programs = kept
+        return commands
+
+    wrapped(patch, Launches, "host_up", host_up)
+
+
+@bug()
+def room_on_a_set_of_devices_is_never_given_back(patch: Patch) -> None:
+    def over(original: Original, self: IslandOrder, record: Any) -> None:
+        original(self, record)
+        lane = self.lanes.get(record.program.lane)
+        if lane is not None:
+            lane.launches += 1
+            lane.seconds += 1.0
+
+    wrapped(patch, IslandOrder, "_over", over)
+
+
+@bug(seeds=150, parallel=False)
+def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
+    def enqueued(original: Original, self: Launches, island: int, message: Any) -> Any:
+        return [] if message.first == 1 else original(self, island, message)
+
+    wrapped(patch, Launches, "enqueued", enqueued)
+
+
+# --- one order, no circular wait --------------------------------------------------------------------------------------
+
+
+@bug(faults=0, **PAIRS)
+def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
+    def handle_batch(original: Original, self: HostProgress, messages: list[Any]) -> None:
+        runs = [m for m in messages if isinstance(m, Run)]
+        if self.host % 2 and len({run.session for run in runs}) > 1:
+            order = iter(sorted(runs, key=lambda run: -run.session))
+            messages = [next(order) if isinstance(m, Run) else m for m in messages]
+        original(self, messages)
+
+    wrapped(patch, HostProgress, "handle_batch", handle_batch)
+
+
+@bug(faults=0, seeds=150, crossing_window=1024, window=2, policy="arbitrary")
+def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
+    """The scheduler takes the launch that the policy wants, whether or not it is the first of the crossing ones."""
+
+    def start(original: Original, self: IslandOrder, queue: Any, commands: list[Any]) -> None:
+        run = queue.head
+        if self._program_of(run).crossing:
+            self.crossing.remove((run.sequence, run.session))
+            self.crossing.appendleft((run.sequence, run.session))
+        original(self, queue, commands)
+
+    patch.setattr(IslandOrder, "_leading", lambda self, queue: queue)
+    wrapped(patch, IslandOrder, "_start", start)
+
+
+@bug(faults=0, seeds=200, **CROWDED)
+def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
+    """Hosts of one island then stop at different launches."""
+
+    def start(original: Original, self: PreparedProgram, run: Run, promised: Any) -> Any:
+        everything, self.arguments = self.arguments, [given for given in self.arguments if given[2]]
+        active = original(self, run, promised)
+        self.arguments = everything
+        return active
+
+    wrapped(patch, PreparedProgram, "start", start)
+
+
+@bug(faults=0, seeds=200, **CROWDED | {"parallel": False})
+def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "is_complete", lambda self, active: active.position == len(self.steps))
+
+
+@bug(faults=0, seeds=150)
+def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
+    patch.setattr(HostProgress, "_announce", lambda self, active: None)
+
+
+# --- whole gang or none -----------------------------------------------------------------------------------------------
+
+
+@bug(seeds=150)
+def hosts_open_gates_alone(patch: Patch) -> None:
+    def init(original: Original, self: HostProgress, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.together = False
+
+    wrapped(patch, HostProgress, "__init__", init)
+
+
+@bug(faults=0, seeds=150)
+def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
+    def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
+        hosts, self.hosts = self.hosts, frozenset({message.host})
+        commands = original(self, message)
+        self.hosts = hosts
+        return commands
+
+    wrapped(patch, IslandOrder, "_arrived", arrived)
+
+
+@bug(faults=0, seeds=150)
+def gangs_do_not_wait_at_gates(patch: Patch) -> None:
+    def advance(original: Original, self: PreparedProgram, active: Any) -> int:
+        while (gate := original(self, active)) >= 0:
+            active.opened = gate
+        return -1
+
+    wrapped(patch, PreparedProgram, "advance", advance)
+
+
+@bug(faults=20, seeds=600, **PAIRS)
+def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
+    """One host got a failure; the others enter the collective all the same."""
+
+    def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
+        for command in original(self, message):
+            assert isinstance(command.message, Proceed)
+            yield type(command)(Proceed(command.message.sequence, command.message.gang))
+
+    wrapped(patch, IslandOrder, "_arrived", lambda *arguments: list(arrived(*arguments)))
+
+
+@bug(seeds=150)
+def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
+    def host_lost(self: IslandOrder, *arguments: Any, **options: Any) -> Any:
+        return [c for c in original(self, *arguments, **options) if not isinstance(c, Kill)]
+
+    original = IslandOrder.host_lost
+    patch.setattr(IslandOrder, "host_lost", host_lost)
+
+
+# --- values do not depend on scheduling -------------------------------------------------------------------------------
+
+
+@bug(faults=0)
+def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
+    patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
+
+
+@bug(faults=0, seeds=150)
+def what_peers_still_read_is_overwritten(patch: Patch) -> None:
+    patch.setattr(Transfer, "own", lambda self, array: array)
+
+
+@bug(faults=0, seeds=600)
+def what_an_earlier_launch_still_needs_is_overwritten(patch: Patch) -> None:
+    patch.setattr(HostProgress, "_spare_others", lambda self, active: None)
+
+
+@bug(faults=0)
+def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
+    def with_drops(original: Original, steps: list[Any], kept: set[int]) -> Any:
+        marked = original(steps, kept)
+        first = next((k for k, step in enumerate(marked) if isinstance(step, plan.Execute)), None)
+        if first is None:
+            return marked
+        early = msgspec.structs.replace(marked[first], drops=tuple({*marked[first].inputs}))
+        return (*marked[:first], early, *marked[first + 1 :])
+
+    wrapped(patch, plan, "_with_drops", with_drops)
+
+
+@bug(faults=0, seeds=150, **LOOPING)
+def a_chain_takes_the_same_argument_again(patch: Patch) -> None:
+    """What a launch gives is not fed to the next one of the chain."""
+    wrapped(patch, runner, "_repeated", lambda original, base, size, feeds: original(base, size, {}))
+
+
+@bug(faults=0, seeds=150, **LOOPING)
+def a_chain_swallows_values_that_somebody_keeps(patch: Patch) -> None:
+    patch.setattr(chains, "_kept", lambda runs, drops, outputs: len(runs))
+
+
+@bug(faults=0)
+def results_are_stored_under_the_next_number(patch: Patch) -> None:
+    def finish(original: Original, self: PreparedProgram, active: Any) -> Any:
+        results = self.results
+        if len(results) > 1:
+            slots = [slot for slot, _ in results]
+            self.results = [(slots[k - 1], number) for k, (_, number) in enumerate(results)]
+        values = original(self, active)
+        self.results = results
+        return values
+
+    wrapped(patch, PreparedProgram, "finish", finish)
+
+
+@bug(faults=0)
+def a_receiver_takes_pieces_of_the_wrong_edge(patch: Patch) -> None:
+    def run(original: Original, self: ReceiveStep, active: Any) -> None:
+        if len(active.pulled) > 1 and active.sequence % 3 == 0:
+            first, second = list(active.pulled)[:2]
+            active.pulled[first], active.pulled[second] = active.pulled[second], active.pulled[first]
+        original(self, active)
+
+    wrapped(patch, ReceiveStep, "run", run)
+
+
+# --- ownership --------------------------------------------------------------------------------------------------------
+
+
+@bug()
+def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
+    patch.setattr(BufferStore, "drop_session", lambda self, session: None)
+
+
+@bug(seeds=250)
+def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
+    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> None:
+        ended, self._ended = self._ended, set()
+        original(self, session, buffer, value)
+        self._ended = ended
+
+    wrapped(patch, BufferStore, "put", put)
+
+
+@bug()
+def slices_are_not_released(patch: Patch) -> None:
+    patch.setattr(Inventory, "release_session", lambda self, session: 0)
+
+
+@bug(faults=0)
+def handles_that_go_free_nothing(patch: Patch) -> None:
+    patch.setattr(Launches, "_free", lambda self, session, numbers, commands: None)
+
+
+@bug(faults=0)
+def one_dropped_buffer_takes_its_neighbour_along(patch: Patch) -> None:
+    """A double free of a kind: the buffer with the next number goes too."""
+
+    def drop(original: Original, self: BufferStore, session: int, buffers: tuple[int, ...]) -> None:
+        original(self, session, (*buffers, buffers[-1] + 1))
+
+    wrapped(patch, BufferStore, "drop", drop)
+
+
+@bug(faults=0)
+def drops_overtake_the_launches_before_them(patch: Patch) -> None:
+    def from_controller(original: Original, self: IslandOrder, message: Any) -> Any:
+        return [ToHosts(message)] if isinstance(message, Drop) else original(self, message)
+
+    wrapped(patch, IslandOrder, "from_controller", from_controller)
+
+
+@bug(faults=0, seeds=250)
+def a_session_can_name_buffers_of_others(patch: Patch) -> None:
+    def argument_failure(original: Original, self: Launches, session: Any, program: Any, launch: Any) -> Any:
+        mine = dict(session.buffers)
+        for other in self.sessions.values():
+            for number, buffer in other.buffers.items():
+                session.buffers.setdefault(number, buffer)
+        failure = original(self, session, program, launch)
+        if failure is not None and failure.kind != "BufferDeleted":
+            failure = None
+        if failure is not None:
+            session.buffers = mine
+        return failure
+
+    wrapped(patch, Launches, "_argument_failure", argument_failure)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@bug(faults=0)
+def the_window_of_an_island_is_not_kept(patch: Patch) -> None:
+    def init(original: Original, self: IslandOrder, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.window = 1 << 20
+
+    wrapped(patch, IslandOrder, "__init__", init)
+
+
+@bug(faults=0)
+def the_window_of_a_session_is_not_kept(patch: Patch) -> None:
+    def init(original: Original, self: Launches, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.max_in_flight = 1 << 20
+
+    wrapped(patch, Launches, "__init__", init)
+
+
+@bug(faults=0)
+def the_window_of_crossing_launches_is_not_kept(patch: Patch) -> None:
+    patch.setattr(Crossings, "_has_room", lambda self, islands: True)
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------------
+
+
+@bug(seeds=150)
+def every_epoch_has_the_same_number(patch: Patch) -> None:
+    def join(original: Original, self: Inventory, hosts: Any) -> int:
+        original(self, hosts)
+        for host in hosts:
+            host.epoch = 1
+        return 1
+
+    wrapped(patch, Inventory, "join", join)

@@ -1,0 +1,76 @@
+"""The invariants of the design hold in every run, whatever goes wrong, and no mix of programs waits on itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pathways_ray.simulation.__main__ import main
+from pathways_ray.simulation.policies import POLICIES
+from pathways_ray.simulation.world import Settings, World, simulate
+from tests.simulation.planted import BUGS
+
+FAULTS = 5
+
+
+@pytest.mark.parametrize("first", [0, 250, 500, 750])
+def test_a_thousand_seeds_with_faults_hold_every_invariant(first: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """At least 5 faults in each. What does not hold is printed with the command that shows it again."""
+    assert main(["--first", str(first), "--seeds", "250", "--faults", str(FAULTS)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_mix_of_programs_can_wait_on_itself(policy: str) -> None:
+    """Programs that go to and fro between islands and take each other's results, under any policy, one without rhyme or
+    reason among them. Only two launches fit on an island, and the controller lets all that cross islands go at once: if
+    an order could wait on itself, it would. Nothing goes wrong otherwise, so every launch must get through."""
+    for seed in range(80):
+        settings = replace(Settings.drawn(seed, 0, policy), window=2, crossing_window=1024, max_in_flight=1024)
+        assert World(seed, settings).run().violations == [], f"seed {seed}"
+
+
+def test_faults_strike_and_launches_fail_of_them() -> None:
+    """Runs without anything in them would hold every invariant too."""
+    results = [simulate(seed, FAULTS) for seed in range(30)]
+    assert sum(result.struck for result in results) >= 30 * FAULTS
+    assert sum(result.launches for result in results) > 30 * 20
+    assert sum(result.failed for result in results) > 0
+    assert sum(result.values for result in results) > 1000
+
+
+def test_a_seed_has_one_log_whatever_the_order_of_sets() -> None:
+    program = (
+        "from pathways_ray.simulation.world import simulate\nprint(*(simulate(seed, 8).digest for seed in range(25)))"
+    )
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        ).stdout
+        for hash_seed in ("0", "1", "4711")
+    }
+    assert len(logs) == 1
+    assert len(set(logs.pop().split())) == 25
+
+
+def test_a_violation_is_printed_with_a_command_that_shows_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    next(bug for bug in BUGS if bug.name == "a launch completes twice").plant(monkeypatch)
+    assert main(["--seeds", "3"]) == 1
+    printed = capsys.readouterr().out
+    (command, violation) = re.findall(r"python -m pathways_ray.simulation (.*)\n  (.*)\n", printed)[0]
+    assert "has a second outcome" in violation
+    assert main(command.split()) == 1
+    again = capsys.readouterr().out
+    assert violation in again
+    assert "Launch(1, 1)" in again

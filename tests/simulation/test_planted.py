@@ -1,0 +1,30 @@
+"""The checker sees every planted bug, and sees nothing in the same run without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pathways_ray.simulation.world import Settings, World
+from tests.simulation.planted import BUGS, Planted
+
+SLOW = {"a gate forgets what did not arrive", "what an earlier launch still needs is overwritten"}
+"""Those that take many seeds."""
+
+
+def violations(bug: Planted, seed: int) -> list[str]:
+    return World(seed, replace(Settings.drawn(seed, bug.faults, ""), **bug.settings)).run().violations
+
+
+@pytest.mark.parametrize("bug", [pytest.param(b, id=b.name, marks=[pytest.mark.long] * (b.name in SLOW)) for b in BUGS])
+def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        bug.plant(patch)
+        seed = next((seed for seed in range(bug.seeds) if violations(bug, seed)), None)
+    assert seed is not None, f"nobody sees that {bug.name}"
+    assert violations(bug, seed) == []
+
+
+def test_there_are_many_planted_bugs() -> None:
+    assert len({bug.name for bug in BUGS}) >= 30
