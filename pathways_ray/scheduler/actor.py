@@ -58,7 +58,7 @@ class IslandScheduler:
         self.island = island
         self.exposure = exposure
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
-        self.outboxes: dict[int, streams.AsyncOutbox] = {}
+        self.hosts = streams.FanOut(self.order.outstanding.__len__)
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -128,11 +128,10 @@ class IslandScheduler:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over"
             )
-        outbox = streams.AsyncOutbox(self.order.outstanding.__len__)
-        self.outboxes[hello.host] = outbox
+        branch = self.hosts.open(hello.host)
         self.heard[hello.host] = time.monotonic()
         self._do(commands)
-        pump = asyncio.ensure_future(outbox.pump(context.write))
+        pump = asyncio.ensure_future(branch.pump(context.write))
         try:
             while (data := await streams.reading(context)) is not None:
                 self.heard[hello.host] = time.monotonic()
@@ -146,7 +145,7 @@ class IslandScheduler:
     def _lost(self, host: int, epoch: int, reason: str, silent: bool = False) -> None:
         commands = self.order.host_lost(host, epoch, reason, silent)
         if commands:
-            self.outboxes.clear()
+            self.hosts.clear()
             self._do(commands)
 
     async def _watch(self) -> None:
@@ -170,8 +169,7 @@ class IslandScheduler:
         for command in commands:
             match command:
                 case ToHosts(message):
-                    for outbox in self.outboxes.values():
-                        outbox.send(message)
+                    self.hosts.send(message)
                 case ToController(message):
                     self.controller.send(message)
                 case Kill(host, epoch):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.orders_seen import OrdersSeen
@@ -141,7 +142,7 @@ class _Queue:
 
 @dataclass(slots=True)
 class _Outstanding:
-    """A launch with the hosts: who has yet to complete it, and the first failure seen.
+    """A launch with the hosts: who has yet to complete it, the first failure seen, the most microseconds it took.
 
     `arrived` are, by gang, the hosts that have its inputs; `missed` the failure that one of them got instead.
     """
@@ -151,7 +152,7 @@ class _Outstanding:
     program: _Program
     usage: Usage
     estimate: float
-    seconds: float = 0.0
+    micros: int = 0
     failed: RunFailed | None = None
     succeeded: bool = False
     arrived: dict[int, set[int]] = field(default_factory=dict)
@@ -246,9 +247,9 @@ class IslandOrder:
             case Arrived():
                 return self._arrived(message)
             case Done():
-                commands = self._completed(message.sequences, message.micros, host, None)
+                commands = self._done(host, message)
             case RunFailed():
-                commands = self._completed((message.sequence,), (), host, message)
+                commands = self._failed(host, message)
             case Ordered():
                 return self._ordered(host, message)
         return commands + self._advance()
@@ -496,36 +497,55 @@ class IslandOrder:
         program = f" of program {record.program.name!r}" if record is not None else ""
         return f"gang {gang} of launch {sequence}{program}"
 
-    def _completed(
-        self, sequences: tuple[int, ...], micros: tuple[int, ...], host: int, failed: RunFailed | None
-    ) -> list[Command]:
-        """Notes that `host` completed launches, and reports those that every host has completed."""
+    def _done(self, host: int, message: Done) -> list[Command]:
+        """Notes that `host` completed launches, and reports those that every host has completed.
+
+        With many hosts this loop is most of what a scheduler does: it runs for every launch on every host.
+        """
         finished: list[int] = []
         taken: list[int] = []
         commands: list[Command] = []
-        for k, sequence in enumerate(sequences):
-            record = self.outstanding.get(sequence)
+        outstanding = self.outstanding
+        for sequence, micros in zip_longest(message.sequences, message.micros[: len(message.sequences)], fillvalue=0):
+            record = outstanding.get(sequence)
             if record is None:
                 continue
-            record.hosts.discard(host)
-            record.failed = record.failed or failed
-            record.succeeded = record.succeeded or failed is None
-            if k < len(micros):
-                record.seconds = max(record.seconds, micros[k] * 1e-6)
-            if record.succeeded and record.failed is not None:
-                # Some devices ran a gang that others did not: what their collectives exchanged since is worthless.
-                reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
-                commands += self.host_lost(host, self.epochs[host], reason, silent=True)
-                break
-            if record.hosts:
-                continue
-            self._over(record)
+            hosts = record.hosts
+            hosts.discard(host)
+            if micros > record.micros:
+                record.micros = micros
             if record.failed is None:
-                finished.append(sequence)
-                taken.append(round(record.seconds * record.program.devices * 1e6))
-            else:
-                commands.append(ToController(record.failed))
+                record.succeeded = True
+                if not hosts:
+                    self._over(record)
+                    finished.append(sequence)
+                    taken.append(record.micros * record.program.devices)
+            elif commands := self._disagree(record, host, succeeded=True):
+                break
         return [ToController(Done(tuple(finished), tuple(taken))), *commands] if finished else commands
+
+    def _failed(self, host: int, message: RunFailed) -> list[Command]:
+        """Notes that a launch failed on `host`; once it is over on every host, the first failure is reported."""
+        record = self.outstanding.get(message.sequence)
+        if record is None:
+            return []
+        record.hosts.discard(host)
+        record.failed = record.failed or message
+        if commands := self._disagree(record, host, succeeded=False):
+            return commands
+        if record.hosts:
+            return []
+        self._over(record)
+        return [ToController(record.failed)]
+
+    def _disagree(self, record: _Outstanding, host: int, succeeded: bool) -> list[Command]:
+        """Starts the island anew if some of its devices ran a gang that others did not: what their collectives
+        exchanged since is worthless."""
+        record.succeeded = record.succeeded or succeeded
+        if not record.succeeded or record.failed is None:
+            return []
+        reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
+        return self.host_lost(host, self.epochs[host], reason, silent=True)
 
     def _over(self, record: _Outstanding) -> None:
         """A launch is over on all hosts: its room is free, its tenant's account put right."""
@@ -537,7 +557,7 @@ class IslandOrder:
             lane.seconds = lane.seconds - record.estimate if lane.launches else 0.0
         actual = record.estimate
         if record.failed is None:
-            actual = record.seconds
+            actual = record.micros * 1e-6
             program.measure(actual)
         self.ledger.settle(record.usage, record.estimate * program.devices, actual * program.devices)
         self.ledger.leave(record.usage)

@@ -5,8 +5,9 @@ gRPC message costs some 100 us of Python on each side whatever is in it, so a st
 beyond it (`depth`) pauses for a millisecond between two messages: nobody downstream can run dry in that time. A lone
 message, or one of few, leaves at once.
 
-Two kinds of outbox: `AsyncOutbox` for processes whose decisions run on an event loop (controller, schedulers, a host's
-data server), `ThreadOutbox` for those with a thread of their own (client, a host's dispatcher).
+Outboxes: `AsyncOutbox` for processes whose decisions run on an event loop (controller, schedulers, a host's data
+server), `ThreadOutbox` for those with a thread of their own (client, a host's dispatcher). A `FanOut` is for what many
+streams carry alike: all hosts of an island get the same batches, so each is made once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hmac
 import queue
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import grpc
 
@@ -65,28 +67,31 @@ DATA_STREAM = "/pathways.Data/Stream"
 
 def batches(messages: Iterable[Message]) -> Iterator[bytes]:
     """Encodes messages into as few batches as `BATCH_BYTES` allows: MessagePack arrays, header first."""
-    bodies: list[bytes] = []
-    size = 0
-    for message in messages:
-        body = encode(message)
-        if bodies and size + len(body) > BATCH_BYTES:
-            yield _joined(bodies)
-            bodies, size = [], 0
-        bodies.append(body)
+    for count, bodies in _grouped((1, encode(message)) for message in messages):
+        yield _header(count) + bodies
+
+
+def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Joins encoded messages into as few groups as `BATCH_BYTES` allows; each comes with its number of messages."""
+    group: list[bytes] = []
+    count, size = 0, 0
+    for number, body in bodies:
+        if group and size + len(body) > BATCH_BYTES:
+            yield count, b"".join(group)
+            group, count, size = [], 0, 0
+        count += number
         size += len(body)
-    if bodies:
-        yield _joined(bodies)
+        group.append(body)
+    if group:
+        yield count, b"".join(group)
 
 
-def _joined(bodies: list[bytes]) -> bytes:
-    count = len(bodies)
+def _header(count: int) -> bytes:
     if count < 16:
-        header = bytes((0x90 | count,))
-    elif count < 1 << 16:
-        header = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        header = b"\xdd" + count.to_bytes(4, "big")
-    return header + b"".join(bodies)
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 class AsyncOutbox:
@@ -131,6 +136,84 @@ class AsyncOutbox:
                 return
             if self._depth() > DEEP:
                 await asyncio.sleep(PAUSE_S)
+
+
+class FanOut:
+    """Outgoing messages that go to all streams that are open, in one order. Each batch is encoded once.
+
+    A stream that is slow to take its batches gets those that gathered meanwhile as one; the others do not wait for it.
+
+    Args:
+        depth: how many launches are under way beyond the streams.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._depth = depth
+        self._messages: list[Message] = []
+        self._branches: dict[int, Branch] = {}
+        self._scheduled = False
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def open(self, name: int) -> Branch:
+        """A further stream, or another one under the same name. It carries what is sent from now on."""
+        self._hand_out()
+        branch = self._branches[name] = Branch()
+        return branch
+
+    def clear(self) -> None:
+        """Forgets all streams, and what has not been handed to them."""
+        self._branches.clear()
+        self._messages.clear()
+
+    def _flush(self) -> None:
+        self._scheduled = bool(self._messages) and self._depth() > DEEP
+        self._hand_out()
+        if self._scheduled:
+            asyncio.get_running_loop().call_later(PAUSE_S, self._flush)
+
+    def _hand_out(self) -> None:
+        messages, self._messages = self._messages, []
+        for count, bodies in _grouped((1, encode(message)) for message in messages):
+            batch = Batch(count, bodies, _header(count) + bodies)
+            for branch in self._branches.values():
+                branch.put(batch)
+
+
+class Batch(NamedTuple):
+    """Messages as they travel: how many, their bodies, and both together."""
+
+    messages: int
+    bodies: bytes
+    whole: bytes
+
+
+class Branch:
+    """One stream of a `FanOut`."""
+
+    def __init__(self) -> None:
+        self._batches: list[Batch] = []
+        self._wake = asyncio.Event()
+
+    def put(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._wake.set()
+
+    async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
+        """Writes until it is cancelled. Run it as a task beside the reader of the same stream."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batches, self._batches = self._batches, []
+            if len(batches) == 1:
+                await write(batches[0].whole)
+                continue
+            for count, bodies in _grouped((batch.messages, batch.bodies) for batch in batches):
+                await write(_header(count) + bodies)
 
 
 class ThreadOutbox:
