@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import dispatch, figures, memory, startup
+from benchmarks import dispatch, figures, memory, startup, tenants
 
 SMOKE_LAUNCHES = 400
 
@@ -23,11 +23,13 @@ def main() -> int:
         (startup, {"repetitions": 1} if options.smoke else {}),
         (dispatch, dispatch.SMOKE if options.smoke else {}),
         (memory, {"launches": SMOKE_LAUNCHES} if options.smoke else {}),
+        (tenants, {"settings": tenants.SMOKE} if options.smoke else {}),
     ):
         results.append(module.run(**settings))
         module.show(results[-1], console)
         (options.output / f"{results[-1]['benchmark']}.json").write_text(json.dumps(results[-1], indent=2) + "\n")
     figures.dispatch(results[1], options.output / "dispatch.png")
+    figures.tenants(results[3], options.output)
     return 1 if results[2]["buffers_left"] else 0
 
 

@@ -31,7 +31,7 @@ from benchmarks.systems import computation, limit_cpu_threads
 GROUPS = 8  # in flight at once: one is waited for while the others keep the devices busy
 IN_FLIGHT_S = 0.2  # work in flight: many times what a launch takes to the devices and back, also on a crowded machine
 IN_FLIGHT = (16, 512)  # bounds on the computations in flight; a session may have 1,024
-CALIBRATION_S = 0.3  # of every measurement on the way to the length of a computation
+CALIBRATION_S = 0.15  # of every measurement on the way to the length of a computation
 
 
 @dataclass(frozen=True)
@@ -169,17 +169,17 @@ class JaxAlone:
         return drive([self.lane(task.steps)], task)
 
     def length(self, steps: int, guess: float) -> float:
-        """Seconds that a computation of so many steps takes, one after the other, without a pause."""
+        """Seconds that a computation of so many steps takes, one after the other, when nothing disturbs it."""
         lane = self.lane(steps)
         lane.reset()
         lane.issue(1)
         lane.check(steps)  # it is compiled now
         found = []
-        for _ in range(3):
+        for _ in range(5):
             task = Task(("",), steps, time.perf_counter(), CALIBRATION_S, in_flight(guess))
             outcome = self.run(task)
             found.append((outcome.ended - outcome.began) / outcome.computations)
-        return sorted(found)[1]
+        return min(found)
 
     def calibrate(self, lengths: Sequence[float]) -> list[int]:
         """The steps with which a computation takes about so many seconds."""

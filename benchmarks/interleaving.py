@@ -74,14 +74,15 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def shares(used: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, Any]:
-    """What part each tenant had of what was used, beside the part that its weight gives it.
+    """What each tenant used, and what part of the whole that is, beside the part that its weight gives it.
 
     `error` is the largest relative difference between the two.
     """
     total, weight = sum(used.values()), sum(weights.values())
-    achieved = {name: used.get(name, 0.0) / total for name in weights}
+    achieved = {name: used.get(name, 0.0) / total if total else 0.0 for name in weights}
     target = {name: weights[name] / weight for name in weights}
     return {
+        "used": {name: used.get(name, 0.0) for name in weights},
         "achieved": achieved,
         "target": target,
         "error": max(abs(achieved[name] / target[name] - 1) for name in weights),

@@ -43,7 +43,16 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             run=run,
             show=lambda result, console: console.print("the numbers"),
         ),
-        "benchmarks.figures": SimpleNamespace(dispatch=lambda result, path: path.write_bytes(b"PNG")),
+        "benchmarks.tenants": SimpleNamespace(
+            SMOKE=SimpleNamespace(rounds=1),
+            Settings=SimpleNamespace,
+            run=lambda settings: run(**vars(settings)),
+            show=lambda result, console: console.print("the numbers"),
+        ),
+        "benchmarks.figures": SimpleNamespace(
+            dispatch=lambda result, path: path.write_bytes(b"PNG"),
+            tenants=lambda result, folder: (folder / "tenants.png").write_bytes(b"PNG"),
+        ),
         "benchmarks.measure": SimpleNamespace(machine=lambda: {"cores": 2}),
     }
     for module in (bench, demo):
@@ -72,8 +81,9 @@ def test_version() -> None:
     [
         ([], ["demo", "bench", "status", "--version"]),
         (["demo"], ["--output", "--json", "--smoke"]),
-        (["bench"], ["dispatch"]),
+        (["bench"], ["dispatch", "tenants"]),
         (["bench", "dispatch"], ["--json", "--figure", "--repetitions", "--smoke"]),
+        (["bench", "tenants"], ["--json", "--figures", "--rounds", "--smoke"]),
         (["status"], ["--url", "--token", "--json", "PATHWAYS_URL", "PATHWAYS_TOKEN"]),
     ],
 )
@@ -136,6 +146,16 @@ def test_bench_writes_what_was_asked_for(benchmarks: list[dict[str, Any]], tmp_p
 def test_bench_smoke_is_the_benchmarks_own(benchmarks: list[dict[str, Any]]) -> None:
     assert invoke("bench", "dispatch", "--smoke").exit_code == 0
     assert benchmarks == [{"repetitions": 1, "computations": 256}]
+
+
+def test_bench_tenants_writes_what_was_asked_for(benchmarks: list[dict[str, Any]], tmp_path: Path) -> None:
+    result, folder = tmp_path / "result.json", tmp_path / "new"
+    found = invoke("bench", "tenants", "--rounds", "4", "--json", str(result), "--figures", str(folder))
+    assert found.exit_code == 0, found.output
+    assert invoke("bench", "tenants", "--smoke").exit_code == 0
+    assert benchmarks == [{"rounds": 4}, {"rounds": 1}]
+    assert json.loads(result.read_text()) == MEASURED
+    assert (folder / "tenants.png").read_bytes() == b"PNG"
 
 
 def test_json_on_stdout_is_alone_there(benchmarks: list[dict[str, Any]]) -> None:
