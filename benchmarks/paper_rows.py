@@ -102,28 +102,30 @@ def ptdp_table_2() -> Iterator[Row]:
 
 def figures_of_shape() -> Iterator[Row]:
     """Figures 11, 13, 14, 15: how the axes trade."""
-    for batch, values in ((8, (165, None, None, 88)), (128, (178, None, None, 163))):
-        for p, value in zip((1, 2, 4, 8), values, strict=True):
+    ends = {(1, 8): 165, (8, 8): 88, (1, 128): 178, (8, 128): 163}
+    for batch in (8, 128):
+        for p in (1, 2, 4, 8):
+            value = ends.get((p, batch))
             model = gpt(f"{3 * p} layers", 3 * p, 20480, 128)
             plan = plan_of(p, 8, 1, 1, 1, batch)
             yield Row("PTD-P figure 11", f"p={p} B={batch}", model, plan, value, read=True, compare=f"B={batch}")
     for batch, best in ((32, 142), (128, 165)):
         for p, t in ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2)):
-            value = best if p == 8 else None
+            peak = best if p == 8 else None
             plan = plan_of(p, t, 1, 1, 1, batch)
             label, model = f"p={p} t={t} B={batch}", gpt("162.2B", 32, 20480, 128)
-            yield Row("PTD-P figure 13", label, model, plan, value, read=True, compare=f"B={batch}")
+            yield Row("PTD-P figure 13", label, model, plan, peak, read=True, compare=f"B={batch}")
     small = gpt("5.9B", 32, 3840, 32)
     for batch, first, last in ((32, 62, 42), (512, 148, 90)):
         for p in (2, 4, 8, 16, 32):
-            value = {2: first, 32: last}.get(p)
+            end = {2: first, 32: last}.get(p)
             plan = plan_of(p, 1, 64 // p, 1, 1, batch)
-            yield Row("PTD-P figure 14", f"p={p} B={batch}", small, plan, value, read=True, compare=f"B={batch}")
+            yield Row("PTD-P figure 14", f"p={p} B={batch}", small, plan, end, read=True, compare=f"B={batch}")
     for batch, first in ((32, 58), (128, 103), (512, 128)):
         for t in (2, 4, 8, 16, 32):
-            value = {2: first, 32: 23.5}.get(t)
+            start = {2: first, 32: 23.5}.get(t)
             plan = plan_of(1, t, 64 // t, 1, 1, batch)
-            yield Row("PTD-P figure 15", f"t={t} B={batch}", small, plan, value, read=True, compare=f"B={batch}")
+            yield Row("PTD-P figure 15", f"t={t} B={batch}", small, plan, start, read=True, compare=f"B={batch}")
 
 
 def figures_of_schedule() -> Iterator[Row]:
@@ -134,8 +136,8 @@ def figures_of_schedule() -> Iterator[Row]:
             plan = plan_of(12, 8, 1, v, 1, batch)
             label = f"{plan.schedule} B={batch}"
             yield Row("PTD-P figure 12", label, GPT3, plan, value, read=True, compare=f"B={batch}")
-    for batch, values in ((128, (155, 158, 140, 120)), (512, (163, 172, 160, 155))):
-        for b, value in zip((1, 2, 4, 8), values, strict=True):
+    for batch, four in ((128, (155, 158, 140, 120)), (512, (163, 172, 160, 155))):
+        for b, value in zip((1, 2, 4, 8), four, strict=True):
             plan, model = plan_of(8, 8, 1, 1, b, batch), gpt("91B", 32, 15360, 128)
             yield Row("PTD-P figure 16", f"b={b} B={batch}", model, plan, value, read=True, compare=f"B={batch}")
     model = gpt("145B", 80, 12288, 96)
