@@ -33,7 +33,7 @@ def current_session() -> Session:
     """
     if tracing.session is not None:
         return tracing.session
-    while sessions and sessions[-1].closed_because == "it was shut down":
+    while sessions and sessions[-1].closed:
         sessions.pop()
     if not sessions:
         raise NotInitialized("there is no cluster yet: call pw.init() to start one here, or pw.connect(url, token=...)")

@@ -121,7 +121,9 @@ class Session:
         self.platforms = tuple(_EXPORT_PLATFORMS.get(name, name) for name in opened.platforms)
         self._secret = opened.secret
         self._max_launches = opened.max_launches
+        self.closed = False
         self.closed_because = ""
+        self._end_kind = "ControllerLost"
         self.owner: Any = None
 
         self._launches = itertools.count(1)
@@ -401,7 +403,7 @@ class Session:
             case HostAddress():
                 self._data.host_changed(message)
             case SessionEnded():
-                self._end(message.reason)
+                self._end(message.reason, "SessionClosed")
 
     def _results_of(self, launch: int) -> list[Buffer]:
         """The results of a launch that ends now and that somebody still waits for."""
@@ -428,11 +430,13 @@ class Session:
         self._data.wake()
 
     def _closed_failure(self) -> Failure:
-        kind = "SessionClosed" if self.closed_because == "it was shut down" else "ControllerLost"
-        return Failure(kind, f"the session ended: {self.closed_because}")
+        return Failure(self._end_kind, f"the session ended: {self.closed_because}")
 
-    def _end(self, reason: str) -> None:
-        self.closed_because = self.closed_because or reason
+    def _end(self, reason: str, kind: str = "ControllerLost") -> None:
+        if not self.closed_because:
+            if self.closed:  # the stream may end before the call that ends it is answered
+                kind, reason = "SessionClosed", "it was shut down"
+            self._end_kind, self.closed_because = kind, reason
         for launch in list(self._pending):
             self._fail_pending(launch, self._closed_failure())
         with self._changed:
@@ -441,12 +445,12 @@ class Session:
 
     def close(self) -> None:
         """Ends the session: what it holds on the cluster is freed, its open futures fail with `SessionClosed`."""
-        if self.closed_because:
+        if self.closed:
             return
+        self.closed = True
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             self._call(CloseSession(self.id), timeout=5.0)
-        self.closed_because = "it was shut down"
-        self._end(self.closed_because)
+        self._end("it was shut down")
         self._outbox.close()
         self._stream.cancel()
         self._channel.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, Transfer, inputs_of, output_count
@@ -91,10 +94,12 @@ def _check_donation(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         if not isinstance(node, Compute):
             continue
-        for k in node.donated:
+        # Looked at once for each input: a node may have very many, and a client may say that all are donated.
+        times = Counter(node.inputs) if node.donated else Counter()
+        for k in dict.fromkeys(node.donated):
             ref: Ref = node.inputs[k]
-            later = [user for user in users[ref] if user > index]
-            if later or node.inputs.count(ref) > 1:
+            later = users[ref][bisect_right(users[ref], index) :]
+            if later or times[ref] > 1:
                 user = graph.nodes[later[0]] if later else node
                 name = user.name if isinstance(user, Compute) else "a transfer" if later else "the result"
                 if later and isinstance(user, Result):

@@ -6,6 +6,7 @@ tokens allow. Raw messages stand for clients that do not keep to the rules.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -25,6 +26,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import context
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.transport import streams
@@ -702,6 +704,8 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
             return True
 
         assert eventually(back, 5)
+    with contextlib.suppress(pw.errors.NotInitialized):
+        assert context.current_session() is not dave, "a session that was left is not used any more"
 
 
 # --- clients that stop ------------------------------------------------------------------------------------------------

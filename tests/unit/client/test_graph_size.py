@@ -31,6 +31,7 @@ class NoCluster:
     id = 1
     url = "grpc://nowhere"
     platforms = ("cpu",)
+    closed = False
     closed_because = ""
 
     def check_open(self) -> None:
