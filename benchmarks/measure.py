@@ -4,6 +4,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on. `load` is the mean number of running processes over 1, 5 and 15 minutes before."""
+    """What the numbers depend on, and when. `load` is the mean number of running processes over 1, 5 and 15 minutes."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -23,6 +24,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in PACKAGES},
         "load": [round(load, 2) for load in os.getloadavg()],
+        "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 

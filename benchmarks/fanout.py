@@ -1,0 +1,179 @@
+"""What gRPC costs a scheduler for each of its hosts, for `benchmarks.scale`, and when a tree would be cheaper.
+
+The scheduler's decisions, its fan-out and its gRPC server are real and in this process. The hosts are streams of
+another process, each over a connection of its own, which answer every launch with `Done` at once. The CPU time is that
+of the whole process, so gRPC's own threads are in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from benchmarks import measure
+from pathways_ray import limits
+from pathways_ray.scheduler.order import IslandOrder, ToController, ToHosts
+from pathways_ray.transport import streams
+from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
+
+JOIN_LIMIT_S = 60.0
+END = DropSession(0)
+"""Tells the hosts of the benchmark to go."""
+
+BRANCHINGS = (4, 8, 16, 32)
+SIZES = tuple(2**k for k in range(1, 13))
+
+
+def be_hosts(address: str, hosts: int) -> None:
+    """The other process: so many hosts, until the scheduler ends the streams."""
+    asyncio.run(_be_hosts(address, hosts))
+
+
+async def _be_hosts(address: str, hosts: int) -> None:
+    async def be_host(host: int) -> None:
+        channel = streams.async_channel(address)
+        stream = channel.stream_stream(streams.HOST_STREAM)()
+        await stream.write(encode_batch([HostUp(host, 1, "", "", 1, 1)]))
+        ended = False
+        while not ended and (data := await streams.reading(stream)) is not None:
+            messages = TO_HOST.decode_batch(data)
+            done = tuple(message.sequence for message in messages if isinstance(message, Run))
+            if done:
+                await stream.write(encode_batch([Done(done, (100,) * len(done))]))
+            ended = END in messages
+        await stream.done_writing()
+        await channel.close()
+
+    await asyncio.gather(*map(be_host, range(hosts)))
+
+
+@dataclass
+class Island:
+    """A scheduler with real streams to its hosts."""
+
+    hosts: int
+    order: IslandOrder = field(init=False)
+    fan: streams.FanOut = field(init=False)
+    made: int = 0
+    over: int = 0
+
+    async def start(self) -> None:
+        self.order = IslandOrder(0, frozenset(range(self.hosts)), limits.ISLAND_WINDOW)
+        self.fan = streams.FanOut(self.order.outstanding.__len__)
+        self.changed = asyncio.Event()
+        self.server, address = await streams.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
+        self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
+        self.process.start()
+        async with asyncio.timeout(JOIN_LIMIT_S):
+            while not self.order.up:
+                await self._change()
+        self._do(self.order.from_controller(Program(1, b"", {}, "add", self.hosts)))
+
+    async def _change(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
+
+    async def _host(self, context: grpc.aio.ServicerContext) -> None:
+        data = await streams.reading(context)
+        assert data is not None
+        (hello,) = FROM_HOST.decode_batch(data)
+        assert isinstance(hello, HostUp)
+        branch = self.fan.open(hello.host)
+        self._do(self.order.host_up(hello))
+        pump = asyncio.ensure_future(branch.pump(context.write))
+        self.changed.set()
+        while (data := await streams.reading(context)) is not None:
+            for message in FROM_HOST.decode_batch(data):
+                self._do(self.order.from_host(hello.host, 1, message))
+        pump.cancel()
+
+    def _do(self, commands: list[Any]) -> None:
+        for command in commands:
+            match command:
+                case ToHosts(message):
+                    self.fan.send(message)
+                case ToController(Done(sequences)):
+                    self.over += len(sequences)
+                    self.changed.set()
+
+    async def launch(self, count: int) -> dict[str, float]:
+        """So many launches at once, until all hosts are done with all of them: microseconds for the batch."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            self.made += 1
+            self._do(self.order.from_controller(Run(self.made, 1, 1, (self.made,), self.made + 1)))
+        while self.over < self.made:
+            await self._change()
+        return {
+            "latency_us": 1e6 * (time.perf_counter() - wall),
+            "cpu_us": 1e6 * (time.process_time() - cpu),
+        }
+
+    async def stop(self) -> None:
+        self.fan.send(END)
+        await asyncio.to_thread(self.process.join)
+        await self.server.stop(1)
+
+
+async def measured(hosts: int, batches: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    """One row for each size of batch: what a batch took, from end to end and of CPU time, in microseconds."""
+    island = Island(hosts)
+    await island.start()
+    try:
+        found: dict[int, list[dict[str, float]]] = {batch: [] for batch in batches}
+        for number in range(-2, rounds):
+            for batch in batches:
+                one = await island.launch(batch)
+                if number >= 0:
+                    found[batch].append(one)
+    finally:
+        await island.stop()
+    return [
+        {
+            "hosts": hosts,
+            "batch": batch,
+            "latency_us": measure.spread([one["latency_us"] for one in ones]),
+            "scheduler_us": measure.spread([one["cpu_us"] for one in ones]),
+            "scheduler_us_per_host": measure.spread([one["cpu_us"] / hosts for one in ones]),
+        }
+        for batch, ones in found.items()
+    ]
+
+
+def trees(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A star against trees, computed from what the star of real streams takes for a lone launch.
+
+    A node of a tree sends to and hears from its children as the scheduler does to its hosts, at the same CPU time for
+    each; all nodes of a level work at the same time, each on a machine of its own. Each level costs a hop there and
+    back more, which is what a lone launch takes on the fewest hosts, less the CPU time for these. `pays_from` is the
+    number of hosts from which on a lone launch is over earlier with the tree. The scheduler itself has less to do as
+    soon as there are more hosts than branches.
+    """
+    lone = sorted((row for row in rows if row["batch"] == 1), key=lambda row: row["hosts"])
+    fewest, most = lone[0], lone[-1]
+    each = most["scheduler_us_per_host"]["median"]
+    hop = max(0.0, fewest["latency_us"]["median"] - fewest["scheduler_us"]["median"])
+    star = [hop + hosts * each for hosts in SIZES]
+    found = []
+    for branching in BRANCHINGS:
+        took = [sum(hop + children * each for children in levels(hosts, branching)) for hosts in SIZES]
+        pays = [hosts for hosts, tree, flat in zip(SIZES, took, star, strict=True) if tree < flat]
+        found.append({"branching": branching, "latency_us": took, "pays_from": min(pays, default=None)})
+    return {"us_per_host": each, "hop_us": hop, "hosts": list(SIZES), "star_us": star, "trees": found}
+
+
+def levels(hosts: int, branching: int) -> list[int]:
+    """The most children that a node has on each level of a tree of hosts below the scheduler, filled evenly."""
+    found, width = [], 1
+    while hosts:
+        children = min(branching, math.ceil(hosts / width))
+        found.append(children)
+        width = min(hosts, width * children)
+        hosts -= width
+    return found

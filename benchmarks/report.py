@@ -1,0 +1,291 @@
+"""One HTML page of what the benchmarks measured: figures, tables, what was run, where and when, and what was missed.
+
+Reads the JSON results of any benchmark here. A result that it knows nothing of gets its tables all the same: `rows` and
+other lists of records become tables, `ratios` and `figures` bars beside their aims (`benchmarks.aims`). The page needs
+nothing beside itself: pictures are in it, and no script.
+
+Run it with `python -m benchmarks.report results/*.json --html report.html`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.aims import AIMS, Aim, aim_of
+from benchmarks.pages import bars, page, records, table
+
+TITLES = {
+    "dispatch": "Dispatch of small computations (Figure 5 of the paper)",
+    "peers": "Dispatch against peers (Figure 5 of the paper)",
+    "pipeline": "Parallel and sequential dispatch (Figure 7)",
+    "parity": "Smallest computation at parity with JAX (Figure 6)",
+    "tenants": "Tenants on the same devices (Figures 8, 9 and 11)",
+    "metg": "Smallest task at half the efficiency (Task Bench)",
+    "scale": "Controller and schedulers beyond this machine",
+    "startup": "From nothing to the first result",
+    "memory": "What a launch leaves behind",
+    "paper_tables": "Predictions beside the papers' tables",
+}
+FIGURES = ("ratios", "figures")
+BELOW = "slower"  # a ratio of this runtime over another one, below 1, that has no aim
+
+
+@dataclass(frozen=True)
+class Found:
+    """A figure of a result, with its aim. `verdict` is "met", "missed", "slower", or empty."""
+
+    result: Result
+    name: str
+    values: Mapping[str, float]
+    aim: Aim | None
+
+    @property
+    def median(self) -> float:
+        return self.values["median"]
+
+    @property
+    def verdict(self) -> str:
+        if self.aim is not None:
+            return "met" if self.aim.met_by(self.median) else "missed"
+        return BELOW if self.name.startswith("pathways") and " / " in self.name and self.median < 1 else ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One file. `trouble` says why it could not be read, and then there is no `data`."""
+
+    name: str
+    written: datetime
+    data: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def benchmark(self) -> str:
+        return str(self.data.get("benchmark", self.name.removesuffix(".json")))
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.benchmark, self.benchmark)
+
+    @property
+    def when(self) -> str:
+        """The time of the measurement; for a result that does not tell, that of the file."""
+        told = self.machine.get("when")
+        return str(told) if told else f"file of {self.written:%Y-%m-%d %H:%M} UTC"
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        machine = self.data.get("machine")
+        return machine if isinstance(machine, dict) else {}
+
+    @property
+    def where(self) -> str:
+        try:
+            return measure.describe(self.machine)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return ", ".join(f"{key} {value}" for key, value in self.machine.items()) or "not told"
+
+    def figures(self) -> Iterator[Found]:
+        """All that can have an aim."""
+        for key in FIGURES:
+            for one in records(self.data.get(key)):
+                values = {k: one[k] for k in ("min", "median", "max") if isinstance(one.get(k), int | float)}
+                if "median" in values:
+                    name = str(one.get("name", "?"))
+                    yield Found(self, name, values, aim_of(self.benchmark, name))
+
+
+def read(path: Path) -> Result:
+    """A result, or what is wrong with the file."""
+    written = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.exists() else datetime.now(UTC)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Result(path.name, written, trouble=f"not read: {type(error).__name__}: {error}")
+    if not isinstance(data, dict):
+        return Result(path.name, written, trouble=f"not a result: the file holds a {type(data).__name__}")
+    return Result(path.name, written, data)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _draw_dispatch(data: dict[str, Any], folder: Path) -> None:
+    from benchmarks import figures
+
+    figures.dispatch(data, folder / "dispatch.png")
+
+
+def _draw_tenants(data: dict[str, Any], folder: Path) -> None:
+    from benchmarks import figures
+
+    figures.tenants(data, folder)
+
+
+def _draw_scale(data: dict[str, Any], folder: Path) -> None:
+    from benchmarks import scale_figure
+
+    scale_figure.draw(data, folder / "scale.png")
+
+
+def _draw_pipeline(data: dict[str, Any], folder: Path) -> None:
+    from benchmarks import pipeline
+
+    pipeline.draw(data, folder / "pipeline.png")
+
+
+DRAW: dict[str, Callable[[dict[str, Any], Path], None]] = {
+    "dispatch": _draw_dispatch,
+    "tenants": _draw_tenants,
+    "scale": _draw_scale,
+    "pipeline": _draw_pipeline,
+}
+"""How a result is drawn, into PNG files of a folder. matplotlib is loaded when one is."""
+
+
+def pictures(result: Result) -> str:
+    """The figures of a result as HTML; a note in their place when they cannot be drawn."""
+    draw = DRAW.get(result.benchmark)
+    if draw is None:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            draw(dict(result.data), Path(folder))
+        except Exception as error:  # a result of another version, or no matplotlib: the tables are there all the same
+            return f'<p class="note">No figure: {escape(f"{type(error).__name__}: {error}")}</p>'
+        images = [base64.b64encode(file.read_bytes()).decode() for file in sorted(Path(folder).glob("*.png"))]
+    name = escape(result.title)
+    return "".join(f'<img alt="{name}" src="data:image/png;base64,{image}">' for image in images)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Every aim with the figures that were found for it; those that were not measured are said to be so."""
+    found = [one for result in results for one in result.figures()]
+    rows = []
+    for aim in AIMS:
+        mine = [one for one in found if one.aim is aim]
+        for one in mine:
+            rows.append(
+                {
+                    "aim": aim.text,
+                    "bound": aim.bound_text,
+                    "found": {**one.values},
+                    "verdict": one.verdict,
+                    "figure": one.name,
+                    "file": one.result.name,
+                }
+            )
+        if not mine:
+            rows.append({"aim": aim.text, "bound": aim.bound_text, "verdict": "not measured"})
+    missed = [one for one in found if one.verdict in ("missed", BELOW)]
+    met = sum(one.verdict == "met" for one in found)
+    lead = f"<p>{met} figures meet their aim, {sum(one.verdict == 'missed' for one in missed)} miss it, "
+    lead += (
+        f"{sum(one.verdict == BELOW for one in missed)} without an aim are slower than what they are compared with.</p>"
+    )
+    losses = table(
+        [
+            {
+                "verdict": one.verdict,
+                "figure": one.name,
+                "found": {**one.values},
+                "aim": one.aim.bound_text if one.aim else "none; 1 is even",
+                "file": one.result.name,
+            }
+            for one in missed
+        ]
+    )
+    return lead + table(rows) + ("<h3>Losses</h3>" + losses if missed else "")
+
+
+def section(result: Result) -> str:
+    """One result: what was run, where and when; its figures, its tables."""
+    head = f'<h2 id="{escape(result.name)}">{escape(result.title)}</h2>'
+    if result.trouble:
+        return f'{head}<p class="missed">{escape(result.name)}: {escape(result.trouble)}</p>'
+    told = [
+        ("file", result.name),
+        (
+            "benchmark",
+            f"{result.benchmark}" + ("" if result.benchmark in TITLES else " (not one that this page knows)"),
+        ),
+        ("when", result.when),
+        ("where", result.where),
+        ("what", str(result.data.get("measured", "not told"))),
+        ("settings", json.dumps(result.data["settings"]) if "settings" in result.data else "not told"),
+    ]
+    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in told)
+    drawn = bars([(one.name, one.values, one.aim, one.verdict) for one in result.figures()])
+    return f"{head}<dl>{facts}</dl>{pictures(result)}{drawn}{tables(result)}"
+
+
+def tables(result: Result) -> str:
+    """All lists of records of a result, also those that lie deeper; numbers and texts that stand alone first."""
+    known = {"benchmark", "machine", "measured", "settings", *FIGURES}
+    rest = {key: value for key, value in result.data.items() if key not in known}
+    alone = {key: value for key, value in rest.items() if isinstance(value, str | int | float)}
+    parts = [table([alone])] if alone else []
+    for name, rows in _lists(rest, ""):
+        parts.append(
+            f"<details{' open' if len(rows) <= 40 else ''}><summary>{escape(name)}</summary>{table(rows)}</details>"
+        )
+    return "".join(parts)
+
+
+def _lists(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if found := records(inner):
+            yield name, found
+        elif isinstance(inner, dict):
+            deeper = list(_lists(inner, f"{name}."))
+            yield from deeper
+            plain = {k: v for k, v in inner.items() if not isinstance(v, list) and not isinstance(v, dict)}
+            if plain:
+                yield name, [plain]
+
+
+def build(results: Sequence[Result], now: datetime) -> str:
+    """The whole page."""
+    links = "".join(
+        f'<li><a href="#{escape(r.name)}">{escape(r.title)}</a> ({escape(r.name)}, {escape(r.when)})</li>'
+        for r in results
+    )
+    body = (
+        f"<h1>Benchmarks</h1><p>Made {now:%Y-%m-%d %H:%M} UTC from {len(results)} results. Numbers are medians, with "
+        "the lowest and highest round beside them. Ratios were taken round by round, all systems alive and measured in "
+        "turn; absolute times of different results are not comparable.</p>"
+        f"<ul>{links}</ul><h2>Aims</h2>{summary(results)}" + "".join(section(result) for result in results)
+    )
+    return page("Benchmarks", body)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="*", help="JSON files (default: all in results/)")
+    parser.add_argument("--html", type=Path, default=Path("report.html"), help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    files = options.results or sorted(Path("results").glob("*.json"))
+    if not files:
+        parser.error("no results: give JSON files, or run benchmarks with --json results/NAME.json")
+    results = [read(path) for path in files]
+    options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
+    missed = sum(one.verdict == "missed" for result in results for one in result.figures())
+    print(f"{options.html}: {len(results)} results, {missed} figures miss their aim")
+
+
+if __name__ == "__main__":
+    main()

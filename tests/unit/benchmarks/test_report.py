@@ -1,0 +1,145 @@
+"""The page: every result is on it, what misses its aim is marked, and a file that is no result breaks nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.aims import AIMS, Aim, aim_of
+from benchmarks.pages import bars, cell, number, table
+
+MACHINE = {
+    "cpu": "a processor",
+    "cores": 2,
+    "memory_gib": 1.0,
+    "system": "Linux",
+    "python": "3.11",
+    "packages": {"jax": "0.10"},
+    "load": [0.0, 0.0, 0.0],
+    "when": "2026-01-02 03:04 UTC",
+}
+DISPATCH = {
+    "benchmark": "dispatch",
+    "machine": MACHINE,
+    "measured": "A computation & another <one>.",
+    "rows": [{"system": "pathways", "computations_per_second": {"min": 1.0, "median": 2.0, "max": 3.0}}],
+    "ratios": [
+        {"name": "pathways opbyop / jax opbyop", "min": 0.9, "median": 0.97, "max": 1.0},
+        {"name": "pathways fused / jax fused", "min": 0.9, "median": 0.91, "max": 1.0},
+        {"name": "pathways other / jax other", "min": 0.4, "median": 0.5, "max": 0.6},
+    ],
+}
+
+
+def page(tmp_path: Path, **files: Any) -> str:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / f"{name}.json").write_text(text)
+    results = [report.read(tmp_path / f"{name}.json") for name in files]
+    return report.build(results, datetime(2026, 1, 2, tzinfo=UTC))
+
+
+def test_the_page_says_what_was_run_where_and_when(tmp_path: Path) -> None:
+    text = page(tmp_path, one=DISPATCH)
+    assert "A computation &amp; another &lt;one&gt;." in text
+    assert "a processor, 2 cores" in text
+    assert "2026-01-02 03:04 UTC" in text
+    assert '2 <span class="spread">1 to 3</span>' in text, "the table of rows, with the spread"
+
+
+def test_the_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
+    text = page(tmp_path, one=DISPATCH)
+    assert "<script" not in text
+    assert not re.search(r"(src|href)=\"(?!data:|#)", text)
+
+
+def test_losses_are_marked(tmp_path: Path) -> None:
+    """
+    1. One ratio meets its aim, one misses it, a third has none and is below 1.
+    2. The last two are in the list of losses, and an aim without any figure is said to be not measured.
+    """
+    text = page(tmp_path, one=DISPATCH)
+    assert "1 figures meet their aim, 1 miss it, 1 without an aim are slower" in text
+    losses = text[text.index("<h3>Losses</h3>") : text.index('<h2 id="one.json">')]
+    assert "pathways fused / jax fused" in losses
+    assert "pathways other / jax other" in losses
+    assert "pathways opbyop / jax opbyop" not in losses
+    assert "not measured" in text
+
+
+def test_a_result_that_the_page_knows_nothing_of_gets_its_tables(tmp_path: Path) -> None:
+    deep = {"benchmark": "new", "total": 3, "parts": {"inner": [{"size": 7, "took_ms": {"median": 1.25}}], "seed": 5}}
+    text = page(tmp_path, strange=deep)
+    assert "not one that this page knows" in text
+    for part in ("<summary>parts.inner</summary>", "took ms", "1.25", "<th>total</th>", "<th>seed</th>"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("content", "trouble"), [("[1, 2]", "the file holds a list"), ("{", "not read"), ('{"rows": [1], "ratios": 3}', "")]
+)
+def test_what_is_no_result_is_said_to_be_none(content: str, trouble: str, tmp_path: Path) -> None:
+    text = page(tmp_path, odd=content, one=DISPATCH)
+    assert trouble in text
+    assert "odd.json" in text
+    assert "pathways fused / jax fused" in text, "the others are there"
+
+
+def test_a_result_that_cannot_be_drawn_keeps_its_tables(tmp_path: Path) -> None:
+    text = page(tmp_path, one={**DISPATCH, "rows": [{"unexpected": 1}]})
+    assert "No figure: KeyError" in text
+    assert "unexpected" in text
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(DISPATCH))
+    report.main([str(tmp_path / "one.json"), str(tmp_path / "gone.json"), "--html", str(tmp_path / "page.html")])
+    assert "2 results, 1 figures miss their aim" in capsys.readouterr().out
+    assert "FileNotFoundError" in (tmp_path / "page.html").read_text()
+
+
+# --- aims, tables, bars -----------------------------------------------------------------------------------------------
+
+
+def test_an_aim_is_a_bound_from_below_or_above() -> None:
+    least, most = Aim("", ("b",), "x*", 2.0), Aim("", ("b",), "x*", 2.0, most=True, unit="ms")
+    assert (least.met_by(2.0), least.met_by(1.9), most.met_by(2.0), most.met_by(2.1)) == (True, False, True, False)
+    assert (least.bound_text, most.bound_text) == ("≥ 2", "≤ 2 ms")
+    assert least.holds_for("b", "x y")
+    assert not least.holds_for("c", "x y")
+
+
+def test_aims_are_found_by_name() -> None:
+    assert aim_of("scale", "scheduler cost per launch and host, 512 / 16 hosts, 64 at once") in AIMS
+    assert aim_of("scale", "scheduler cost per launch and host, 1024 / 16 hosts, 64 at once") is None
+    assert aim_of("pipeline", "parallel / sequential, flowing, 8 stages") in AIMS
+
+
+def test_records_without_a_column_leave_it_empty() -> None:
+    made = table([{"a": 1, "deep": {"b": {"c": 2}}}, {"d": [1, 2], "long": list(range(100))}])
+    assert list(re.findall("<th>(.*?)</th>", made)) == ["a", "deep: b: c", "d", "long"]
+    assert "<td>1, 2</td>" in made
+    assert "<td>100 entries</td>" in made
+    assert cell(None) == "<td></td>"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (12345, "12,345"), (12345.6, "12,346"), (0.012345, "0.01235"), (True, "yes"), (float("inf"), "inf")],
+)
+def test_numbers_have_four_digits_that_count(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_bars_show_the_aim_and_what_became_of_it() -> None:
+    aim = Aim("", ("b",), "*", 2.0)
+    made = bars([("fast", {"min": 1.0, "median": 3.0, "max": 4.0}, aim, "met"), ("odd", {"median": 0.0}, None, "")])
+    assert "3 (met; aim ≥ 2)" in made
+    assert made.count("<circle") == 2
+    assert bars([("nothing", {"median": 0.0}, None, "")]) == ""

@@ -1,0 +1,101 @@
+"""The scale benchmark: its control plane works launches off, and nothing of a launch or a plan grows with devices."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import fanout, scale
+from benchmarks.controlplane import ControlPlane, Costs, Shape
+
+
+def launched(shape: Shape, *counts: int) -> list[Costs]:
+    async def story() -> list[Costs]:
+        plane = ControlPlane(shape)
+        costs = [await plane.launch(count) for count in counts]
+        plane.close()
+        return costs
+
+    return asyncio.run(story())
+
+
+@pytest.mark.parametrize("shape", [Shape(4, 4), Shape(4, 2), Shape(6, 2, crossing=True)], ids=str)
+def test_every_launch_gets_its_outcome(shape: Shape) -> None:
+    """`launch` itself asserts that nothing is left in flight; all five links and three processes were in use."""
+    for costs in launched(shape, 1, 5, 70 if not shape.crossing else 60):
+        assert {"controller", "scheduler", "hosts"} == set(costs.seconds)
+        assert all(costs.bytes.values())
+        assert len(costs.bytes) == 6
+
+
+def test_bytes_to_a_host_do_not_depend_on_how_many_there_are() -> None:
+    few, many = (launched(Shape(hosts, hosts), 8)[0] for hosts in (2, 32))
+    assert few.bytes["island to host"] / 2 == many.bytes["island to host"] / 32
+    assert few.bytes["controller to island"] == many.bytes["controller to island"]
+    assert many.bytes["island to host"] / 32 / 8 < 100, "the limit for a launch on the wire"
+
+
+def test_a_crossing_launch_is_one_message_to_each_island_and_no_more() -> None:
+    (two,), (eight,) = (launched(Shape(4 * n, 4, crossing=True), 4) for n in (2, 8))
+    assert two.bytes["controller to island"] / 2 == eight.bytes["controller to island"] / 8
+
+
+def test_plans_do_not_grow_with_devices() -> None:
+    """But for the digits of their number."""
+    few, many = (scale.plans(devices, "shard by shard", rounds=1) for devices in (16, 4096))
+    assert many["graph_bytes"] - few["graph_bytes"] < 32
+    assert many["plan_bytes"] - few["plan_bytes"] < 32
+    assert many["plan_bytes_with_lists"] > 8 * 4096
+
+
+def test_the_whole_benchmark_but_its_streams_runs_and_shows() -> None:
+    settings = scale.Settings(hosts=(2, 16, 32), batches=(1, 3), devices=(2, 8), rounds=1, parts=("launches", "plans"))
+    result = scale.run(settings)
+    assert [one["name"] for one in result["ratios"]] == [
+        "scheduler cost per launch and host, 32 / 16 hosts, 1 at once",
+        "scheduler cost per launch and host, 32 / 16 hosts, 3 at once",
+    ]
+    clusters = {(one["cluster"], one["hosts"]) for one in result["launches"]}
+    assert ("islands of 16, all", 32) in clusters
+    text = io.StringIO()
+    scale.show(result, Console(file=text, width=200))
+    assert "planning ms" in text.getvalue()
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "branching", "expected"),
+    [(1, 4, [1]), (4, 4, [4]), (5, 4, [4, 1]), (20, 4, [4, 4]), (21, 4, [4, 4, 1]), (4096, 16, [16, 16, 15])],
+)
+def test_levels_of_a_tree_are_filled_evenly(hosts: int, branching: int, expected: list[int]) -> None:
+    assert fanout.levels(hosts, branching) == expected
+
+
+def row(hosts: int, latency: float, cpu: float) -> dict[str, Any]:
+    spreads = {"latency_us": latency, "scheduler_us": cpu, "scheduler_us_per_host": cpu / hosts}
+    return {"hosts": hosts, "batch": 1, **{key: {"median": value} for key, value in spreads.items()}}
+
+
+def test_a_tree_pays_when_its_levels_cost_less_than_the_hosts_of_a_star() -> None:
+    """
+    1. A hop costs 300 us beside the CPU time, each host 100 us.
+    2. 32 hosts: a star takes 0.3 + 3.2 ms; two levels of 16 and 1 branches take 0.3 + 1.6 and 0.3 + 0.1 ms.
+    3. 16 hosts: with 16 branches a tree is a star.
+    """
+    found = fanout.trees([row(2, 500.0, 200.0), row(64, 9000.0, 6400.0)])
+    assert (found["hop_us"], found["us_per_host"]) == (300.0, 100.0)
+    (tree,) = [one for one in found["trees"] if one["branching"] == 16]
+    assert tree["pays_from"] == 32
+    at = dict(zip(found["hosts"], tree["latency_us"], strict=True))
+    assert (at[16], at[32]) == (1900.0, 2300.0)
+
+
+def test_a_tree_that_never_pays_says_so() -> None:
+    found = fanout.trees([row(2, 1e6, 2.0), row(64, 1e6, 64.0)])
+    assert [one["pays_from"] for one in found["trees"]] == [None] * len(fanout.BRANCHINGS)
