@@ -80,8 +80,9 @@ def test_those_who_only_wait_are_not_in_the_circle() -> None:
 
 def test_too_many_microbatches_in_flight_are_refused_with_the_numbers() -> None:
     assert in_flight(build("gpipe", 2, 6)) == (6, 6)
-    with pytest.raises(ScheduleError, match="device 0 holds 6 microbatches at its peak, but 4 is the limit"):
-        build("gpipe", 2, 6, limit=4)
+    build("gpipe", 2, 6, limit=6)
+    with pytest.raises(ScheduleError, match="device 0 holds 6 microbatches at its peak, but 5 is the limit"):
+        build("gpipe", 2, 6, limit=5)
     build("1f1b", 4, 6, limit=4)
 
 

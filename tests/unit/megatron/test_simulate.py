@@ -114,6 +114,7 @@ def test_memory_counts_the_bytes_of_each_stage_and_what_w_still_needs() -> None:
     assert peak_memory(schedule, (10.0,), (10.0,)) == (20.0,)
     assert peak_memory(schedule, (10.0,), (4.0,)) == (20.0,)
     assert peak_memory(schedule, (10.0,), (11.0,)) == (22.0,)  # keeps the incoming gradient as well
+    assert simulate(schedule, replace(Costs.uniform(1), stash=(10.0,), kept=(11.0,))).peak_memory == (22.0,)
     costs = replace(Costs.uniform(4), stash=(10.0, 1.0, 1.0, 30.0))
     assert simulate(build("zb-v", 2, 1), costs).peak_memory == (40.0, 2.0)
 
