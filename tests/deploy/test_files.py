@@ -1,0 +1,168 @@
+"""What is in `deploy/`, as far as it can be checked without the services: forms, schemas, options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.scripts.scripts import start as ray_start
+
+from pathways_ray.cli import commands
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+FOLDERS = sorted(path for path in DEPLOY.iterdir() if path.is_dir())
+SCRIPTS = [DEPLOY / "make-files.sh", DEPLOY / "docker" / "serve.sh", DEPLOY / "slurm" / "pathways.sbatch"]
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every file, with continued lines joined."""
+    for path in sorted(DEPLOY.rglob("*")):
+        if path.is_file():
+            yield path, re.sub(r"\s*\\\n\s*", " ", path.read_text())
+
+
+def calls(*words: str) -> list[Any]:
+    """Arguments of every call of a command in a line of its own, a quoted one, or after a condition."""
+    found = []
+    for path, text in texts():
+        for match in re.finditer(rf"(?<![\w`'-]){' '.join(words)}(?: +([^\n`]*))?(?=\n)", text):
+            line = (match.group(1) or "").split(" > ")[0].split("; do")[0].split(" || ")[0].split(" &")[0]
+            line = line.removesuffix('"]').rstrip("'")
+            if "..." not in line and not path.name.startswith("Dockerfile"):
+                found.append(pytest.param(shlex.split(line), id=f"{path.parent.name}/{path.name}"))
+    assert found, words
+    return found
+
+
+def test_every_folder_has_a_page_that_names_its_files() -> None:
+    assert [folder.name for folder in FOLDERS] == ["docker", "kuberay", "ray-up", "slurm"]
+    index = (DEPLOY / "README.md").read_text()
+    for folder in FOLDERS:
+        page = (folder / "README.md").read_text()
+        assert f"({folder.name}/README.md)" in index
+        for file in folder.iterdir():
+            if file.name not in ("README.md", "Dockerfile.dockerignore"):
+                assert file.name in page, f"{file} is not on the page of its folder"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_scripts(script: Path) -> None:
+    assert script.stat().st_mode & 0o111
+    assert script.read_text().startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in script.read_text()
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def parse(command: click.Command, words: list[str], tmp_path: Path) -> dict[str, Any]:
+    """The settings that a command would see; files that it opens at once are those of a folder."""
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    words = [str(tmp_path / "token") if word.endswith("/token") else word for word in words if word != "${up[@]}"]
+    with command.make_context(command.name, words) as context:
+        return dict(context.params)
+
+
+@pytest.mark.parametrize("words", [*calls("pathways", "up"), *calls("pathways-serve")])
+def test_options_of_up_exist(words: list[str], tmp_path: Path) -> None:
+    words = [word.replace("${PATHWAYS_PORT:-8476}", "8476") for word in words if word not in ("$@", "${safe[@]}")]
+    found = parse(commands.commands["up"], words, tmp_path)
+    if found["bind"] not in ("", "127.0.0.1", "$address"):
+        assert found["tls_cert"]
+        assert found["tls_key"]
+        assert found["tenants"]
+
+
+@pytest.mark.parametrize("words", calls("ray", "start"))
+def test_options_of_ray_start_exist(words: list[str]) -> None:
+    words = [re.sub(r"\$\{RAY_PORT:-6379\}|\$port", "6379", word) for word in words]
+    with ray_start.make_context("start", words) as context:
+        assert context.params["head"] or context.params["address"]
+
+
+@pytest.mark.parametrize("words", calls("pathways", "tenants", "add"))
+def test_options_of_tenants_exist(words: list[str]) -> None:
+    with commands.commands["tenants"].commands["add"].make_context("add", words) as context:
+        assert context.params["name"] == "alice"
+
+
+def test_the_image() -> None:
+    lines = [line.split(None, 1) for line in (DEPLOY / "docker" / "Dockerfile").read_text().splitlines() if line]
+    users = [rest for word, rest in lines if word == "USER"]
+    assert users == ["pathways"]
+    assert [word for word, _ in lines].index("USER") < [word for word, _ in lines].index("CMD")
+    for word, rest in lines:
+        if word == "COPY":
+            *sources, _ = [part for part in rest.split() if not part.startswith("--")]
+            for source in sources:
+                assert source == "megatron_ptdp" or (ROOT / source).exists(), source
+    ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
+    copied = {part for word, rest in lines if word == "COPY" for part in rest.split()[:-1] if not part.startswith("--")}
+    assert copied == {line.removeprefix("!") for line in ignored if line.startswith("!")}
+
+
+def test_ray_up_takes_the_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = yaml.safe_load((DEPLOY / "ray-up" / "cluster.yaml").read_text())
+    (tmp_path / "files").mkdir()
+    monkeypatch.chdir(tmp_path)
+    prepared = prepare_config(config)  # with what the provider leaves to Ray
+    validate_config(prepared)
+    assert prepared["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kuberay" / name).read_text()))
+
+
+def test_the_ray_cluster_of_kuberay() -> None:
+    (cluster,) = documents("raycluster.yaml")
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    spec = cluster["spec"]
+    assert spec["authOptions"] == {"mode": "token"}
+    head = spec["headGroupSpec"]
+    groups = [head, *spec["workerGroupSpecs"]]
+    for group in groups:
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        options = [word for key, value in group["rayStartParams"].items() for word in (f"--{key}", value)]
+        with ray_start.make_context("start", ["--head", *options]):
+            pass
+        pod = group["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["containers"]
+        assert {"name", "image", "command", "args", "resources", "volumeMounts"} <= container.keys()
+        assert "$KUBERAY_GEN_RAY_START_CMD" in container["args"][0]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        subprocess.run(["bash", "-n", "-c", container["args"][0]], check=True)
+    for worker in spec["workerGroupSpecs"]:
+        assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
+        assert worker["groupName"]
+    # Ray's ports stay below those that clients may reach.
+    fixed = [int(value) for key, value in head["rayStartParams"].items() if key.endswith("port")]
+    assert max(fixed) < 32768
+    page = (DEPLOY / "kuberay" / "README.md").read_text()
+    assert head["template"]["spec"]["volumes"][0]["secret"]["secretName"] in page
+
+
+def test_the_network_policy_of_kuberay() -> None:
+    (cluster,), (policy,) = documents("raycluster.yaml"), documents("networkpolicy.yaml")
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    rules = policy["spec"]["ingress"]
+    assert all(rule.keys() <= {"from", "ports"} and rule["from"] for rule in rules)
+    clients = next(r for r in rules if "pathways-client" in r["from"][0]["podSelector"]["matchLabels"])
+    assert [port["port"] for port in clients["ports"]] == [ports["pathways"], 32768]
+    ours = {ports[name] for name in ("gcs-server", "dashboard", "client")}
+    for port in clients["ports"]:
+        assert not ours & set(range(port["port"], port.get("endPort", port["port"]) + 1))
+    assert any(port["port"] == ports["metrics"] for rule in rules for port in rule.get("ports", ()))
+    assert f"--port {ports['pathways']}" in container["args"][0]
+    assert f"--metrics-port {ports['metrics']}" in container["args"][0]
