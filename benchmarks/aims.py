@@ -57,7 +57,7 @@ AIMS = (
     Aim(
         "Scheduler, per launch and host, 512 hosts against 16",
         ("scale",),
-        "scheduler cost per launch and host, 512 / 16 hosts*",
+        "scheduler cost per launch and host*, 512 / 16 hosts*",
         1.5,
         most=True,
     ),

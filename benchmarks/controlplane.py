@@ -175,20 +175,20 @@ class ControlPlane:
         self.pumps = [asyncio.ensure_future(o.pump(s.write)) for o, s in zip(self.islands, self.down, strict=True)]
         self.pumps.append(asyncio.ensure_future(self.client.pump(self.completed.write)))
         self.made = 0
-        self.joining_s = self._join()
+        self.joining_s, self.joining_bytes = self._join()
         self._register()
 
-    def _join(self) -> float:
-        """Brings all hosts up; returns the controller's CPU seconds for the last of them."""
-        spent = 0.0
+    def _join(self) -> tuple[float, int]:
+        """Brings all hosts up; returns the controller's CPU seconds for the last of them, and the bytes it sent."""
+        spent, commands = 0.0, list[Any]()
         for scheduler in self.schedulers:
             for host in scheduler.hosts:
                 hello = HostUp(host, 1, "10.0.0.1:40000", "10.0.0.1:40001", self.shape.devices_per_host, 1)
                 scheduler.order.host_up(hello)
                 before = time.thread_time()
-                self.launches.host_up(scheduler.island, hello)
+                commands = self.launches.host_up(scheduler.island, hello)
                 spent = time.thread_time() - before
-        return spent
+        return spent, sum(len(encode_batch([command.message])) for command in commands)
 
     def _register(self) -> None:
         self.launches.open_session(SESSION)

@@ -11,8 +11,9 @@ import asyncio
 import math
 import multiprocessing
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -51,6 +52,13 @@ async def _be_hosts(address: str, hosts: int) -> None:
         await channel.close()
 
     await asyncio.gather(*map(be_host, range(hosts)))
+
+
+class Took(NamedTuple):
+    """Microseconds for a batch: from its first launch to its last outcome, and of the scheduler's CPU time."""
+
+    latency_us: float
+    cpu_us: float
 
 
 @dataclass
@@ -102,18 +110,15 @@ class Island:
                     self.over += len(sequences)
                     self.changed.set()
 
-    async def launch(self, count: int) -> dict[str, float]:
-        """So many launches at once, until all hosts are done with all of them: microseconds for the batch."""
+    async def launch(self, count: int) -> Took:
+        """So many launches at once, until all hosts are done with all of them."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.made += 1
             self._do(self.order.from_controller(Run(self.made, 1, 1, (self.made,), self.made + 1)))
         while self.over < self.made:
             await self._change()
-        return {
-            "latency_us": 1e6 * (time.perf_counter() - wall),
-            "cpu_us": 1e6 * (time.process_time() - cpu),
-        }
+        return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))
 
     async def stop(self) -> None:
         self.fan.send(END)
@@ -121,51 +126,62 @@ class Island:
         await self.server.stop(1)
 
 
-async def measured(hosts: int, batches: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """One row for each size of batch: what a batch took, from end to end and of CPU time, in microseconds."""
-    island = Island(hosts)
-    await island.start()
+async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
+    """What batches took on islands of so many hosts, all of them alive and measured in turn: by hosts and batch."""
+    islands = [Island(hosts) for hosts in sizes]
+    started: list[Island] = []
     try:
-        found: dict[int, list[dict[str, float]]] = {batch: [] for batch in batches}
+        for island in islands:
+            await island.start()
+            started.append(island)
+        found: dict[tuple[int, int], list[Took]] = {(one.hosts, batch): [] for one in islands for batch in batches}
         for number in range(-2, rounds):
-            for batch in batches:
-                one = await island.launch(batch)
-                if number >= 0:
-                    found[batch].append(one)
+            for island in islands:
+                for batch in batches:
+                    took = await island.launch(batch)
+                    if number >= 0:
+                        found[island.hosts, batch].append(took)
     finally:
-        await island.stop()
+        for island in started:
+            await island.stop()
+    return found
+
+
+def rows(found: Mapping[tuple[int, int], Sequence[Took]]) -> list[dict[str, Any]]:
+    """`most_per_second` are the launches that one core can send and hear the end of, in batches of this size."""
     return [
         {
             "hosts": hosts,
             "batch": batch,
-            "latency_us": measure.spread([one["latency_us"] for one in ones]),
-            "scheduler_us": measure.spread([one["cpu_us"] for one in ones]),
-            "scheduler_us_per_host": measure.spread([one["cpu_us"] / hosts for one in ones]),
+            "latency_us": measure.spread([one.latency_us for one in ones]),
+            "scheduler_us": measure.spread([one.cpu_us for one in ones]),
+            "scheduler_us_per_host": measure.spread([one.cpu_us / hosts for one in ones]),
+            "most_per_second": measure.spread([1e6 * batch / one.cpu_us for one in ones]),
         }
-        for batch, ones in found.items()
+        for (hosts, batch), ones in found.items()
     ]
 
 
-def trees(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def trees(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A star against trees, computed from what the star of real streams takes for a lone launch.
 
     A node of a tree sends to and hears from its children as the scheduler does to its hosts, at the same CPU time for
     each; all nodes of a level work at the same time, each on a machine of its own. Each level costs a hop there and
-    back more, which is what a lone launch takes on the fewest hosts, less the CPU time for these. `pays_from` is the
+    back more: what a lone launch takes at least on the fewest hosts, less the CPU time for these. `pays_from` is the
     number of hosts from which on a lone launch is over earlier with the tree. The scheduler itself has less to do as
     soon as there are more hosts than branches.
     """
-    lone = sorted((row for row in rows if row["batch"] == 1), key=lambda row: row["hosts"])
+    lone = sorted((row for row in found if row["batch"] == 1), key=lambda row: row["hosts"])
     fewest, most = lone[0], lone[-1]
     each = most["scheduler_us_per_host"]["median"]
-    hop = max(0.0, fewest["latency_us"]["median"] - fewest["scheduler_us"]["median"])
+    hop = max(0.0, fewest["latency_us"]["min"] - fewest["scheduler_us"]["min"])
     star = [hop + hosts * each for hosts in SIZES]
-    found = []
+    made = []
     for branching in BRANCHINGS:
         took = [sum(hop + children * each for children in levels(hosts, branching)) for hosts in SIZES]
         pays = [hosts for hosts, tree, flat in zip(SIZES, took, star, strict=True) if tree < flat]
-        found.append({"branching": branching, "latency_us": took, "pays_from": min(pays, default=None)})
-    return {"us_per_host": each, "hop_us": hop, "hosts": list(SIZES), "star_us": star, "trees": found}
+        made.append({"branching": branching, "latency_us": took, "pays_from": min(pays, default=None)})
+    return {"us_per_host": each, "hop_us": hop, "hosts": list(SIZES), "star_us": star, "trees": made}
 
 
 def levels(hosts: int, branching: int) -> list[int]:

@@ -34,6 +34,7 @@ from pathways_ray.transport.messages import encode
 PARTS = ("launches", "plans", "streams")
 DEVICES_PER_HOST = 8
 ISLAND = 16  # hosts of each island where there are several
+ONE, GRPC = "one", "over gRPC"  # names of series: one island of simulated hosts, or of real streams
 PROCESSES = ("controller", "scheduler", "hosts")
 FEW, MANY = 16, 512  # hosts: what a launch costs at the second is compared with the first
 
@@ -88,10 +89,11 @@ def run(settings: Settings = Settings()) -> dict[str, Any]:
         result["plans"] = [plans(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
         result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
     if "streams" in settings.parts:
-        rows: list[dict[str, Any]] = []
-        for hosts in settings.streams:
-            rows += asyncio.run(fanout.measured(hosts, settings.batches, 3 * settings.rounds))
+        took = asyncio.run(fanout.measured(settings.streams, settings.batches, 3 * settings.rounds))
+        rows = fanout.rows(took)
         result["streams"] = {"rows": rows, **fanout.trees(rows)}
+        per_host = {(GRPC, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()}
+        result["ratios"] = [*result.get("ratios", []), *ratios(per_host)]
     return result
 
 
@@ -99,12 +101,12 @@ def run(settings: Settings = Settings()) -> dict[str, Any]:
 
 
 def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
-    """The clusters by name: one island, or several of which a launch runs on one, or on all."""
+    """The clusters by their islands: one, or several of 16 hosts, of which a launch runs on one or on all."""
     several = [n for n in hosts if n > ISLAND]
     return {
-        "one island": [Shape(n, n, DEVICES_PER_HOST) for n in hosts],
-        "islands of 16, one": [Shape(n, ISLAND, DEVICES_PER_HOST) for n in several],
-        "islands of 16, all": [Shape(n, ISLAND, DEVICES_PER_HOST, crossing=True) for n in several],
+        ONE: [Shape(n, n, DEVICES_PER_HOST) for n in hosts],
+        "of 16, one": [Shape(n, ISLAND, DEVICES_PER_HOST) for n in several],
+        "of 16, all": [Shape(n, ISLAND, DEVICES_PER_HOST, crossing=True) for n in several],
     }
 
 
@@ -124,7 +126,7 @@ async def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[
                 if number >= 0:
                     found[shape, batch].append(costs)
         for (shape, batch), ones in found.items():
-            rows.append(row(name, shape, batch, ones, planes[shape].joining_s))
+            rows.append(row(name, shape, batch, ones, planes[shape]))
             per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
         for plane in planes.values():
             plane.close()
@@ -136,11 +138,12 @@ def scheduler_us(costs: Costs, shape: Shape, batch: int) -> float:
     return 1e6 * costs.seconds["scheduler"] / (batch * shape.hosts)
 
 
-def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], joining_s: float) -> dict[str, Any]:
-    """`microseconds` are per launch and process; those of schedulers and hosts are of all of them together."""
+def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], plane: ControlPlane) -> dict[str, Any]:
+    """`microseconds` are per launch and process; those of schedulers and hosts are of all of them together. `joining`
+    is what the last host to join cost the controller: its decision, and what it sent to all islands."""
     count = batch * (1 if shape.crossing else shape.islands)
     return {
-        "cluster": name,
+        "islands_are": name,
         "hosts": shape.hosts,
         "islands": shape.islands,
         "devices": shape.hosts * shape.devices_per_host,
@@ -148,7 +151,8 @@ def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], joining_s: f
         "microseconds": {p: measure.spread([1e6 * one.seconds[p] / count for one in ones]) for p in PROCESSES},
         "scheduler_us_per_host": measure.spread([scheduler_us(one, shape, batch) for one in ones]),
         "bytes": {link: total / count for link, total in ones[-1].bytes.items()},
-        "joining_ms": 1e3 * joining_s,
+        "joining_ms": 1e3 * plane.joining_s,
+        "joining_bytes": plane.joining_bytes,
     }
 
 
@@ -156,9 +160,10 @@ def ratios(per_host: Mapping[tuple[str, int, int], list[float]]) -> list[dict[st
     """Cost per launch and host at many hosts against few, round by round."""
     found = []
     for (name, hosts, batch), samples in per_host.items():
-        few = per_host.get(("one island", FEW, batch))
-        if name == "one island" and hosts > FEW and few is not None:
-            text = f"scheduler cost per launch and host, {hosts} / {FEW} hosts, {batch} at once"
+        few = per_host.get((name, FEW, batch))
+        if name in (ONE, GRPC) and hosts > FEW and few is not None:
+            over = "" if name == ONE else f" {name}"
+            text = f"scheduler cost per launch and host{over}, {hosts} / {FEW} hosts, {batch} at once"
             pair = {"hosts": hosts, "against": FEW, "batch": batch}
             found.append({"name": text, **pair, **measure.paired_ratios(samples, few)})
     return found
@@ -248,6 +253,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         show_plans(result, console)
     if "streams" in result:
         show_streams(result["streams"], console)
+    for one in result.get("ratios", ()):
+        console.print(f"{one['name']}: {one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})", highlight=False)
 
 
 def table(title: str, *headings: str) -> Table:
@@ -258,19 +265,16 @@ def table(title: str, *headings: str) -> Table:
 
 
 def show_launches(result: Mapping[str, Any], console: Console) -> None:
-    costs = table("CPU us per launch", "cluster", "hosts", "at once", *PROCESSES, "scheduler/host", "KB to hosts")
+    costs = table("CPU us per launch", "islands", "hosts", "at once", *PROCESSES, "per host")
     for one in result["launches"]:
         costs.add_row(
-            one["cluster"],
+            one["islands_are"],
             str(one["hosts"]),
             str(one["batch"]),
-            *(f"{one['microseconds'][process]['median']:,.1f}" for process in PROCESSES),
+            *(f"{one['microseconds'][process]['median']:,.0f}" for process in PROCESSES),
             f"{one['scheduler_us_per_host']['median']:.2f}",
-            f"{one['bytes']['island to host'] / 1e3:.2f}",
         )
     console.print(costs)
-    for one in result["ratios"]:
-        console.print(f"{one['name']}: {one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})", highlight=False)
 
 
 def show_plans(result: Mapping[str, Any], console: Console) -> None:
@@ -285,11 +289,10 @@ def show_plans(result: Mapping[str, Any], console: Console) -> None:
 
 
 def show_streams(found: Mapping[str, Any], console: Console) -> None:
-    made = table(
-        "over gRPC, us per batch", "hosts", "launches at once", "until all are done", "scheduler CPU", "per host"
-    )
+    made = table("over gRPC, us per batch", "hosts", "at once", "until done", "scheduler CPU", "per host", "most/s")
     for one in found["rows"]:
-        numbers = (one[key]["median"] for key in ("latency_us", "scheduler_us", "scheduler_us_per_host"))
+        keys = ("latency_us", "scheduler_us", "scheduler_us_per_host", "most_per_second")
+        numbers = (one[key]["median"] for key in keys)
         made.add_row(str(one["hosts"]), str(one["batch"]), *(f"{number:,.0f}" for number in numbers))
     console.print(made)
     for tree in found["trees"]:

@@ -32,15 +32,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def launches(rows: list[dict[str, Any]], axes: Axes) -> None:
     """Microseconds of a scheduler for one launch on one host: flat is what scales."""
-    lines = sorted({(row["cluster"], row["batch"]) for row in rows})
-    for (cluster, batch), colour in zip(lines, COLOURS, strict=False):
-        mine = sorted((r for r in rows if (r["cluster"], r["batch"]) == (cluster, batch)), key=lambda r: r["hosts"])
+    lines = sorted({(row["islands_are"], row["batch"]) for row in rows})
+    for (islands, batch), colour in zip(lines, COLOURS, strict=False):
+        mine = sorted((r for r in rows if (r["islands_are"], r["batch"]) == (islands, batch)), key=lambda r: r["hosts"])
         spreads = [row["scheduler_us_per_host"] for row in mine]
         axes.errorbar(
             [row["hosts"] for row in mine],
             [one["median"] for one in spreads],
             [[one["median"] - one["min"] for one in spreads], [one["max"] - one["median"] for one in spreads]],
-            label=f"{cluster}, {batch} at once",
+            label=f"islands: {islands}; {batch} at once",
             color=colour,
             marker="o",
             markersize=3,
