@@ -14,7 +14,7 @@ READY := $(VENV)/.project
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-long bench-smoke lock clean
+.PHONY: help demo check test test-long bench-smoke peers lock clean
 
 # The environment is the lock file's and nothing else's.
 unexport PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -42,12 +42,15 @@ test-long: $(READY)  ## the tests marked long
 bench-smoke: $(READY)  ## every benchmark at its smallest size: that they run, not how fast
 	$(PY) -m benchmarks --smoke --output results/smoke
 
+peers:  ## the environments of the systems that benchmarks compare with, about 4 GiB (make peers ARGS="tf1 dask": these)
+	@$(PYTHON) -m benchmarks.peers.environments $(ARGS)
+
 lock:  ## bring requirements.lock in line with pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --custom-compile-command "make lock" \
 		--quiet --output-file requirements.lock
 
 clean:  ## remove the environment, caches and outputs
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist results
+	rm -rf $(VENV) .peers .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two steps, each with a stamp written last: a step that was interrupted is done again.

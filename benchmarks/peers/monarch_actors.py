@@ -1,0 +1,118 @@
+"""Monarch actors: one process for each host, in one mesh; a call goes to all of them at once.
+
+    opbyop-wait    `call` with the value, per computation, and `get` of the result: the value goes through the client
+    opbyop         `call` per computation, values kept in the actors, none waited for but the last
+    chained        127 `broadcast`s, which return nothing, and one `call`, whose result is waited for
+    fused          one `call` per 128 computations, which are one loop inside XLA
+    list           one `call` with a list of 128 computations
+
+Monarch's tensor engine has no all-reduce without GPUs, so the actors run JAX, as those of Ray do. An actor does what
+comes in one after the other, in the order of the calls.
+"""
+
+from typing import Any
+
+from monarch.actor import Actor, current_rank, endpoint, this_host
+
+from benchmarks.peers import jax_host
+from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
+
+MODES = ("opbyop", "opbyop-wait", "chained", "fused", "list")
+
+
+class Host(Actor):
+    """The actor: `JaxHost` with endpoints."""
+
+    def __init__(self, hosts: int, devices: int, coordinator: str) -> None:
+        self._here = jax_host.JaxHost(current_rank().rank, hosts, devices, coordinator)
+
+    @endpoint
+    def reset(self) -> list[float]:
+        self._here.reset()
+        return self._here.fetch().tolist()
+
+    @endpoint
+    def fetch(self) -> list[float]:
+        return self._here.fetch().tolist()
+
+    @endpoint
+    def apply(self, payload: str, value: list[float]) -> list[float]:
+        return self._here.apply(payload, value).tolist()
+
+    @endpoint
+    def step(self, payload: str) -> None:
+        self._here.steps(payload, 1)
+
+    @endpoint
+    def fused(self, payload: str) -> None:
+        self._here.fused(payload)
+
+    @endpoint
+    def follow(self, orders: list[str]) -> None:
+        self._here.follow(orders)
+
+
+class Monarch:
+    packages = ("torchmonarch", "jax", "jaxlib", "numpy")
+    modes = for_both_payloads(MODES)
+
+    def configure(self, hosts: int, devices: int) -> None:
+        self.payloads = jax_host.payloads(hosts)
+        self._processes = this_host().spawn_procs({"hosts": hosts})
+        self._actors = self._processes.spawn("hosts", Host, hosts, devices, jax_host.free_address())
+        self._actors.fetch.call().get()
+
+    def prepare(self, mode: str, payload: str, count: int) -> None:
+        self._actors.reset.call().get()
+
+    def run(self, mode: str, payload: str, count: int) -> list[float]:
+        return getattr(self, "run_" + mode.replace("-", "_"))(payload, count)
+
+    def _values(self, answer: Any) -> list[float]:
+        """Values of all actors, in order of rank. `items` is the quick way through an answer."""
+        return [value for _, part in answer.items() for value in part]
+
+    def _fetch(self) -> list[float]:
+        """The values of all actors, after all that they were told before."""
+        return self._values(self._actors.fetch.call().get())
+
+    def run_opbyop_wait(self, payload: str, count: int) -> list[float]:
+        answer = self._actors.fetch.call().get()
+        for _ in range(count):
+            # One value for all: after an all-reduce it is the same everywhere, and so is the start.
+            value = next(part for _, part in answer.items())
+            answer = self._actors.apply.call(payload, value).get()
+        return self._values(answer)
+
+    def run_opbyop(self, payload: str, count: int) -> list[float]:
+        futures = [self._actors.step.call(payload) for _ in range(count)]
+        futures[-1].get()
+        return self._fetch()
+
+    def run_chained(self, payload: str, count: int) -> list[float]:
+        for _ in range(count // CHAIN):
+            for _ in range(CHAIN - 1):
+                self._actors.step.broadcast(payload)
+            self._actors.step.call(payload).get()
+        return self._fetch()
+
+    def run_fused(self, payload: str, count: int) -> list[float]:
+        futures = [self._actors.fused.call(payload) for _ in range(count // CHAIN)]
+        futures[-1].get()
+        return self._fetch()
+
+    def run_list(self, payload: str, count: int) -> list[float]:
+        orders = [payload] * CHAIN
+        futures = [self._actors.follow.call(orders) for _ in range(count // CHAIN)]
+        futures[-1].get()
+        return self._fetch()
+
+    def release(self, mode: str, payload: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._processes.stop().get()
+
+
+if __name__ == "__main__":
+    serve(Monarch)

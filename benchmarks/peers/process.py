@@ -1,0 +1,172 @@
+"""A peer's process as the benchmark holds it: started, asked with a limit, and ended with all that it started.
+
+What a peer starts may outlive it (Ray's processes, TensorFlow's servers, workers of a peer that was killed). So the
+benchmark makes itself the parent of orphans below it, where the system can do that, and ends every process below the
+peer, and then every orphan.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+START_LIMIT_S = 180.0  # imports, processes, compiling; tens of seconds on a loaded machine
+CLOSE_LIMIT_S = 15.0
+ERROR_LINES = 15  # of what the peer wrote to stderr last
+BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+ROOT = Path(__file__).parents[2]
+
+
+class PeerError(Exception):
+    """The peer said that it failed, or ended, or did not answer in time."""
+
+
+class PeerEnded(PeerError):
+    """There is nobody left to ask."""
+
+
+def adopt_orphans() -> None:
+    """From now on, a process below this one whose parent ends becomes a child of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
+
+
+class PeerProcess:
+    """One peer.
+
+    Args:
+        python: the interpreter of its environment.
+        module: what it runs, below this repository.
+        environment: variables beside those of this process; None takes one away.
+    """
+
+    def __init__(self, python: Path | str, module: list[str], environment: dict[str, str | None]) -> None:
+        # A short path: Ray's sockets lie below it, and the names of sockets are short.
+        self._folder = Path(tempfile.mkdtemp(prefix="pwb"))
+        self._log = (self._folder / "stderr").open("w+b")
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_TMPDIR": str(self._folder),
+            "TMPDIR": str(self._folder),
+        }
+        for name, value in {
+            "PYTHONHOME": None,
+            "RAY_ADDRESS": None,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **environment,
+        }.items():
+            variables.pop(name, None)
+            if value is not None:
+                variables[name] = value
+        self._process = subprocess.Popen(
+            [str(python), "-m", *module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=variables,
+            cwd=self._folder,
+            start_new_session=True,  # Ctrl-C is for the benchmark, which closes its peers in order
+        )
+        self._seen: dict[int, psutil.Process] = {}
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """Sends a request and returns the answer.
+
+        Raises:
+            PeerEnded: it ended, or did not answer in time and was killed.
+            PeerError: it says that it failed.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({word: arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise PeerEnded(f"it ended\n{self.last_words()}") from None
+        line = self._line(limit_s)
+        if line is None:
+            self.kill()
+            raise PeerEnded(f"no answer within {limit_s:g} s; it was killed\n{self.last_words()}")
+        if not line:
+            self.kill()
+            raise PeerEnded(f"it ended with code {self._process.returncode}\n{self.last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerError(answer["error"])
+        return answer
+
+    def _line(self, limit_s: float) -> bytes | None:
+        """The next line; b"" when the process ended, None when the time is over."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        ends, read = time.monotonic() + limit_s, b""
+        while not read.endswith(b"\n"):
+            ready, _, _ = select.select([stdout], [], [], max(ends - time.monotonic(), 0))
+            if not ready:
+                return None
+            part = os.read(stdout.fileno(), 1 << 16)
+            if not part:
+                return b""
+            read += part
+        self._look()
+        return read
+
+    def _look(self) -> None:
+        """Remembers what the peer has started so far: what loses its parent can no longer be found from the peer."""
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                self._seen[process.pid] = process
+
+    def last_words(self) -> str:
+        self._log.flush()
+        text = Path(self._log.name).read_text(errors="replace") if self._folder.exists() else ""
+        return "\n".join(text.strip().splitlines()[-ERROR_LINES:])
+
+    def kill(self) -> None:
+        """Ends the process and all below it; returns when they are gone."""
+        self._look()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        for process in self._seen.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()  # psutil refuses when the number belongs to another process by now
+        psutil.wait_procs(list(self._seen.values()), timeout=CLOSE_LIMIT_S)
+
+    def close(self) -> None:
+        """Lets the peer end by itself, then ends what is left of it, and removes its folder."""
+        self._look()
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(CLOSE_LIMIT_S)
+        self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def end_orphans() -> None:
+    """Ends every child of this process, and all below; call it when all peers are closed.
+
+    Only for a process that has no other children, which is why peers are measured by a program of its own.
+    """
+    children = psutil.Process().children(recursive=True)
+    for process in children:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(children, timeout=CLOSE_LIMIT_S)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,140 @@
+"""Ray actors, one for each host, each with JAX devices of its own: as a beginner writes them, and as an expert does.
+
+The beginner passes values:
+
+    opbyop-wait     one method call per computation, `ray.get` after each; the value goes through the client
+    opbyop          one method call per computation, its future passed to the next call; `ray.get` at the end
+    chained         128 calls linked by futures, then `ray.get`
+
+The expert keeps values in the actor and fetches the last one only:
+
+    opbyop-kept     one method call per computation
+    chained-kept    128 calls, then `ray.get` of the value
+    fused           one method call per 128 computations, which are one loop inside XLA
+    list            one method call with a list of 128 computations; no call is waited for
+
+The beginner's methods return the value, as Ray methods do, so the actor waits for its devices and copies from them in
+every call. The expert's return nothing, so the devices run on while the next call comes in.
+"""
+
+from typing import Any
+
+from benchmarks.peers import jax_host
+from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
+
+MODES = ("opbyop", "opbyop-wait", "opbyop-kept", "chained", "chained-kept", "fused", "list")
+
+
+class Host(jax_host.JaxHost):
+    """The actor."""
+
+    def ready(self) -> None:
+        """Returns when the constructor has."""
+
+
+def start_ray(hosts: int) -> Any:
+    """Ray for this process alone: no dashboard, and little room for arrays, which do not pass through its store."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=max(hosts, 2),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=100 << 20,
+    )
+    return ray
+
+
+def start_hosts(ray: Any, kind: type, hosts: int, devices: int) -> list[Any]:
+    """One actor for each host, all of one gang, when they are up."""
+    coordinator = jax_host.free_address()
+    remote = ray.remote(num_cpus=0)(kind)
+    actors = [remote.remote(host, hosts, devices, coordinator) for host in range(hosts)]
+    ray.get([actor.ready.remote() for actor in actors])
+    return actors
+
+
+class RayActors:
+    packages = ("ray", "jax", "jaxlib", "numpy")
+    modes = for_both_payloads(MODES)
+
+    def configure(self, hosts: int, devices: int) -> None:
+        self.payloads = jax_host.payloads(hosts)
+        self._ray = start_ray(hosts)
+        self._actors = start_hosts(self._ray, Host, hosts, devices)
+
+    def prepare(self, mode: str, payload: str, count: int) -> None:
+        for actor in self._actors:
+            actor.reset.remote()
+        self._values = self._fetch()
+
+    def _fetch(self) -> list[Any]:
+        """The values of all actors, after all that they were told before."""
+        return self._ray.get([actor.fetch.remote() for actor in self._actors])
+
+    def run(self, mode: str, payload: str, count: int) -> list[float]:
+        parts = getattr(self, "run_" + mode.replace("-", "_"))(payload, count)
+        return [value for part in parts for value in part]
+
+    # -- the beginner
+
+    def _apply(self, payload: str, values: list[Any]) -> list[Any]:
+        return [actor.apply.remote(payload, value) for actor, value in zip(self._actors, values, strict=True)]
+
+    def run_opbyop_wait(self, payload: str, count: int) -> list[Any]:
+        values = self._values
+        for _ in range(count):
+            values = self._ray.get(self._apply(payload, values))
+        return values
+
+    def run_opbyop(self, payload: str, count: int) -> list[Any]:
+        values = self._values
+        for _ in range(count):
+            values = self._apply(payload, values)
+        return self._ray.get(values)
+
+    def run_chained(self, payload: str, count: int) -> list[Any]:
+        values = self._values
+        for _ in range(count // CHAIN):
+            for _ in range(CHAIN):
+                values = self._apply(payload, values)
+            values = self._ray.get(values)
+        return values
+
+    # -- the expert
+
+    def run_opbyop_kept(self, payload: str, count: int) -> list[Any]:
+        for _ in range(count):
+            for actor in self._actors:
+                actor.steps.remote(payload, 1)
+        return self._fetch()
+
+    def run_chained_kept(self, payload: str, count: int) -> list[Any]:
+        for _ in range(count // CHAIN):
+            values = self.run_opbyop_kept(payload, CHAIN)
+        return values
+
+    def run_fused(self, payload: str, count: int) -> list[Any]:
+        for _ in range(count // CHAIN):
+            for actor in self._actors:
+                actor.fused.remote(payload)
+        return self._fetch()
+
+    def run_list(self, payload: str, count: int) -> list[Any]:
+        orders = [payload] * CHAIN
+        for _ in range(count // CHAIN):
+            for actor in self._actors:
+                actor.follow.remote(orders)
+        return self._fetch()
+
+    def release(self, mode: str, payload: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+if __name__ == "__main__":
+    serve(RayActors)

@@ -1,0 +1,186 @@
+"""Measures systems side by side: all alive at the same time, each case once per round, in turn.
+
+A case that fails is dropped, and what it said is kept. A system that ends, or does not answer in time, loses the case
+that was under way and is started again for its others; its third failure is its last.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from benchmarks import measure
+from benchmarks.peers.process import PeerEnded, PeerError, PeerProcess
+from benchmarks.peers.protocol import CHAIN, START
+from benchmarks.peers.systems import SystemInfo, start
+
+RUN_LIMIT_S = 60.0  # a run is made to take about TARGET_S; the slowest peers take a second for the smallest count
+TARGET_S = 0.5
+COUNTS = (2 * CHAIN, 64 * CHAIN)  # at least two calls of a chain; more than that many tell nothing new
+CHANCES = 3
+SETTLE_S = 0.5  # over which the load that is not ours is sampled, before each round
+
+
+@dataclass(frozen=True)
+class Case:
+    system: str
+    mode: str
+    payload: str
+
+    def __str__(self) -> str:
+        return f"{self.system} {self.mode} ({self.payload})"
+
+
+@dataclass
+class Running:
+    """A system under measurement."""
+
+    info: SystemInfo
+    process: PeerProcess | None = None
+    described: dict[str, Any] = field(default_factory=dict)
+    failures: int = 0
+
+
+@dataclass
+class Session:
+    """Systems on one topology. `samples` are microseconds per computation, one for each round."""
+
+    hosts: int
+    devices: int
+    say: Callable[[str], None]
+    systems: dict[str, Running] = field(default_factory=dict)
+    samples: dict[Case, list[float]] = field(default_factory=dict)
+    counts: dict[Case, int] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    busy: list[float] = field(default_factory=list)
+
+    def start(self, name: str, info: SystemInfo) -> None:
+        problem = info.problem()
+        if problem is not None:
+            self.fail(name, problem)
+            return
+        self.systems[name] = running = self.systems.get(name) or Running(info)
+        self.say(f"starting {name}")
+        try:
+            running.process, running.described = start(info, self.hosts, self.devices)
+        except PeerError as error:
+            running.process = None
+            self.fail(name, f"did not start: {error}")
+
+    def fail(self, what: Case | str, error: str) -> None:
+        self.errors[str(what)] = error
+        self.say(f"{what}: {error}")
+
+    def cases(self, modes: Sequence[str], payloads: Sequence[str]) -> list[Case]:
+        """What the running systems can do, of what is wanted; empty means all."""
+        return [
+            Case(name, mode, payload)
+            for name, running in self.systems.items()
+            for payload, of_payload in running.described.get("modes", {}).items()
+            for mode in of_payload
+            if (not modes or mode in modes) and (not payloads or payload in payloads)
+        ]
+
+    def run(self, case: Case, count: int) -> float:
+        """Seconds for a case.
+
+        Raises:
+            PeerError: it failed, or its value is not what it must be.
+        """
+        process = self.systems[case.system].process
+        if process is None:
+            raise PeerEnded("its system is no longer running")
+        answer = process.ask("run", RUN_LIMIT_S, mode=case.mode, payload=case.payload, count=count)
+        expected = [START + count] * (self.hosts * self.devices)
+        if answer["value"] != expected:
+            raise PeerError(f"after {count} computations the value is {answer['value']}, not {expected}")
+        return answer["seconds"]
+
+    def attempt(self, case: Case, count: int) -> float | None:
+        """Seconds, or None when the case is dropped."""
+        try:
+            return self.run(case, count)
+        except PeerError as error:
+            self.fail(case, str(error))
+            self.samples.pop(case, None)
+            self.counts.pop(case, None)
+            if isinstance(error, PeerEnded):
+                self.restart(case.system)
+            return None
+
+    def restart(self, name: str) -> None:
+        running = self.systems[name]
+        if running.process is None:
+            return
+        running.process.close()
+        running.process = None
+        running.failures += 1
+        if running.failures < CHANCES:
+            self.start(name, running.info)
+
+    def warm_up(self, cases: Sequence[Case], target_s: float) -> None:
+        """Compiles, and finds how many computations take about `target_s`; the first run of a case tells nothing."""
+        for case in cases:
+            self.say(f"warming up {case}")
+            for _ in range(2):
+                seconds = self.attempt(case, COUNTS[0])
+                if seconds is None:
+                    break
+            else:
+                self.counts[case] = count_for(seconds / COUNTS[0], target_s)
+                self.samples[case] = []
+
+    def round(self, number: int) -> None:
+        """Every case once, beginning with another one each time."""
+        self.busy.append(psutil.cpu_percent(SETTLE_S) / 100 * (psutil.cpu_count() or 1))
+        cases = list(self.counts)
+        for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]] if cases else []:
+            if case in self.counts:
+                seconds = self.attempt(case, self.counts[case])
+                if seconds is not None:
+                    self.samples[case].append(1e6 * seconds / self.counts[case])
+
+    def close(self) -> None:
+        for running in self.systems.values():
+            if running.process is not None:
+                running.process.close()
+
+
+def count_for(seconds_each: float, target_s: float) -> int:
+    """Computations that take about `target_s`: a multiple of CHAIN, and within COUNTS."""
+    wanted = round(target_s / max(seconds_each, 1e-9) / CHAIN) * CHAIN
+    return min(max(wanted, COUNTS[0]), COUNTS[1])
+
+
+@contextlib.contextmanager
+def session(
+    hosts: int, devices: int, systems: Mapping[str, SystemInfo], say: Callable[[str], None]
+) -> Iterator[Session]:
+    """Starts the systems one after the other; closes all of them, whatever happens."""
+    made = Session(hosts, devices, say)
+    try:
+        for name, info in systems.items():
+            made.start(name, info)
+        yield made
+    finally:
+        made.close()
+
+
+def rows(made: Session) -> list[dict[str, Any]]:
+    """The JSON form of the samples."""
+    return [
+        {
+            "system": case.system,
+            "mode": case.mode,
+            "payload": case.payload,
+            "payload_is": made.systems[case.system].described["payloads"][case.payload],
+            "hosts": made.hosts,
+            "devices_per_host": made.devices,
+            "count": made.counts[case],
+            "us_per_computation": measure.spread(values),
+        }
+        for case, values in made.samples.items()
+        if values
+    ]
