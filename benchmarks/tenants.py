@@ -4,7 +4,7 @@ Clients are processes of their own, each with the token of a tenant of its own, 
 under the policy "share". `benchmarks.clients` says what they run. JAX called directly, in one process with as many
 devices, is measured in the same rounds.
 
-Run it with `python -m benchmarks.tenants --json tenants.json --figures .`; it takes about five minutes.
+Run it with `python -m benchmarks.tenants --json tenants.json --figures .`; it takes about six minutes.
 """
 
 from __future__ import annotations
@@ -255,13 +255,13 @@ def interleaved(found: Mapping[str, Any]) -> list[str]:
 
 def show_shares(found: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Errors are the largest of a tenant: by the runtime's account, by the trace, and by computations done."""
-    table = Table("weights", "ms", title="shares of four clients, percent of the device time")
-    for heading in ("achieved", "error", "in trace", "by work", "away ms", "99 %"):
+    table = Table(title="shares of four clients, percent of the device time", padding=0)
+    for heading in ("weights", "ms", "achieved", "error", "trace", "work", "away ms", "99 %"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
             ":".join(f"{weight:g}" for weight in one["weights"].values()),
-            " ".join(dict.fromkeys(f"{length:g}" for length in one["length_ms"].values())),
+            ", ".join(dict.fromkeys(f"{length:g}" for length in one["length_ms"].values())),
             " ".join(f"{100 * share:.1f}" for share in one["device_seconds"]["achieved"].values()),
             *(f"{one[name]['error']:.1%}" for name in ("device_seconds", "traced_seconds", "computations")),
             *interleaved(one["interleaving"])[-2:],
