@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 MODES = {
     "opbyop": "OpByOp\none call per computation",
@@ -112,13 +113,13 @@ def throughput(result: dict[str, Any], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(clients, map(str, clients))
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_minor_formatter("{x:,.0f}")
-    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.yaxis.set_minor_formatter("")
     axes.set_xlabel("concurrent clients")
     axes.set_ylabel("computations per second, all clients (log scale)")
     axes.set_title("Aggregate throughput of clients that share the devices", fontsize=11)
-    axes.legend(frameon=False, title="one computation")
+    figure.legend(frameon=False, title="one computation", loc="outside right upper")
     axes.spines[["top", "right"]].set_visible(False)
     caption(figure, result, "Points: median; whiskers: slowest and fastest round.")
     figure.savefig(path, dpi=150)
