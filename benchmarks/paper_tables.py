@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +147,22 @@ def constants() -> list[dict[str, Any]]:
     return used
 
 
-def calibrate() -> tuple[float, float, float]:
+def calibrate(
+    matrices: Iterable[int] = range(68, 86), memories: Iterable[int] = range(60, 92, 2)
+) -> tuple[float, float, float]:
     """Matrix and memory efficiency with the least squared error on the calibration rows, and the root of its mean."""
     cluster = load.cluster("a100-80g")
     software = load.software(cluster.software)
     rows = [row for row in ptdp_table_1() if row.label in CALIBRATION]
     best = (float("inf"), 0.0, 0.0)
-    for memory in range(60, 92, 2):
-        for matrix in range(68, 86):
-            device = replace(cluster.device, matrix_efficiency=matrix / 100, memory_efficiency=memory / 100)
-            tried = replace(cluster, device=device)
-            total = 0.0
-            for row in rows:
-                question = Question(row.model, tried, software, row.plan.devices, row.plan.batch)
-                total += (estimate(question, row.plan).hardware_flops / 1e12 / (row.printed or 1.0) - 1) ** 2
-            best = min(best, (total, matrix / 100, memory / 100))
+    for memory, matrix in product(memories, matrices):  # in percent
+        device = replace(cluster.device, matrix_efficiency=matrix / 100, memory_efficiency=memory / 100)
+        tried = replace(cluster, device=device)
+        total = 0.0
+        for row in rows:
+            question = Question(row.model, tried, software, row.plan.devices, row.plan.batch)
+            total += (estimate(question, row.plan).hardware_flops / 1e12 / (row.printed or 1.0) - 1) ** 2
+        best = min(best, (total, matrix / 100, memory / 100))
     return best[1], best[2], (best[0] / len(rows)) ** 0.5
 
 

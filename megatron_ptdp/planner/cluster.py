@@ -111,7 +111,7 @@ class Software:
         gather_overlap: the same for the gathers of ZeRO-3, which are always prefetched.
         flat_gather: ZeRO-3 gathers by one ring through all devices instead of one per rail.
         wait_seconds: a device idles so long after a blocking message: the host waits for it before it launches again.
-        kernels_forward, kernels_backward: kernels the host launches for one layer.
+        kernels_forward, kernels_inputs, kernels_weights: kernels the host launches for one layer in each pass.
     """
 
     name: str
@@ -129,7 +129,11 @@ class Software:
     flat_gather: bool
     wait_seconds: float
     kernels_forward: int
-    kernels_backward: int
+    kernels_inputs: int
+    kernels_weights: int
+
+    def __hash__(self) -> int:  # one field, for the same reason as that of Cluster
+        return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,9 @@ class Cluster:
     operations: Operations
     software: str
     source: str = ""
+
+    def __hash__(self) -> int:  # few fields: clusters are looked up in tables often
+        return hash((self.name, self.device.name, len(self.levels)))
 
     def __post_init__(self) -> None:
         inner = 1

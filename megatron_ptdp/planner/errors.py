@@ -28,7 +28,8 @@ class UnknownName(PlanningError):
     def of(cls, kind: str, name: str, known: Iterable[str]) -> UnknownName:
         """The error for `name`, with the nearest of the `known` names and all of them."""
         names = sorted(known)
-        near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+        longer = [known for known in names if name and known.startswith(name.lower())]
+        near = longer[:1] or get_close_matches(name.lower(), names, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return cls(f"there is no {kind} {name!r}; {hint}known: {', '.join(names)}")
 

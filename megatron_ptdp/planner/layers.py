@@ -183,9 +183,9 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
     inputs_tensor = exposed(sums, weights, software.backward_overlap)
 
     # Kernels shorter than their launch wait for the host.
-    forward += max(0.0, software.kernels_forward * device.launch - forward - forward_tensor)
-    waits = software.kernels_backward * device.launch - inputs - weights - inputs_tensor
-    inputs += max(0.0, waits)
+    forward = max(forward, software.kernels_forward * device.launch - forward_tensor)
+    inputs = max(inputs, software.kernels_inputs * device.launch - inputs_tensor)
+    weights = max(weights, software.kernels_weights * device.launch)
     if split.recompute == "full":
         inputs += forward
         inputs_tensor += forward_tensor

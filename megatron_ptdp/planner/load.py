@@ -23,8 +23,8 @@ T = TypeVar("T")
 MAY_BE_ZERO = {
     "size", "latency", "kernel_overhead", "launch", "reserved_bytes", "fragmentation", "power_idle", "price",
     "forward_overlap", "backward_overlap", "pipeline_overlap", "data_overlap", "gather_overlap", "wait_seconds",
-    "restart_seconds", "tile_depth", "kernels_forward", "kernels_backward", "encoder_layers", "encoder_sequence",
-    "key_heads", "head_size", "ffn",
+    "restart_seconds", "tile_depth", "kernels_forward", "kernels_inputs", "kernels_weights", "encoder_layers",
+    "encoder_sequence", "key_heads", "head_size", "ffn",
 }  # fmt: skip
 SHARES = {
     "matrix_efficiency", "memory_efficiency", "efficiency", "fragmentation", "forward_overlap", "backward_overlap",
@@ -39,20 +39,20 @@ def names(kind: str) -> list[str]:
 
 def model(name: str) -> Model:
     """A model by its shipped name or the path of its file."""
-    where, table = _read("model", "models", name)
-    return build(Model, {"name": Path(name).stem, **table}, where)
+    where, stem, table = _read("model", "models", name)
+    return build(Model, {"name": stem, **table}, where)
 
 
 def software(name: str) -> Software:
     """Software by its shipped name or the path of its file."""
-    where, table = _read("software", "software", name)
-    return build(Software, {"name": Path(name).stem, **table}, where)
+    where, stem, table = _read("software", "software", name)
+    return build(Software, {"name": stem, **table}, where)
 
 
 def cluster(name: str) -> Cluster:
     """A cluster by its shipped name or the path of its file."""
-    where, table = _read("cluster", "clusters", name)
-    return cluster_of(table, where, Path(name).stem)
+    where, stem, table = _read("cluster", "clusters", name)
+    return cluster_of(table, where, stem)
 
 
 def cluster_of(table: dict[str, Any], where: str, name: str) -> Cluster:
@@ -131,8 +131,8 @@ def _parsed(path: Path, modified: float) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _read(kind: str, folder: str, name: str) -> tuple[str, dict[str, Any]]:
-    """The file's place for messages, and its tables."""
+def _read(kind: str, folder: str, name: str) -> tuple[str, str, dict[str, Any]]:
+    """The file's name for messages, without its ending, and its tables."""
     shipped = PRESETS / folder / f"{name}.toml"
     path = shipped if name in names(folder) else Path(name)
     if path.suffix != ".toml" or not path.is_file():
@@ -140,7 +140,7 @@ def _read(kind: str, folder: str, name: str) -> tuple[str, dict[str, Any]]:
             raise PlanningError(f"there is no {kind} file {name}; shipped: {', '.join(names(folder))}")
         raise UnknownName.of(kind, name, names(folder))
     try:
-        return path.name, dict(_parsed(path, path.stat().st_mtime))
+        return path.name, path.stem, dict(_parsed(path, path.stat().st_mtime))
     except tomllib.TOMLDecodeError as error:
         raise PlanningError(f"{path.name} is no TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

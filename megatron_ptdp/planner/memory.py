@@ -86,17 +86,26 @@ def layer_activations(
 def in_flight(plan: Plan, position: int) -> float:
     """Microbatches whose activations the device at `position` of the pipeline holds at most, each of all its layers.
 
-    GPipe m; 1F1B and ZB-H1 min(p - r, m); interleaved (2 (p - 1 - r) + (v - 1) p + 1)/v chunks (PTD-P section 2.2,
-    Megatron-LM's warm-up); looped m; the V schedules p on every device (Qi et al. 2024, DualPipe: p + 1).
+    GPipe and looped m; 1F1B min(p - r, m) (PTD-P section 2.2); interleaved (2 (p - 1 - r) + (v - 1) p + 1)/v
+    (Megatron-LM's warm-up); ZB-H1 and ZB-V min(p, m), DualPipe-V p + 1/2, on every device, as those whose weights'
+    gradients wait count too. Tests hold these to the schedules' action lists.
     """
     p, v, m = plan.pipeline, plan.chunks, plan.microbatches
     if plan.schedule in ("gpipe", "looped-bfs"):
         return m
-    if SCHEDULES[plan.schedule].v_placement:
-        return min(p + (1 if plan.schedule == "dualpipe-v" else 0), m)
+    if plan.schedule == "dualpipe-v":
+        return min(p + 0.5, m)
+    if SCHEDULES[plan.schedule].splits_backward:
+        return min(p, m)
     if v > 1:
         return min(2 * (p - 1 - position) + (v - 1) * p + 1, m * v) / v
     return min(p - position, m)
+
+
+def waiting(plan: Plan, position: int) -> float:
+    """Microbatches between their inputs' and their weights' gradients on a device, each of all its layers."""
+    at_most = {"zb-h1": position + 1.0, "zb-v": position + 0.5, "dualpipe-v": (position + 1) / 2}
+    return min(at_most.get(plan.schedule, 0.0), plan.microbatches)
 
 
 def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software) -> StageMemory:
@@ -118,15 +127,7 @@ def stages_of(plan: Plan, position: int) -> list[int]:
 
 def device_parameters(plan: Plan, model: Model, position: int) -> float:
     """Parameters on one device at `position` of the pipeline, before ZeRO."""
-    t, owned = plan.tensor, 0.0
-    for stage in stages_of(plan, position):
-        owned += sum(model.layer_parameters(layer) for layer in stage_layers(plan, model, stage)) / t
-        embedding = padded_vocabulary(model, t) * model.hidden / t
-        if stage == 0:
-            owned += embedding + (model.sequence * model.hidden if model.positions else 0)
-        if stage == plan.stages - 1 and (plan.stages > 1 or not model.tied):
-            owned += embedding
-    return owned
+    return _share(model, plan.pipeline, plan.chunks, SCHEDULES[plan.schedule].v_placement, position, plan.tensor).owned
 
 
 def stage_layers(plan: Plan, model: Model, stage: int) -> tuple[Layer, ...]:
@@ -137,29 +138,60 @@ def stage_layers(plan: Plan, model: Model, stage: int) -> tuple[Layer, ...]:
     return model.row[start : start + split[stage]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What of a model one device of the pipeline has: kinds of layers with their numbers, the ends, parameters."""
+
+    layers: tuple[tuple[Layer, int], ...]
+    has_first: bool
+    has_last: bool
+    owned: float
+
+
+@lru_cache(maxsize=16384)
+def _share(model: Model, pipeline: int, chunks: int, v_placement: bool, position: int, tensor: int) -> _Share:
+    plan = Plan(pipeline=pipeline, chunks=chunks, schedule="zb-v" if v_placement else "interleaved")
+    stages = stages_of(plan, position)
+    counts: dict[Layer, int] = {}
+    for stage in stages:
+        for layer in stage_layers(plan, model, stage):
+            counts[layer] = counts.get(layer, 0) + 1
+    owned = sum(model.layer_parameters(layer) * count for layer, count in counts.items()) / tensor
+    has_first, has_last = 0 in stages, plan.stages - 1 in stages
+    embedding = padded_vocabulary(model, tensor) * model.hidden / tensor
+    if has_first:
+        owned += embedding + (model.sequence * model.hidden if model.positions else 0)
+    if has_last and (plan.stages > 1 or not model.tied):
+        owned += embedding
+    return _Share(tuple(counts.items()), has_first, has_last, owned)
+
+
 def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Software, position: int) -> Memory:
     device, t, d, b = cluster.device, plan.tensor, plan.data, plan.microbatch
-    owned = device_parameters(plan, model, position)
+    share = _share(model, plan.pipeline, plan.chunks, SCHEDULES[plan.schedule].v_placement, position, t)
     cut = [d if plan.zero >= stage else 1 for stage in (3, 2, 1)]
-    weights = owned * software.weight_bytes / cut[0]
-    gradients = owned * software.gradient_bytes / cut[1]
-    optimizer = owned * software.optimizer_bytes / cut[2]
+    weights = share.owned * software.weight_bytes / cut[0]
+    gradients = share.owned * software.gradient_bytes / cut[1]
+    optimizer = share.owned * software.optimizer_bytes / cut[2]
 
-    stages = stages_of(plan, position)
-    layers = [layer for stage in stages for layer in stage_layers(plan, model, stage)]
     flash, sp = software.flash_attention, plan.sequence_parallel
-    kept = sum(_kept(model, layer, t, sp, plan.recompute, flash) for layer in layers)
+
+    def kept(recompute: str) -> float:
+        return sum(layer_activations(model, layer, t, sp, recompute, flash) * n for layer, n in share.layers)
+
     rep = t if sp else 1
     edge = ELEMENT * model.sequence * model.hidden / rep
-    if 0 in stages and model.dropout:
-        kept += edge / ELEMENT
-    activations = kept * b * in_flight(plan, position)
+    dropped = edge / ELEMENT if share.has_first and model.dropout else 0.0
+    activations = (kept(plan.recompute) + dropped) * b * in_flight(plan, position)
+    if plan.recompute == "full" and SCHEDULES[plan.schedule].splits_backward:
+        # What was recomputed for the inputs' gradients stays until the weights' have been made.
+        activations += kept("selective") * b * waiting(plan, position)
 
-    largest = max(layers or model.row, key=model.layer_parameters)
+    largest = max((layer for layer, _ in share.layers), key=model.layer_parameters, default=model.row[-1])
     working = 0.0
     if plan.recompute != "none":
-        working = _kept(model, largest, t, sp, "none", flash) * b
-    if plan.stages - 1 in stages:
+        working = layer_activations(model, largest, t, sp, "none", flash) * b
+    if share.has_last:
         logits = b * model.sequence * (LOSS_BYTES * padded_vocabulary(model, t) / t + 2 * edge / model.sequence)
         working = max(working, logits)
     if plan.pipeline > 1:
@@ -169,6 +201,3 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
         working += matrix * (2 * software.weight_bytes + software.gradient_bytes)
     lost = device.reserved_bytes + device.fragmentation * (activations + working)
     return Memory(weights, gradients, optimizer, activations, working, lost)
-
-
-_kept = layer_activations

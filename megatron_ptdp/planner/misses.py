@@ -67,19 +67,21 @@ def why_nothing_fits(question: Question, fixed: dict[str, Any]) -> str:
 def least_memory(question: Question, fixed: dict[str, Any]) -> tuple[float, Plan]:
     """The legal plan that needs least memory, and its bytes on the fullest device.
 
+    What is not fixed is what needs least: microbatches of 1, full recomputation, 1F1B without chunks.
+
     Raises:
         Illegal: no plan is legal.
     """
+    least: dict[str, Any] = {"microbatch": 1, "recompute": "full", "scatter_gather": True}
+    if "chunks" not in fixed:
+        least["schedule"] = "1f1b"
     best: tuple[float, Plan] | None = None
-    for family in families(question, fixed):
-        if family.recompute != "full" and "recompute" not in fixed:
-            continue
-        for plan in members(question, family, fixed):
-            if not plan.scatter_gather and "scatter_gather" not in fixed:
-                continue
-            needed = stage_memory(plan, question.model, question.cluster, question.software).most
-            if best is None or needed < best[0]:
-                best = (needed, plan)
-    if best is None:
-        raise Illegal(why_none(question, fixed))
-    return best
+    for settings in ({**least, **fixed}, fixed):
+        for family in families(question, settings):
+            for plan in members(question, family, settings):
+                needed = stage_memory(plan, question.model, question.cluster, question.software).most
+                if best is None or needed < best[0]:
+                    best = (needed, plan)
+        if best is not None:
+            return best
+    raise Illegal(why_none(question, fixed))

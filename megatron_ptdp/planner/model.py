@@ -95,6 +95,9 @@ class Model:
     encoder_sequence: int = 0
     source: str = ""
 
+    def __hash__(self) -> int:  # few fields: models are looked up in tables often
+        return hash((self.name, self.layers, self.hidden))
+
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
             if getattr(self, field) <= 0:
@@ -170,8 +173,12 @@ class Model:
         return batch * (4.0 * self.forward_flops + 3.0 * self.logits_flops)
 
     def hardware_flops(self, batch: int, recompute: str) -> float:
-        """FLOPs that run: the needed ones and what is run again (Korthikanti et al. 2022, eq. 8)."""
+        """FLOPs that run, as the papers print them: the needed ones and what is run again.
+
+        Full: PTD-P eq. 3. Selective: 72 B l s h² (1 + s/(3 h) + V/(12 l h)) (Korthikanti et al. 2022, eq. 8), which
+        counts the scores twice in all three passes, although they are run again in one.
+        """
         if recompute == "full":
             return self.paper_flops(batch)
-        again = sum(layer.score_flops for layer in self.row) if recompute == "selective" else 0.0
+        again = 3.0 * sum(layer.score_flops for layer in self.row) if recompute == "selective" else 0.0
         return self.model_flops(batch) + batch * again

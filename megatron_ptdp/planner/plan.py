@@ -46,7 +46,7 @@ SCHEDULES: dict[str, Schedule] = {
     "1f1b": Schedule(),
     "interleaved": Schedule(fixed_chunks=0, min_chunks=2, whole_groups=True),
     "looped-bfs": Schedule(fixed_chunks=0, min_chunks=2),
-    "zb-h1": Schedule(splits_backward=True),
+    "zb-h1": Schedule(splits_backward=True, min_microbatches_per_stage=1),
     "zb-v": Schedule(fixed_chunks=2, splits_backward=True, v_placement=True, min_microbatches_per_stage=1),
     "dualpipe-v": Schedule(fixed_chunks=2, splits_backward=True, v_placement=True, min_microbatches_per_stage=2),
 }

@@ -39,7 +39,7 @@ def timeline(question: Question, plan: Plan, microbatches: int | None = None) ->
     )
 
 
-def pipeline_seconds(question: Question, plan: Plan, limit: int = 24_000) -> float:
+def pipeline_seconds(question: Question, plan: Plan, limit: int = 12_000) -> float:
     """Seconds of all microbatches of a plan, by simulation.
 
     Args:

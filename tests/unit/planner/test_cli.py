@@ -1,0 +1,143 @@
+"""`pathways-plan` from the outside: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from megatron_ptdp.planner import records
+from megatron_ptdp.planner.cli import commands, spread_fixes
+from megatron_ptdp.planner.plan import Plan
+
+SMALL = ("--model", "gpt-1.7b", "--devices", "16", "--batch", "64")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(commands, arguments, prog_name="pathways-plan")
+
+
+def test_a_search_prints_plans_memory_time_and_reasons() -> None:
+    done = invoke(*SMALL, "--top", "2")
+    assert done.exit_code == 0, done.output
+    for text in ("tokens/s", "first stage", "last stage", "bubble", "nvlink", "failures", "binds", "runner-up", "days"):
+        assert text in done.output
+
+
+def test_json_has_every_figure() -> None:
+    done = invoke(*SMALL, "--top", "2", "--json", "--tokens", "1e9")
+    record = json.loads(done.output)
+    assert record["question"]["tokens"] == 1e9
+    plan = record["plans"][0]
+    assert plan["fits"] is True
+    assert set(plan["memory_bytes"]) == {"first", "middle", "last"}
+    assert sum(plan["memory_bytes"]["first"].values()) == pytest.approx(2 * plan["memory_bytes"]["first"]["total"])
+    parts = dict(plan["seconds"])
+    assert parts.pop("total") == pytest.approx(sum(parts.values()))
+    assert set(plan["flops_per_device"]) == {"hardware", "model", "peak"}
+    for name in ("tokens_per_second", "days", "energy_kwh", "price", "traffic_bytes_per_device", "failures"):
+        assert plan[name]
+    assert record["binds"]
+    assert record["runner_up"]["why"]
+
+
+@pytest.mark.parametrize(
+    "fixes",
+    [
+        ("--fix", "tensor=2", "--fix", "pipeline=4"),
+        ("--fix", "tensor=2", "pipeline=4"),
+        ("--fix", "tensor=2,pipeline=4"),
+    ],
+)
+def test_settings_are_fixed_in_any_of_three_ways(fixes: tuple[str, ...]) -> None:
+    record = json.loads(invoke(*SMALL, *fixes, "--json", "--top", "1").output)
+    assert (record["plans"][0]["plan"]["tensor"], record["plans"][0]["plan"]["pipeline"]) == (2, 4)
+
+
+def test_fixes_end_at_the_next_option() -> None:
+    assert spread_fixes(["--fix", "a=1", "b=2", "--top", "3", "x=4"]) == [
+        *("--fix", "a=1", "--fix", "b=2", "--top", "3", "x=4")
+    ]
+
+
+def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    assert invoke(*SMALL, "--top", "1", "--config-out", str(path)).exit_code == 0
+    table = tomllib.loads(path.read_text())
+    assert list(table) == list(records.CONFIG_KEYS)
+    assert table["model"] == "gpt-1.7b"
+    done = invoke("compare", str(path), "data=16,batch=64,microbatch=4", "--model", "gpt-1.7b")
+    assert done.exit_code == 0, done.output
+    assert "is faster; the other:" in done.output
+
+
+def test_compare_gives_both_as_json() -> None:
+    a, b = "tensor=8,pipeline=12,batch=24", "tensor=8,pipeline=12,batch=24,chunks=4,schedule=interleaved"
+    record = json.loads(invoke("compare", a, b, "--model", "gpt3-175b", "--json").output)
+    assert record["a"]["seconds"]["total"] > record["b"]["seconds"]["total"]
+
+
+def test_explain_goes_through_the_three_heuristics() -> None:
+    done = invoke("explain", *SMALL)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("rule  ") == 3
+    assert "agrees" in done.output or "differs" in done.output
+    assert len(json.loads(invoke("explain", *SMALL, "--json").output)["rules"]) == 3
+
+
+def test_simulate_draws_and_traces(tmp_path: Path) -> None:
+    picture, trace = tmp_path / "a.png", tmp_path / "a.json"
+    plan = "pipeline=4,tensor=2,batch=8,chunks=2,schedule=interleaved"
+    done = invoke("simulate", plan, "--model", "gpt-1.7b", "--png", str(picture), "--perfetto", str(trace))
+    assert "24 layers do not divide" not in done.output
+    assert done.exit_code == 0, done.output
+    assert "timeline of 8 microbatches" in done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(trace.read_text())
+
+
+def test_list_names_what_is_shipped() -> None:
+    done = invoke("list")
+    assert "gpt3-175b" in done.output
+    assert "a100-80g" in done.output
+    assert "ptdp" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("--devices", "8"), 2, "pathways-plan: --model, --batch missing"),
+        (("--model", "gpt4", "--devices", "8", "--batch", "8"), 2, "there is no model 'gpt4'"),
+        ((*SMALL, "--cluster", "h200"), 2, "did you mean 'h100'"),
+        ((*SMALL, "--fix", "tensr=8"), 2, "did you mean 'tensor'"),
+        ((*SMALL, "--fix", "tensor"), 2, "'tensor' is no setting: write name=value"),
+        ((*SMALL, "--fix", "tensor=eight"), 2, "tensor is 'eight', must be a whole number"),
+        ((*SMALL, "--fix", "sequence_parallel=perhaps"), 2, "must be true or false"),
+        ((*SMALL, "--tokens", "-1"), 2, "tokens is -1.0, must be"),
+        (("--model", "gpt-1t", "--devices", "8", "--batch", "8"), 1, "nothing fits"),
+        (("compare", "tensor=2,batch=2", "tensor=2,batch=2"), 2, "--model is missing"),
+        (("compare", "none.toml", "none.toml"), 2, "none.toml cannot be read"),
+        (("simulate", "tensor=5,batch=2", "--model", "gpt-1.7b"), 2, "heads 24 is no multiple of tensor 5"),
+    ],
+)
+def test_what_cannot_be_asked_ends_with_one_line(arguments: tuple[str, ...], status: int, text: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == status
+    assert text in done.output
+    assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["tensor=8", "sequence-parallel=yes", "schedule=zb-v", "recompute=selective"])
+def test_settings_are_read_with_their_kind(text: str) -> None:
+    name, value = records.parse_setting(text)
+    assert type(getattr(Plan(), name)) is type(value)
+
+
+def test_the_planner_loads_neither_jax_nor_ray() -> None:
+    program = "import sys, megatron_ptdp.planner.cli; sys.exit(bool({'jax', 'ray', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

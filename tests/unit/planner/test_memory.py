@@ -1,0 +1,85 @@
+"""Memory: the published formulas, the schedules' own action lists, ZeRO's table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_ptdp.planner import load
+from megatron_ptdp.planner.memory import in_flight, layer_activations, stage_memory, waiting
+from megatron_ptdp.planner.plan import SCHEDULES, Plan
+from megatron_ptdp.schedules import build, peak_memory
+from tests.unit.planner.helpers import gpt, selene
+
+FORMULAS = [  # Korthikanti et al. 2022, table 2: bytes over s b h, of a, s, h, t
+    ("none", False, lambda a, s, h, t: 10 + 24 / t + 5 * a * s / (h * t)),
+    ("none", True, lambda a, s, h, t: 34 / t + 5 * a * s / (h * t)),
+    ("selective", False, lambda a, s, h, t: 10 + 24 / t),
+    ("selective", True, lambda a, s, h, t: 34 / t),
+    ("full", False, lambda a, s, h, t: 2),
+    ("full", True, lambda a, s, h, t: 2 / t),
+]
+
+
+@pytest.mark.parametrize(("recompute", "sp", "formula"), FORMULAS)
+@pytest.mark.parametrize("t", [1, 2, 8])
+def test_activations_equal_the_published_formulas(recompute: str, sp: bool, formula: object, t: int) -> None:
+    model = load.model("gpt3-175b")
+    assert callable(formula)
+    wanted = 2048 * 12288 * formula(96, 2048, 12288, t)
+    found = layer_activations(model, model.row[0], t, sp, recompute, flash=False)
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    model = gpt()
+    kept = {flash: layer_activations(model, model.row[0], 1, False, "none", flash) for flash in (False, True)}
+    assert kept[True] == layer_activations(model, model.row[0], 1, False, "selective", False) < kept[False]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (4, 16), (8, 16)])
+def test_microbatches_in_flight_equal_those_of_the_action_lists(name: str, p: int, m: int) -> None:
+    v = SCHEDULES[name].fixed_chunks or 2
+    held = peak_memory(build(name, p, m, v), (1.0,) * (p * v), (1.0,) * (p * v))
+    plan = Plan(pipeline=p, chunks=v, batch=m, schedule=name)
+    assert [in_flight(plan, position) for position in range(p)] == [chunks / v for chunks in held]
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 16)])
+def test_waiting_gradients_equal_those_of_the_action_lists(name: str, p: int, m: int) -> None:
+    v = SCHEDULES[name].fixed_chunks
+    held = peak_memory(build(name, p, m, v), (0.0,) * (p * v), (1.0,) * (p * v))
+    plan = Plan(pipeline=p, chunks=v, batch=m, schedule=name)
+    assert [waiting(plan, position) for position in range(p)] == [chunks / v for chunks in held]
+
+
+@pytest.mark.parametrize(("zero", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_equals_its_papers_example(zero: int, gigabytes: float) -> None:
+    """7.5 billion parameters on 64 devices, 2 + 2 + 12 bytes each (Rajbhandari et al. 2020, figure 1)."""
+    model = gpt(layers=36, hidden=4096, heads=32, positions=False)
+    model = replace(model, vocabulary=128 * int((7.5e9 - 36 * 12 * 4096**2) / 4096 / 128))
+    software = replace(load.software("ptdp"), optimizer_bytes=12.0)
+    memory = stage_memory(Plan(data=64, batch=64, zero=zero), model, selene(), software).first
+    assert (memory.weights + memory.gradients + memory.optimizer) / 1e9 == pytest.approx(
+        gigabytes, abs=0.6 if zero == 0 else 0.11
+    )
+
+
+def test_stages_hold_every_parameter_once_and_the_shared_matrix_twice() -> None:
+    model, plan = gpt(layers=8), Plan(pipeline=4, tensor=2, data=1, batch=4)
+    memory = stage_memory(plan, model, selene(), load.software("ptdp"))
+    total = memory.first.weights + 2 * memory.middle.weights + memory.last.weights
+    positions = 512 * 1024  # whole on each device of the group
+    assert total * 2 == 2 * (model.parameters + 1024 * 1024 + positions)
+
+
+def test_a_long_schedule_needs_more_than_a_short_one() -> None:
+    software, model = load.software("ptdp"), gpt()
+    sizes = {
+        name: stage_memory(Plan(pipeline=4, batch=32, schedule=name), model, selene(), software).most
+        for name in ("gpipe", "1f1b")
+    }
+    assert sizes["gpipe"] > sizes["1f1b"]

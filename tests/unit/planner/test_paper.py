@@ -1,0 +1,138 @@
+"""The papers' tables stay predicted: the goals of the page `benchmarks.paper_tables`, by closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from benchmarks.paper_rows import CALIBRATION, Row, figures_of_schedule, figures_of_shape, ptdp_table_1, ptdp_table_2
+from benchmarks.paper_tables import Line, calibrate, html, show, summaries, winners
+from megatron_ptdp.planner import load
+from megatron_ptdp.planner.estimate import estimate
+from megatron_ptdp.planner.layers import Split, layer_cost
+from megatron_ptdp.planner.plan import Plan, check
+from tests.unit.planner.helpers import asked, gpt, selene
+
+
+def predicted(row: Row) -> float:
+    check(row.plan, row.model)
+    one = estimate(asked(row.model, row.plan.devices, row.plan.batch, load.cluster(row.cluster)), row.plan)
+    return row.plan.batch / one.seconds if row.unit == "seq/s" else one.hardware_flops / 1e12
+
+
+def errors(rows: Iterable[Row]) -> list[float]:
+    return [abs(predicted(row) / row.printed - 1) for row in rows if row.printed]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_table_1() -> None:
+    found = errors(ptdp_table_1())
+    assert mean(found) <= 0.05
+    assert max(found) <= 0.10
+
+
+def test_table_2() -> None:
+    rows = list(ptdp_table_2())
+    assert mean(errors(row for row in rows if row.plan.zero == 0)) <= 0.07
+    assert mean(errors(row for row in rows if row.plan.zero == 3)) <= 0.15
+
+
+def test_figures_11_to_18() -> None:
+    assert mean(errors([*figures_of_shape(), *figures_of_schedule()])) <= 0.12
+
+
+def test_winners_of_the_figures() -> None:
+    """All but two: figure 15 at B=32, and figure 16 at B=128, where the chart's lead is 2 % and ours -1 %."""
+    lines = [
+        Line(row.table, row.label, "", row.printed, predicted(row), row.unit, compare=row.compare)
+        for row in [*ptdp_table_2(), *figures_of_shape(), *figures_of_schedule()]
+    ]
+    missed = {(one["table"], one["compare"]) for one in winners(lines) if not one["same"]}
+    assert missed <= {("PTD-P figure 15", "B=32"), ("PTD-P figure 16", "B=128")}
+
+
+def test_the_constants_are_those_of_the_three_calibration_rows() -> None:
+    assert len(CALIBRATION) == 3
+    """The least error of the neighbourhood; `--calibrate` looks through the whole range."""
+    device = selene().device
+    found = calibrate(range(76, 81), range(64, 73, 2))
+    assert found[:2] == (device.matrix_efficiency, device.memory_efficiency)
+    assert found[2] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "forward", "backward"),
+    [
+        (False, "none", 7.7, 11.9),
+        (True, "none", 7.2, 11.8),
+        (False, "full", 7.7, 19.5),
+        (False, "selective", 7.7, 13.2),
+        (True, "selective", 7.2, 13.1),
+    ],
+)
+def test_one_layer_of_22b(sequence_parallel: bool, recompute: str, forward: float, backward: float) -> None:
+    """Korthikanti et al. 2022, table 4, in ms. Nothing was set on it."""
+    model = gpt(layers=48, hidden=6144, heads=64, sequence=2048, vocabulary=51200)
+    split = Split(tensor=8, microbatch=4, sequence_parallel=sequence_parallel, recompute=recompute)
+    cost = layer_cost(model, model.row[0], split, selene(), load.software("megatron-2022"))
+    assert 1e3 * (cost.forward + cost.forward_tensor) == pytest.approx(forward, rel=0.05)
+    assert 1e3 * (cost.inputs + cost.weights + cost.inputs_tensor) == pytest.approx(backward, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "v", "b", "batch", "full", "present"),
+    [
+        ("22B", 1, 1, 4, 4, 1.42, 1.10),
+        ("175B", 8, 3, 1, 64, 18.13, 13.75),
+        ("530B", 35, 3, 1, 280, 49.05, 37.83),
+        ("1T", 64, 1, 1, 512, 94.42, 71.49),
+    ],
+)
+def test_iterations_of_another_paper(
+    name: str, p: int, v: int, b: int, batch: int, full: float, present: float
+) -> None:
+    """Korthikanti et al. 2022, table 5, in seconds: full recompute, and sequence parallel with selective recompute."""
+    shapes = {"22B": (48, 6144, 64), "175B": (96, 12288, 96), "530B": (105, 20480, 128), "1T": (128, 25600, 160)}
+    layers, hidden, heads = shapes[name]
+    model = gpt(layers, hidden, heads, sequence=2048, vocabulary=51200)
+    schedule = "interleaved" if v > 1 else "1f1b"
+    for printed, recompute in ((full, "full"), (present, "selective")):
+        plan = Plan(p, 8, 1, v, b, batch, schedule, recompute, sequence_parallel=recompute == "selective")
+        check(plan, model)
+        one = estimate(asked(model, plan.devices, batch, software="megatron-2022"), plan)
+        assert one.seconds == pytest.approx(printed, rel=0.06)
+        assert one.fits
+
+
+def test_the_page_shows_errors_marks_and_winners() -> None:
+    lines = [
+        Line("T", "one", "t8", 100.0, 103.0, "TFLOP/s", calibrated=True, compare="x"),
+        Line("T", "two", "t4", None, 110.0, "TFLOP/s", read=True, compare="x"),
+        Line("T", "three", "", 50.0, 99.0, "TFLOP/s", counted=False),
+    ]
+    result = {
+        "lines": [
+            {**{name: getattr(line, name) for name in Line.__dataclass_fields__}, "error": line.error} for line in lines
+        ],
+        "tables": summaries(lines),
+        "winners": winners(lines),
+        "calibration_rows": ["T, one"],
+        "constants": [{"name": "<a100>"}],
+    }
+    assert result["tables"][0]["rows"] == 1
+    assert result["tables"][0]["mean"] == pytest.approx(0.03)
+    assert result["winners"][0]["planner"] == "two"
+    page = html(result)
+    assert "100*" in page
+    assert "+3.0%" in page
+    assert "50°" in page
+    assert "&lt;a100&gt;" in page
+    from rich.console import Console
+
+    console = Console(record=True, width=130)
+    show(result, console)
+    assert "same winner in 0 of 1 comparisons" in console.export_text()
