@@ -181,23 +181,23 @@ def transfer_id(launch: int, edge: int, receiver: int) -> int:
     return (launch * limits.MAX_NODES + edge) * limits.MAX_HOSTS + receiver
 
 
+def launch_of(name: int) -> int:
+    """The launch that a transfer id belongs to."""
+    return name // (limits.MAX_NODES * limits.MAX_HOSTS)
+
+
 def plan(graph: Graph, placement: Mapping[int, PlacedSlice]) -> tuple[IslandPlan, ...]:
     """One plan for each island that a lowered graph touches.
 
     Args:
         placement: the placed slice for every slice id of the graph.
     """
-    islands = sorted({placement[s.id].island for s in graph.slices if _touches(graph, s.id)})
+    touched = {node.slice for node in graph.nodes if isinstance(node, Compute)}
+    touched |= {node.layout.slice for node in graph.nodes if isinstance(node, Argument | Transfer)}
+    slices = tuple(placement[s.id] for s in graph.slices if s.id in touched)
     gangs = _gangs(graph)
-    return tuple(_IslandPlanner(graph, placement, gangs, island).build() for island in islands)
-
-
-def _touches(graph: Graph, slice_id: int) -> bool:
-    return any(
-        (isinstance(node, Compute) and node.slice == slice_id)
-        or (isinstance(node, Argument | Transfer) and node.layout.slice == slice_id)
-        for node in graph.nodes
-    )
+    islands = sorted({placed.island for placed in slices})
+    return tuple(_IslandPlanner(graph, placement, slices, gangs, island).build() for island in islands)
 
 
 def _gangs(graph: Graph) -> dict[int, int]:
@@ -219,9 +219,17 @@ def _gangs(graph: Graph) -> dict[int, int]:
 class _IslandPlanner:
     """Walks the graph once and writes down the steps of one island."""
 
-    def __init__(self, graph: Graph, placement: Mapping[int, PlacedSlice], gangs: dict[int, int], island: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Mapping[int, PlacedSlice],
+        slices: tuple[PlacedSlice, ...],
+        gangs: dict[int, int],
+        island: int,
+    ) -> None:
         self.graph = graph
         self.placement = placement
+        self.slices = slices
         self.gangs = gangs
         self.island = island
         self.consumers = graph.consumers()
@@ -250,7 +258,6 @@ class _IslandPlanner:
                     pass
         results = tuple((self.slots[ref], k) for k, ref in enumerate(graph.result.inputs) if ref in self.slots)
         awaited = self._awaited(results)
-        used = tuple(self.placement[s.id] for s in graph.slices if _touches(graph, s.id))
         return IslandPlan(
             name=graph.name,
             island=self.island,
@@ -259,7 +266,7 @@ class _IslandPlanner:
             arguments=tuple(arguments),
             results=results,
             awaited=awaited,
-            slices=used,
+            slices=self.slices,
             executables=tuple(self.executables),
             edges=tuple(
                 Edge(node.type, graph.layout_of(node.input), node.layout)
