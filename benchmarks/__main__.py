@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import dispatch, figures, memory, startup, tenants
+from benchmarks import dispatch, figures, memory, report, scale, scale_figure, startup, tenants
 
 SMOKE_LAUNCHES = 400
 
@@ -24,12 +24,15 @@ def main() -> int:
         (dispatch, dispatch.SMOKE if options.smoke else {}),
         (memory, {"launches": SMOKE_LAUNCHES} if options.smoke else {}),
         (tenants, {"settings": tenants.SMOKE} if options.smoke else {}),
+        (scale, {"settings": scale.SMOKE} if options.smoke else {}),
     ):
         results.append(module.run(**settings))
         module.show(results[-1], console)
         (options.output / f"{results[-1]['benchmark']}.json").write_text(json.dumps(results[-1], indent=2) + "\n")
     figures.dispatch(results[1], options.output / "dispatch.png")
     figures.tenants(results[3], options.output)
+    scale_figure.draw(results[4], options.output / "scale.png")
+    report.main([*map(str, sorted(options.output.glob("*.json"))), "--html", str(options.output / "report.html")])
     return 1 if results[2]["buffers_left"] else 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ JOIN_LIMIT_S = 60.0
 END = DropSession(0)
 """Tells the hosts of the benchmark to go."""
 
+IN_A_ROW = 5
 BRANCHINGS = (4, 8, 16, 32)
 SIZES = tuple(2**k for k in range(1, 13))
 
@@ -127,7 +129,11 @@ class Island:
 
 
 async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
-    """What batches took on islands of so many hosts, all of them alive and measured in turn: by hosts and batch."""
+    """What batches took on islands of so many hosts, all of them alive and measured in turn: by hosts and batch.
+
+    A sample is the mean of some batches in a row, after one that does not count: with few hosts, the first after a
+    pause takes twice as long, as everything has to come into the caches again.
+    """
     islands = [Island(hosts) for hosts in sizes]
     started: list[Island] = []
     try:
@@ -135,12 +141,14 @@ async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) ->
             await island.start()
             started.append(island)
         found: dict[tuple[int, int], list[Took]] = {(one.hosts, batch): [] for one in islands for batch in batches}
-        for number in range(-2, rounds):
+        for number in range(-1, rounds):
             for island in islands:
                 for batch in batches:
-                    took = await island.launch(batch)
+                    await island.launch(batch)
+                    took = [await island.launch(batch) for _ in range(IN_A_ROW)]
                     if number >= 0:
-                        found[island.hosts, batch].append(took)
+                        mean = Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
+                        found[island.hosts, batch].append(mean)
     finally:
         for island in started:
             await island.stop()

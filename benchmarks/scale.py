@@ -89,7 +89,7 @@ def run(settings: Settings = Settings()) -> dict[str, Any]:
         result["plans"] = [plans(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
         result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
     if "streams" in settings.parts:
-        took = asyncio.run(fanout.measured(settings.streams, settings.batches, 3 * settings.rounds))
+        took = asyncio.run(fanout.measured(settings.streams, settings.batches, settings.rounds))
         rows = fanout.rows(took)
         result["streams"] = {"rows": rows, **fanout.trees(rows)}
         per_host = {(GRPC, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()}

@@ -46,6 +46,7 @@ def launches(rows: list[dict[str, Any]], axes: Axes) -> None:
             markersize=3,
             capsize=2,
         )
+    axes.set_ylim(top=60 * max(row["scheduler_us_per_host"]["max"] for row in rows))  # room for the legend
     axes.set_xlabel("hosts")
     axes.set_title("Scheduler, us per launch and host", fontsize=10)
 
