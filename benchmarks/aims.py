@@ -38,19 +38,28 @@ class Aim:
         return f"{'≤' if self.most else '≥'} {self.bound:g}{' ' + self.unit if self.unit else ''}"
 
 
-HERE = ("dispatch",)
-PEERS = ("peers", "dispatch")
+BOTH = ("dispatch", "peers")
+PEERS = ("peers",)
+JAX = "jax*"  # called directly in one process (dispatch), or with a process for each host (peers)
 
 AIMS = (
-    Aim("OpByOp against JAX called op by op", HERE, "pathways opbyop / jax opbyop*", 0.95),
-    Aim("Chained against JAX called op by op", HERE, "pathways chained / jax opbyop*", 1.5),
-    Aim("Fused against JAX fused", HERE, "pathways fused / jax fused*", 0.98),
-    Aim("OpByOp against Ray actors", PEERS, "pathways opbyop / ray opbyop*", 10),
-    Aim("Chained against Ray actors that are given lists", PEERS, "pathways chained / ray* list*", 1.25),
-    Aim("Chained against Ray Compiled Graphs", PEERS, "pathways chained / *graph* chained*", 1.5),
-    Aim("OpByOp against TF1 sessions", PEERS, "pathways opbyop / tf1* opbyop*", 10),
-    Aim("OpByOp against Monarch actors", PEERS, "pathways opbyop / monarch* opbyop*", 4),
-    Aim("Parallel against sequential dispatch, 8 stages", ("pipeline",), "parallel / sequential, flowing, 8 stages", 2),
+    Aim("OpByOp / JAX OpByOp, no batching", PEERS, f"pathways-no-fusion opbyop / {JAX} opbyop, allreduce,*", 0.95),
+    Aim("OpByOp with batching / JAX OpByOp, 1 x 4", PEERS, f"pathways opbyop / {JAX} opbyop, allreduce, 1 x 4", 1.5),
+    Aim("OpByOp with batching / JAX OpByOp, 2 x 1", PEERS, f"pathways opbyop / {JAX} opbyop, allreduce, 2 x 1", 1.0),
+    Aim("OpByOp with batching / JAX OpByOp, 1 x 4", ("dispatch",), "pathways opbyop / jax opbyop", 1.5),
+    Aim("Chained / JAX OpByOp, 1 x 4", PEERS, f"pathways chained / {JAX} opbyop, allreduce, 1 x 4", 1.5),
+    Aim("Chained / JAX OpByOp, 2 x 1", PEERS, f"pathways chained / {JAX} opbyop, allreduce, 2 x 1", 1.0),
+    Aim("Chained / JAX OpByOp, 1 x 4", ("dispatch",), "pathways chained / jax opbyop", 1.5),
+    Aim("Chained / JAX Fused", BOTH, f"pathways chained / {JAX} fused*", 0.9),
+    Aim("Fused / JAX Fused", BOTH, f"pathways fused / {JAX} fused*", 0.98),
+    Aim("OpByOp / Ray actors", PEERS, "pathways opbyop / ray-actors opbyop,*", 10),
+    Aim("OpByOp / Ray actors", ("dispatch",), "pathways opbyop / ray opbyop", 10),
+    Aim("OpByOp / TF1 sessions", PEERS, "pathways opbyop / tf1-sessions opbyop*", 10),
+    Aim("OpByOp / Monarch actors, not waiting", PEERS, "pathways opbyop / monarch-actors opbyop,*", 4),
+    Aim("Chained / Ray actors given lists", PEERS, "pathways chained / ray-actors list*", 1.25),
+    Aim("Chained / Monarch actors given lists", PEERS, "pathways chained / monarch-actors list*", 1.0),
+    Aim("Chained / Ray Compiled Graphs", PEERS, "pathways chained / ray-compiled-graphs chained*", 1.5),
+    Aim("Parallel / sequential dispatch, 8 stages", ("pipeline",), "parallel / sequential, flowing, 8 stages", 2),
     Aim("Blocking round trip", ("dispatch", "profile", "roundtrip"), "*round trip*", 500, most=True, unit="us"),
     Aim("Figure 6, parity with JAX, 2 hosts", ("parity", "figure6"), "*2 hosts*", 1, most=True, unit="ms"),
     Aim("METG, 1 host x 4 devices, stencil", ("metg",), "pathways*stencil*", 100, most=True, unit="us"),
@@ -62,7 +71,8 @@ AIMS = (
         most=True,
     ),
 )
-"""In the order of the page. Names of peers are those of their results."""
+"""In the order of the page. Names are those of the results; `report` adds to them what a record says beside its name:
+payload, hosts x devices of each, milliseconds of a computation."""
 
 
 def aim_of(benchmark: str, name: str) -> Aim | None:

@@ -37,6 +37,7 @@ TITLES = {
     "paper_tables": "Predictions beside the papers' tables",
 }
 FIGURES = ("ratios", "figures")
+FIGURES_IN_ROWS = {"metg": (("system", "mode", "pattern"), "metg_us")}  # the words of the name, and the spread
 BELOW = "slower"  # a ratio of this runtime over another one, below 1, that has no aim
 
 
@@ -99,10 +100,29 @@ class Result:
         """All that can have an aim."""
         for key in FIGURES:
             for one in records(self.data.get(key)):
-                values = {k: one[k] for k in ("min", "median", "max") if isinstance(one.get(k), int | float)}
-                if "median" in values:
-                    name = str(one.get("name", "?"))
-                    yield Found(self, name, values, aim_of(self.benchmark, name))
+                yield from self._found(named(one), one)
+        if self.benchmark in FIGURES_IN_ROWS:
+            for row in records(self.data.get("rows")):
+                words, value = FIGURES_IN_ROWS[self.benchmark]
+                if isinstance(row.get(value), dict):
+                    yield from self._found(" ".join(str(row.get(word, "?")) for word in words), row[value])
+
+    def _found(self, name: str, one: Mapping[str, Any]) -> Iterator[Found]:
+        values = {k: one[k] for k in ("min", "median", "max") if isinstance(one.get(k), int | float)}
+        if "median" in values:
+            yield Found(self, name, values, aim_of(self.benchmark, name))
+
+
+def named(record: Mapping[str, Any]) -> str:
+    """A record's name with what tells it from others of the same name."""
+    parts = [str(record.get("name", "?"))]
+    if "payload" in record:
+        parts.append(str(record["payload"]))
+    if "hosts" in record and "devices_per_host" in record:
+        parts.append(f"{record['hosts']} x {record['devices_per_host']}")
+    if "length_ms" in record:
+        parts.append(f"{record['length_ms']:g} ms")
+    return ", ".join(parts)
 
 
 def read(path: Path) -> Result:

@@ -30,7 +30,7 @@ DISPATCH = {
     "measured": "A computation & another <one>.",
     "rows": [{"system": "pathways", "computations_per_second": {"min": 1.0, "median": 2.0, "max": 3.0}}],
     "ratios": [
-        {"name": "pathways opbyop / jax opbyop", "min": 0.9, "median": 0.97, "max": 1.0},
+        {"name": "pathways opbyop / jax opbyop", "min": 0.9, "median": 1.97, "max": 2.0},
         {"name": "pathways fused / jax fused", "min": 0.9, "median": 0.91, "max": 1.0},
         {"name": "pathways other / jax other", "min": 0.4, "median": 0.5, "max": 0.6},
     ],
@@ -105,6 +105,25 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 # --- aims, tables, bars -----------------------------------------------------------------------------------------------
+
+
+def test_what_tells_records_apart_is_part_of_the_name() -> None:
+    record = {"name": "a / b", "payload": "noop", "hosts": 2, "devices_per_host": 1, "median": 1.0}
+    assert report.named(record) == "a / b, noop, 2 x 1"
+    assert report.named({"name": "1 client / JAX alone", "length_ms": 0.33}) == "1 client / JAX alone, 0.33 ms"
+    batched = aim_of("peers", "pathways opbyop / jax-multicontroller opbyop, allreduce, 2 x 1")
+    assert batched is not None
+    assert batched.bound == 1.0
+    assert aim_of("peers", "pathways opbyop / jax-multicontroller opbyop, noop, 2 x 1") is None
+
+
+def test_rows_of_metg_are_figures(tmp_path: Path) -> None:
+    rows = [
+        {"system": "pathways", "mode": "gang", "pattern": "stencil", "metg_us": {"min": 1, "median": 120, "max": 200}}
+    ]
+    (tmp_path / "metg.json").write_text(json.dumps({"benchmark": "metg", "rows": rows}))
+    (one,) = report.read(tmp_path / "metg.json").figures()
+    assert (one.name, one.verdict) == ("pathways gang stencil", "missed")
 
 
 def test_an_aim_is_a_bound_from_below_or_above() -> None:
