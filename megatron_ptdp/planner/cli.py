@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 
 from megatron_ptdp.planner import load, records, report
-from megatron_ptdp.planner.errors import PlanningError
+from megatron_ptdp.planner.errors import BadFigure, PlanningError
 from megatron_ptdp.planner.estimate import Question
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.reasons import heuristics, what_binds, why_slower
@@ -286,6 +286,35 @@ def simulate(
         draw(steps, png, title=f"{question.model.name}: {one.label()}")
     if perfetto:
         write(perfetto, chrome_trace(steps))
+
+
+@commands.command()
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="the cluster file to write"
+)
+@click.option("--address", help="a Ray cluster, or auto; left out, one is started on this machine")
+@click.option("--islands", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--devices", type=click.IntRange(1), default=2, show_default=True, help="devices of an island")
+@click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True)
+@click.option("--memory", type=float, default=8e9, show_default=True, help="bytes that a device may use")
+def calibrate(output: Path, address: str | None, islands: int, devices: int, platform: str, memory: float) -> None:
+    """Measure products, copies, links and launches of a cluster through the runtime; write its file."""
+    if not memory > 0:
+        raise BadFigure(f"memory is {memory}, must be above 0")
+    import pathways_ray as pw
+    from megatron_ptdp.planner.calibrate import cluster_text
+    from megatron_ptdp.planner.measure import measure
+
+    with pw.init(islands, 1, devices, address=address, platform=platform):
+        seen = measure(platform, islands, devices)
+    write(output, cluster_text(seen, memory, "xla-f32" if platform == "cpu" else "xla"))
+    made = load.cluster(str(output))
+    rate = made.device.memory_bandwidth
+    click.echo(
+        f"{output}: {made.device.peak_flops / 1e9:,.4g} GFLOP/s, memory {rate / 1e9:.3g} GB/s, launch "
+        f"{made.device.launch * 1e6:,.0f} us; "
+        + "; ".join(f"{one.name} {one.bandwidth / 1e9:.3g} GB/s, {one.latency * 1e6:,.0f} us" for one in made.levels)
+    )
 
 
 @commands.command(name="list")

@@ -25,15 +25,18 @@ def show_question(question: Question, console: Console) -> None:
 
 
 def show_found(question: Question, found: Found, console: Console) -> None:
-    """The plans side by side, the best in detail, what binds it and why the runner-up lost."""
+    """The plans side by side, each in detail, what binds the best and why the runner-up lost."""
     show_question(question, console)
     console.print(
         f"{found.families:,} families of plans, {found.opened:,} looked into, {found.legal:,} legal plans there, "
         f"{found.evaluated:,} that fit were timed; times of those shown are simulated\n"
     )
     show_plans(found.best, console)
+    for number, one in enumerate(found.best, 1):
+        console.print(f"[bold]{number}.[/] ", end="")
+        show_details(question, one, console)
+        console.print()
     best = found.best[0]
-    show_details(question, best, console)
     console.print(f"[bold]binds[/]      {what_binds(question, best)}")
     if len(found.best) > 1:
         console.print(f"[bold]runner-up[/]  {found.best[1].plan.label()}: {why_slower(best, found.best[1])}")
