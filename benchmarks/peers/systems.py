@@ -43,7 +43,7 @@ SYSTEMS = {
 
 def pool_variables(devices: int) -> dict[str, str | None]:
     """NPROC for the host processes of every system, by the rule that this runtime has for its own hosts."""
-    from pathways_ray.executor.actor import pool_threads
+    from pathways_ray.shape import pool_threads
 
     threads = pool_threads(devices)
     return {"NPROC": str(threads) if threads else None, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}

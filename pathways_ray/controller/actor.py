@@ -206,6 +206,8 @@ class Controller:
                     await self._from_island(hello.island, message)
                 if (data := await streams.reading(context)) is None:
                     break
+                if self.islands.get(hello.island) is not outbox:
+                    break  # another scheduler took its place; with its stream this one ends, and starts anew
                 rest = FROM_ISLAND.decode_batch(data)
         finally:
             pump.cancel()

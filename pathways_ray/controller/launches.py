@@ -59,7 +59,7 @@ from pathways_ray.transport.messages import (
     RunFailed,
 )
 
-HOST_ABSENCE_LIMIT_S = 30.0
+HOST_ABSENCE_LIMIT_S = 20.0
 """A launch waits this long for a lost host's successor before it fails."""
 
 
@@ -471,11 +471,14 @@ class Launches:
             message.data_address,
             message.devices,
             message.pid,
+            since=self.sequence,
         )
         self.away.discard(message.host)
+        if message.crash:
+            self.quarantine.crashed(message.host, message.crash)
         commands: list[Command] = list(self._peers())
         for program in self.programs.values():
-            if message.host in program.hosts and island in program.messages:
+            if island in program.messages:
                 program.ready.discard(message.host)
                 commands.append(SendIsland(island, program.messages[island]))
         address = HostAddress(message.host, message.epoch, message.data_address)
@@ -499,9 +502,10 @@ class Launches:
         for program in self.programs.values():
             program.ready.discard(host.host)
         failure = Failure(message.kind, f"host {host.host} was lost: {message.reason}", host=host.host)
-        for suspect in message.suspects:
-            if (record := self.in_flight.get(suspect)) is not None:
-                self.quarantine.suspect(record.program.digest, record.program.name, failure.message)
+        suspects = [record.program for s in message.suspects if (record := self.in_flight.get(s)) is not None]
+        members = [h.host for h in self.hosts.values() if h.island == host.island]
+        if suspects:
+            self.quarantine.suspect({p.digest: p.name for p in suspects}, members, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
         for record in list(self.in_flight.values()):
             if host.island in record.program.plans and record.sequence in self.in_flight:
@@ -537,7 +541,7 @@ class Launches:
 
     def _peers(self) -> list[SendIsland]:
         up = [h for h in self.hosts.values() if h.down_since is None]
-        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address) for h in up))
+        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since) for h in up))
         return [SendIsland(island, peers) for island in sorted({h.island for h in self.hosts.values()})]
 
     def tick(self, now: float) -> list[Command]:

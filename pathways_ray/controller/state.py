@@ -105,7 +105,7 @@ class InFlight:
 
 @dataclass(slots=True)
 class HostState:
-    """A host as last heard of; `down_since` is None while it is up."""
+    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`."""
 
     host: int
     island: int
@@ -115,3 +115,4 @@ class HostState:
     devices: int
     pid: int
     down_since: float | None = None
+    since: int = 0

@@ -15,8 +15,10 @@ import msgspec
 import ray
 
 from pathways_ray import names
+from pathways_ray.executor.crashes import CrashLog
 from pathways_ray.executor.ordering import KEPT, Ordering
 from pathways_ray.executor.trace import Ran, Trace
+from pathways_ray.shape import pool_threads
 from pathways_ray.transport import streams
 from pathways_ray.transport.exposure import Exposure, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
@@ -33,16 +35,6 @@ def _free_port(address: str) -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
-
-
-def pool_threads(devices: int) -> int:
-    """Threads of XLA's CPU pool for a host with `devices` virtual devices; 0 leaves XLA's own choice.
-
-    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as
-    soon as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device
-    needs none of it, and a larger pool than cores costs compute time.
-    """
-    return max(8, 2 * devices) if devices > 1 else 0
 
 
 class HostExecutor:
@@ -67,6 +59,9 @@ class HostExecutor:
         try:
             self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
             _configure(devices, platform)
+            crashes = CrashLog(runtime, host)
+            self.crash = crashes.take()
+            crashes.watch()
             self._start(devices, platform, fusion)
         except Exception as error:
             if not restarted and not isinstance(error, ray.exceptions.RayError):
@@ -130,7 +125,9 @@ class HostExecutor:
         from pathways_ray.executor.dispatcher import heartbeat
         from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
-        self.outbox.send(HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid()))
+        self.outbox.send(
+            HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
+        )
         channel = streams.channel(address, trust_of(self.exposure.tls))
         call = streams.stream_call(channel, streams.HOST_STREAM, self.outbox, {"authorization": secret})
 

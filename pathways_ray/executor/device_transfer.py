@@ -18,6 +18,7 @@ import msgspec
 from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import launch_of
 from pathways_ray.transport.messages import Peer
 
 CHUNK_BYTES = 1 << 20
@@ -76,6 +77,8 @@ class DeviceTransfer:
         peer = self._peers.get(sender)
         if peer is None:
             return Failure("HostLost", f"host {sender}, which holds the data, is down", host=sender)
+        if launch_of(name) <= peer.since:
+            return Failure("HostLost", f"host {sender}, which held the data, was lost", host=sender)
         key = (peer.host, peer.epoch)
         try:
             if key not in self._connections:

@@ -188,7 +188,7 @@ class Dispatcher:
             finished: list[int] = []
             micros: list[int] = []
             for one in pending:
-                failure = self.failure_of(one.values)
+                at, failure = self._first_failure(one.values)
                 taken = self._taken(one)
                 if failure is None:
                     finished += one.sequences
@@ -197,8 +197,9 @@ class Dispatcher:
                         continue
                 else:
                     failure = one.program.blamed(failure)
+                    hosts = one.program.sharing(at) if self.together else ()
                     for sequence in one.sequences:
-                        self.send(RunFailed(sequence, failure))
+                        self.send(RunFailed(sequence, failure, hosts))
                 if finished:
                     self.send(Done(tuple(finished), tuple(micros)))
                     finished, micros = [], []
@@ -232,9 +233,13 @@ class Dispatcher:
 
     def failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
-        for value in values:
+        return self._first_failure(values)[1]
+
+    def _first_failure(self, values: list[Any]) -> tuple[int, Failure | None]:
+        """Waits for values; returns the first failure among them and its place."""
+        for k, value in enumerate(values):
             if isinstance(value, Failure):
-                return value
+                return k, value
             try:
                 value.block_until_ready()
             except Exception as error:
@@ -242,8 +247,8 @@ class Dispatcher:
                 if isinstance(value, jax.Array) and value.is_deleted():
                     continue
                 text = str(error) or type(error).__name__
-                return failure_in(text) or Failure("ExecutionError", text, host=self.host)
-        return None
+                return k, failure_in(text) or Failure("ExecutionError", text, host=self.host)
+        return -1, None
 
 
 def heartbeat(send: Callable[[Message], None], message: Message, period: float = 1.0) -> None:

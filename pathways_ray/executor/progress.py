@@ -191,7 +191,8 @@ class HostProgress:
             program = self.programs.get(run.program)
             if program is None:
                 text = f"host {self.host} restarted before the launch reached it"
-                self.shell.send(RunFailed(run.sequence, Failure("HostLost", text, host=self.host)))
+                failure = Failure("HostLost", text, host=self.host)
+                self.shell.send(RunFailed(run.sequence, failure, self.members))
                 return
             active = program.start(run, self.promised.get(run.session, {}))
             self.active[run.sequence] = active

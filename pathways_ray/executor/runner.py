@@ -144,6 +144,10 @@ class PreparedProgram:
                     return ReshardStep(step, parts.reshard(step.edge), host, source.hosts)
         return None
 
+    def sharing(self, k: int) -> tuple[int, ...]:
+        """The hosts that hold shards of value number k of those that `finish` returns."""
+        return self.plan.placed(self.plan.slots[self.awaited[k]]).hosts
+
     def blamed(self, failure: Failure) -> Failure:
         """A failure with the computations it can have come from. One that happens on a device shows when results are
         awaited, without a name; one that a peer's data brought is left to the peer to name."""

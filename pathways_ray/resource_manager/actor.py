@@ -38,6 +38,7 @@ class ResourceManager:
         self.inventory = Inventory(last_epoch=int(time.time()) if restarted else 0)
         self.islands = islands
         self.controller = ""
+        self.past_controllers: set[str] = set()
         self.incarnation = secrets.token_hex(8)
         self.forming: dict[int, dict[int, tuple[HostInfo, asyncio.Future[tuple[int, str]]]]] = {}
         self.addresses: dict[str, str] = {}
@@ -51,7 +52,10 @@ class ResourceManager:
         Returns:
             What this resource manager is known by: another one after its own restart, when it knows of no slice.
         """
+        if incarnation in self.past_controllers:
+            return self.incarnation  # sent before it died
         if incarnation != self.controller:
+            self.past_controllers.add(self.controller)
             self.controller = incarnation
             self.inventory.start_over()
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
@@ -90,6 +94,9 @@ class ResourceManager:
         # A host that comes twice died while it waited; its first call has nobody to answer any more.
         waiting[host.host] = (host, asyncio.get_running_loop().create_future())
         formed = waiting[host.host][1]
+        for other in self.inventory.left_behind(host.host):
+            if other.host not in waiting:
+                await self.kill_host(other.host, other.epoch)
         if set(waiting) == set(self.islands[host.island]):
             members = [waiting[number][0] for number in sorted(waiting)]
             records = [HostRecord(m.host, m.island, m.platform, m.devices, m.node, m.pid) for m in members]

@@ -70,6 +70,17 @@ class Inventory:
             self.hosts[host.host] = host
         return epoch
 
+    def left_behind(self, host: int) -> list[HostRecord]:
+        """The others of the group that a host belonged to before it came anew: they wait for somebody who is gone."""
+        known = self.hosts.get(host)
+        if known is None:
+            return []
+        return [
+            other
+            for other in self.hosts.values()
+            if other.host != host and other.island == known.island and other.epoch == known.epoch
+        ]
+
     def leave(self, host: int, epoch: int) -> None:
         """A host is gone; news of an older epoch is ignored."""
         known = self.hosts.get(host)

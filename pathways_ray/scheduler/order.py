@@ -154,6 +154,8 @@ class _Outstanding:
     estimate: float
     micros: int = 0
     failed: RunFailed | None = None
+    failed_on: set[int] = field(default_factory=set)
+    must_fail: set[int] = field(default_factory=set)
     succeeded: bool = False
     arrived: dict[int, set[int]] = field(default_factory=dict)
     missed: dict[int, Failure] = field(default_factory=dict)
@@ -176,6 +178,8 @@ class IslandOrder:
     policy: Policy = fifo
     limit_s: float = math.inf
     epochs: dict[int, int] = field(default_factory=dict)
+    listed: dict[int, int] = field(default_factory=dict)
+    agreed: bool = True
     programs: dict[int, _Program] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     sessions: dict[int, _Queue] = field(default_factory=dict)
@@ -228,6 +232,8 @@ class IslandOrder:
                 )
                 return [ToHosts(message)]
             case Peers():
+                self.listed = {peer.host: peer.epoch for peer in message.peers if peer.host in self.hosts}
+                self._compare_epochs()
                 return [ToHosts(message)]
             case DropSession():
                 return self._drop_session(message)
@@ -268,6 +274,9 @@ class IslandOrder:
         if run.sequence in self.outstanding:
             # A further gang: behind launches that wait for room it would wait for itself.
             return [ToHosts(run)]
+        if not self.agreed:
+            # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
+            return []
         queue = self.sessions.get(run.session)
         if queue is None:
             usage = self.ledger.of(run.session)
@@ -276,8 +285,11 @@ class IslandOrder:
             self.ledger.enter(queue.usage)
             if self._program_of(run).crossing:
                 self.crossing.append((run.sequence, run.session))
-        elif not queue.items:
-            return []  # what is left of a launch that is over here
+        else:
+            mine = [k for k, item in enumerate(queue.items) if isinstance(item, Run) and item.sequence == run.sequence]
+            if mine:  # else it is what is left of a launch that is over here
+                queue.items.insert(mine[-1] + 1, run)
+            return []
         queue.items.append(run)
         if len(queue.items) == 1:
             self._to_head(queue, run)
@@ -411,12 +423,17 @@ class IslandOrder:
         known = self.epochs.get(message.host, 0)
         if message.host not in self.hosts or message.epoch <= abs(known):
             return [Refuse(message.host, message.epoch)]
-        if any(self.epochs.get(member, 0) == -message.epoch for member in self.hosts):
-            # The group it belongs to broke before it came. It has to start anew with the others.
+        others = {member: self.epochs.get(member, 0) for member in sorted(self.hosts)}
+        if any(epoch == -message.epoch or abs(epoch) > message.epoch for epoch in others.values()):
+            # The group it belongs to broke before it came, or is over. It has to start anew with the others.
             return [Refuse(message.host, message.epoch), Kill(message.host, message.epoch)]
-        lost = self.host_lost(message.host, known, "a successor joined")
+        lost = []
+        for member, epoch in others.items():
+            if epoch < message.epoch:
+                lost += self.host_lost(member, epoch, "a successor joined")
         self.epochs[message.host] = message.epoch
         self.up = all(self.epochs.get(host, 0) > 0 for host in self.hosts)
+        self._compare_epochs()
         return [*lost, ToController(message), *self._advance()]
 
     def host_lost(
@@ -444,6 +461,10 @@ class IslandOrder:
         self._clear()
         return commands
 
+    def _compare_epochs(self) -> None:
+        """Notes whether the controller speaks of the hosts as they are now: it hears of losses a little later."""
+        self.agreed = not self.listed or all(self.listed.get(h) == self.epochs.get(h) for h in self.hosts)
+
     def _suspects(self) -> tuple[int, ...]:
         """The launches that the hosts are at: the first in line on each set of devices."""
         first: dict[tuple[int, bool], int] = {}
@@ -454,6 +475,7 @@ class IslandOrder:
     def _clear(self) -> None:
         """Forgets all launches: those with the hosts and those that waited. Drops are moot, the hosts start empty."""
         self.up = False
+        self._compare_epochs()
         for record in self.outstanding.values():
             self.ledger.leave(record.usage)
         for queue in self.waiting.values():
@@ -520,8 +542,12 @@ class IslandOrder:
                     self._over(record)
                     finished.append(sequence)
                     taken.append(record.micros * record.program.devices)
-            elif commands := self._disagree(record, host, succeeded=True):
+            elif lost := self._disagree(record, host, succeeded=True):
+                commands += lost
                 break
+            elif not hosts:
+                self._over(record)
+                commands.append(ToController(record.failed))
         return [ToController(Done(tuple(finished), tuple(taken))), *commands] if finished else commands
 
     def _failed(self, host: int, message: RunFailed) -> list[Command]:
@@ -531,6 +557,8 @@ class IslandOrder:
             return []
         record.hosts.discard(host)
         record.failed = record.failed or message
+        record.failed_on.add(host)
+        record.must_fail.update(message.hosts or self.hosts)
         if commands := self._disagree(record, host, succeeded=False):
             return commands
         if record.hosts:
@@ -544,6 +572,8 @@ class IslandOrder:
         record.succeeded = record.succeeded or succeeded
         if not record.succeeded or record.failed is None:
             return []
+        if record.must_fail <= record.hosts | record.failed_on:
+            return []  # nobody who shares what failed has succeeded
         reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
         return self.host_lost(host, self.epochs[host], reason, silent=True)
 

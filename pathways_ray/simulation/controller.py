@@ -98,6 +98,9 @@ class SimulatedController:
                 self._island_ended(island)
             self.islands[island] = end
             self._do(self.launches.island_up(island))
+        elif self.islands.get(island) is not end:
+            end.close()
+            return
         launches = self.launches
         for message in batch:
             match message:

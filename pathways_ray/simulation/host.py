@@ -169,13 +169,14 @@ class SimulatedHost:
         seconds = (now - max(enqueued, self.last_done)) / len(sequences)
         self.last_done = now
         program.seconds = seconds if not program.seconds else program.seconds + 0.1 * (seconds - program.seconds)
+        failed_at = next((k for k, value in enumerate(values) if self.failure_of([value]) is not None), -1)
         failure = self.failure_of(values)
         if failure is None:
             self.send(Done(sequences, (round(seconds * 1e6),) * len(sequences)))
         else:
             failure = program.blamed(failure)
             for sequence in sequences:
-                self.send(RunFailed(sequence, failure))
+                self.send(RunFailed(sequence, failure, program.sharing(failed_at)))
         if queue:
             self._watch_first(key)
 

@@ -26,6 +26,7 @@ class SimulatedManager:
         self.process = world.network.process("manager", "manager")
         self.inventory = Inventory()
         self.controller = ""
+        self.past_controllers: set[str] = set()
         self.forming: dict[int, dict[int, SimulatedHost]] = {}
         self.addresses: dict[str, str] = {}
         self.lookups: list[tuple[str, Callable[[str], None]]] = []
@@ -39,7 +40,10 @@ class SimulatedManager:
         self._post(caller, lambda: self._controller_serves(incarnation))
 
     def _controller_serves(self, incarnation: str) -> None:
+        if incarnation in self.past_controllers:
+            return  # sent before it died
         if incarnation != self.controller:
+            self.past_controllers.add(self.controller)
             self.controller = incarnation
             self.inventory.start_over()
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
@@ -89,6 +93,9 @@ class SimulatedManager:
         host.scheduler = scheduler
         waiting = self.forming.setdefault(host.island, {})
         waiting[host.host] = host
+        for other in self.inventory.left_behind(host.host):
+            if other.host not in waiting:
+                self.world.kill_number(other.pid, "a member of its group came anew")
         if set(waiting) != set(self.world.settings.islands[host.island]):
             return
         members = [waiting[number] for number in sorted(waiting)]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import launch_of
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, when_all_ready
 from pathways_ray.transport.messages import Peer
@@ -77,6 +78,8 @@ class Transfer:
         peer = self.peers.get(sender)
         if peer is None:
             return Failure("HostLost", f"host {sender}, which holds the data, is down", host=sender)
+        if launch_of(name) <= peer.since:
+            return Failure("HostLost", f"host {sender}, which held the data, was lost", host=sender)
         futures = [Future() for _ in range(count)]
         found = self.at(peer.transfer_address)
         if found is None:

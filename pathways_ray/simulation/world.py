@@ -27,7 +27,7 @@ from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.transfer import Transfer
 
-SLICES_ANYWHERE = False
+SLICES_ANYWHERE = True
 """Whether slices may lie on some hosts of an island only. Not yet: a launch that fails there is taken for a
 disagreement of its hosts, and a host without a part in a program misses its plan after a restart."""
 

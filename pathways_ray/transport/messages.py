@@ -111,11 +111,12 @@ ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """A host as other hosts reach it."""
+    """A host as other hosts reach it. What launches up to number `since` made there is gone: it was another epoch."""
 
     host: int
     epoch: int
     transfer_address: str
+    since: int = 0
 
 
 class Peers(Message, tag=20):
@@ -197,7 +198,8 @@ ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram | Account
 
 
 class HostUp(Message, tag=30):
-    """A host joins under a new epoch: first message of its stream."""
+    """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
+    one brought on itself, if it did."""
 
     host: int
     epoch: int
@@ -205,6 +207,7 @@ class HostUp(Message, tag=30):
     data_address: str
     devices: int
     pid: int
+    crash: str = ""
 
 
 class HostDown(Message, tag=31):
@@ -241,10 +244,14 @@ class Done(Message, tag=33):
 
 
 class RunFailed(Message, tag=34):
-    """A launch whose part on this host ended in an error. Counts as its completion there."""
+    """A launch whose part on this host ended in an error. Counts as its completion there.
+
+    `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
+    """
 
     sequence: int
     failure: Failure
+    hosts: tuple[int, ...] = ()
 
 
 class Enqueued(Message, tag=35):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-
 FREE_WITHIN_S = 10.0
 
 DOOMED = """

@@ -18,6 +18,7 @@ from pathways_ray.transport.messages import (
     Drop,
     DropSession,
     HostDown,
+    HostUp,
     LaunchFailed,
     Load,
     Run,
@@ -224,40 +225,61 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
 # --- quarantine -------------------------------------------------------------------------------------------------------
 
 
-def killing(f: Front, epoch: int, launch: int) -> list:
+def killing(f: Front, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
     """A launch of program 1, and the death of host 0 with it first in line."""
     f.launch(launch, (1,), 10 * launch)
     sequence = f.launches.sequence
-    commands = f.checked(f.launches.host_down(HostDown(0, epoch, "signal 9", suspects=(sequence,))))
-    f.up(0, epoch=epoch + 1)
+    commands = f.checked(f.launches.host_down(HostDown(0, epoch, "killed", kind, (sequence,))))
+    message = HostUp(0, epoch + 1, "t", "d", 2, 100, crash)
+    f.checked(f.launches.host_up(0, message))
     for host in f.launches.programs[1].hosts:
         f.ready(f.launches.programs[1], host)
     f.put(1)
     return commands
 
 
-def test_a_program_that_is_first_in_line_at_three_deaths_is_refused() -> None:
-    f = Front()
+def first(f: Front) -> None:
     f.register(program_over(1), 1)
     f.put(1)
+
+
+def succeed(f: Front, launch: int) -> None:
+    f.launch(launch, (1,), 10 * launch)
+    f.done(0, f.launches.sequence)
+
+
+def test_a_program_that_never_succeeded_is_refused_after_three_deaths() -> None:
+    f = Front()
+    first(f)
     for k in range(1, DEATHS + 1):
         assert len(to_client(killing(f, k, k), kind=LaunchFailed)) == 1
     failure = failure_of(f.launch(9, (1,), 90))
     assert failure.kind == "ProgramRefused"
-    assert failure.message.count("signal 9") == DEATHS
+    assert failure.message.count("killed") == DEATHS
     f.register(program_over(1, key=5), 2)
     assert failure_of(f.launch(10, (1,), 100, program=2)) == failure, "registered again, it is the same program"
 
 
-def test_a_program_that_succeeds_in_between_is_not_refused() -> None:
+def test_a_program_that_succeeded_once_may_see_any_number_of_hosts_killed() -> None:
     f = Front()
-    f.register(program_over(1), 1)
-    f.put(1)
-    for k in range(1, 2 * DEATHS):
-        killing(f, k, 2 * k)
-        f.launch(2 * k + 1, (1,), 1000 + k)
-        f.done(0, f.launches.sequence)
+    first(f)
+    succeed(f, 1)
+    for k in range(1, 4 * DEATHS):
+        killing(f, k, k + 1)
     assert not f.launches.quarantine.refused
+
+
+@pytest.mark.parametrize("how", [{"kind": "LaunchTimeout"}, {"crash": "Segmentation fault"}])
+def test_a_program_that_is_to_blame_is_refused_though_it_succeeds_in_between(how: dict[str, str]) -> None:
+    f = Front()
+    first(f)
+    for k in range(1, DEATHS + 1):
+        assert not f.launches.quarantine.refused
+        succeed(f, 2 * k)
+        killing(f, k, 2 * k + 1, **how)
+    failure = failure_of(f.launch(99, (1,), 990))
+    assert failure.kind == "ProgramRefused"
+    assert failure.message.count(next(iter(how.values())) if "crash" in how else "killed") == DEATHS
 
 
 def test_a_crossing_launch_of_a_plain_cluster_needs_no_policy() -> None:

@@ -1,0 +1,44 @@
+"""What a host's process writes as it dies of a signal of its own, and its successor reads.
+
+A process that is killed from outside writes nothing. So a host that comes back can tell whether its predecessor brought
+its death on itself, and the controller which programs to blame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import tempfile
+from pathlib import Path
+
+_FIRST_LINE = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+
+
+class CrashLog:
+    """The file of one host on this machine. It is the user's alone, and as good as nothing where it cannot be written.
+
+    Args:
+        runtime: the name of the runtime, without which two on a machine would mix their hosts up.
+    """
+
+    def __init__(self, runtime: str, host: int, folder: Path | None = None) -> None:
+        where = folder or Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
+        self.path = where / f"crash-{runtime}-{host}"
+
+    def take(self) -> str:
+        """How the process before this one died, if of itself, in a few words; and forgets it."""
+        with contextlib.suppress(OSError):
+            text = self.path.read_text(errors="replace")[:10_000]
+            self.path.unlink()
+            found = _FIRST_LINE.search(text)
+            return found.group(1)[:100] if found else ""
+        return ""
+
+    def watch(self) -> None:
+        """From now on, a fatal signal of this process leaves a note."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            faulthandler.enable(descriptor, all_threads=False)
