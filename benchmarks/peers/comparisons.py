@@ -19,7 +19,7 @@ PAIRS = (
     (("pathways", "fused"), (JAX, "fused")),
     (("pathways", "opbyop"), ("ray-actors", "opbyop-wait")),
     (("pathways", "opbyop"), ("ray-actors", "opbyop")),
-    (("pathways", "opbyop"), ("ray-actors", "opbyop-kept")),
+    (("pathways", "opbyop"), ("ray-actors", "kept-opbyop")),
     (("pathways", "chained"), ("ray-actors", "chained")),
     (("pathways", "chained"), ("ray-actors", "list")),
     (("pathways", "fused"), ("ray-actors", "fused")),

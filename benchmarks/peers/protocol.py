@@ -89,12 +89,12 @@ def described(peer: Peer) -> dict[str, Any]:
     return {"payloads": peer.payloads, "modes": peer.modes, "versions": versions(peer.packages)}
 
 
-def measured(peer: Peer, mode: str, payload: str, count: int) -> dict[str, Any]:
-    """Seconds from the first call to the fetched value, and the value."""
+def measured(peer: Any, mode: str, payload: str, count: int, **more: int) -> dict[str, Any]:
+    """Seconds from the first call to the fetched value, and the value. `more` is for peers that want it (METG)."""
     try:
-        peer.prepare(mode, payload, count)
+        peer.prepare(mode, payload, count, **more)
         start = time.perf_counter()
-        value = peer.run(mode, payload, count)
+        value = peer.run(mode, payload, count, **more)
         seconds = time.perf_counter() - start
     finally:
         peer.release(mode, payload)

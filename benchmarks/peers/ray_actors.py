@@ -8,8 +8,8 @@ The beginner passes values:
 
 The expert keeps values in the actor and fetches the last one only:
 
-    opbyop-kept     one method call per computation
-    chained-kept    128 calls, then `ray.get` of the value
+    kept-opbyop     one method call per computation
+    kept-chained    128 calls, then `ray.get` of the value
     fused           one method call per 128 computations, which are one loop inside XLA
     list            one method call with a list of 128 computations; no call is waited for
 
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.peers import jax_host
 from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
 
-MODES = ("opbyop", "opbyop-wait", "opbyop-kept", "chained", "chained-kept", "fused", "list")
+MODES = ("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list")
 
 
 class Host(jax_host.JaxHost):
@@ -105,15 +105,15 @@ class RayActors:
 
     # -- the expert
 
-    def run_opbyop_kept(self, payload: str, count: int) -> list[Any]:
+    def run_kept_opbyop(self, payload: str, count: int) -> list[Any]:
         for _ in range(count):
             for actor in self._actors:
                 actor.steps.remote(payload, 1)
         return self._fetch()
 
-    def run_chained_kept(self, payload: str, count: int) -> list[Any]:
+    def run_kept_chained(self, payload: str, count: int) -> list[Any]:
         for _ in range(count // CHAIN):
-            values = self.run_opbyop_kept(payload, CHAIN)
+            values = self.run_kept_opbyop(payload, CHAIN)
         return values
 
     def run_fused(self, payload: str, count: int) -> list[Any]:

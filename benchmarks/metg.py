@@ -1,0 +1,267 @@
+"""The smallest task at 50 % efficiency, METG(50 %), as Task Bench (Slaughter et al., SC'20) defines it.
+
+A graph of rows of 4 tasks, one for each worker, runs with shorter and shorter tasks. With tasks of a known duration
+
+    efficiency  = tasks x duration / (wall x workers)
+    granularity = wall x workers / tasks
+
+METG is the granularity at which the efficiency falls through 50 %; the tasks themselves then take half of it. The
+graphs are in `benchmarks.peers.task_graphs`, and how each system runs them is in `pathways_tasks` and `dask_tasks`
+beside it. A task computes; it does not wait. Its duration is its number of iterations times what one takes with all
+workers at work, measured for each system on the day: so having fewer cores than workers lowers no efficiency.
+
+    python -m benchmarks.metg --json metg.json
+"""
+
+import argparse
+import json
+import math
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import measure
+from benchmarks.peers.process import PeerError, PeerProcess, adopt_orphans, end_orphans
+from benchmarks.peers.systems import SystemInfo, start
+from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
+
+ROUNDS = 3
+REPETITIONS = 3  # of each measurement; the median counts
+HALF = 0.5
+TARGET_S = 0.3  # of one measured run
+CLOSE = 1.15  # the search ends when its two bounds are this near
+DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
+RUN_LIMIT_S = 120.0
+SYSTEMS = {
+    "pathways": SystemInfo("", ("benchmarks.peers.pathways_tasks",)),
+    "pathways-no-fusion": SystemInfo("", ("benchmarks.peers.pathways_tasks", "--no-fusion")),
+    "dask": SystemInfo("dask", ("benchmarks.peers.dask_tasks",)),
+}
+
+MEASURED = (
+    "Rows of {width} tasks on {width} workers of one host; a task takes values of the row before, works, and leaves "
+    "one value; the last row is checked. tasks: each task is a node of its own; gang: a row is. METG is wall time x "
+    "workers / tasks where tasks of known duration are 50 % of that. {rounds} searches of each, in turn."
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Tasks of a duration, and what they took; seconds."""
+
+    duration: float
+    granularity: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.duration / self.granularity
+
+
+class NotReached(Exception):
+    """No task within DURATIONS is on the other side of 50 %."""
+
+
+def search(granularity: Callable[[float], float], first: float) -> Point:
+    """Where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
+
+    Args:
+        granularity: measures tasks of a duration; it may choose another one, so it returns what it took as well.
+        first: the duration to begin with.
+
+    Raises:
+        NotReached: it does not cross.
+    """
+    point = Point(first, granularity(first))
+    factor = 0.5 if point.efficiency >= HALF else 2.0
+    while True:
+        duration = point.duration * factor
+        if not DURATIONS[0] <= duration <= DURATIONS[1]:
+            raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
+        before, point = point, Point(duration, granularity(duration))
+        if (before.efficiency >= HALF) != (point.efficiency >= HALF):
+            break
+    low, high = sorted((before, point), key=lambda each: each.duration)
+    while high.duration / low.duration > CLOSE:
+        duration = math.sqrt(low.duration * high.duration)
+        middle = Point(duration, granularity(duration))
+        low, high = (low, middle) if middle.efficiency >= HALF else (middle, high)
+    return crossing(low, high)
+
+
+def crossing(low: Point, high: Point) -> Point:
+    """Between two points on either side of 50 %, on straight lines of the logarithms."""
+    below, above = math.log(low.efficiency / HALF), math.log(high.efficiency / HALF)
+    share = -below / (above - below) if above > below else 0.5  # noise may have turned the two around
+    share = min(max(share, 0.0), 1.0)
+
+    def between(a: float, b: float) -> float:
+        return math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
+
+    duration = between(low.duration, high.duration)
+    return Point(duration, duration / HALF)
+
+
+@dataclass
+class Workers:
+    """A started system. `iteration_s` is what one iteration of a task takes when all workers work."""
+
+    process: PeerProcess
+    iteration_s: float = 0.0
+
+    def seconds(self, mode: str, payload: str, rows: int, iterations: int) -> float:
+        """Seconds of a run, whose values are checked."""
+        answer = self.process.ask("run", RUN_LIMIT_S, mode=mode, payload=payload, count=rows, iterations=iterations)
+        expected = [START] * WIDTH if payload == "calibrate" else last_row(payload, rows)
+        if answer["value"] != expected:
+            raise PeerError(f"the last row is {answer['value']}, not {expected}")
+        return answer["seconds"]
+
+    def calibrate(self, mode: str) -> None:
+        """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out."""
+        n = 1000
+        while self.seconds(mode, "calibrate", 1, n) < TARGET_S:
+            n *= 2
+        pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(REPETITIONS)]
+        self.iteration_s = statistics.median(two - one for one, two in pairs) / n
+
+    def granularity(self, mode: str, pattern: str) -> Callable[[float], float]:
+        """Measures tasks of a duration: seconds from the beginning of one row to that of the next.
+
+        With as many workers as tasks in a row, that is wall x workers / tasks.
+        """
+
+        def of(duration: float) -> float:
+            iterations = max(round(duration / self.iteration_s), 1)
+            row_s = self.seconds(mode, pattern, STEPS, iterations) / STEPS
+            rows = STEPS * min(max(round(TARGET_S / row_s / STEPS), 1), 64)
+            runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
+            # For the duration that was asked for, where iterations are too coarse to hit it.
+            return statistics.median(runs) * duration / (iterations * self.iteration_s)
+
+        return of
+
+
+def run(
+    number: int = ROUNDS,
+    systems: Sequence[str] = tuple(SYSTEMS),
+    patterns: Sequence[str] = PATTERNS,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measures on 1 host of 4 devices, or 4 workers, and returns the result as it is written to JSON."""
+    started: dict[str, Workers] = {}
+    modes: dict[str, list[str]] = {}
+    errors: dict[str, str] = {}
+    versions: dict[str, Any] = {}
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    machine = measure.machine()
+
+    def fail(what: str, error: object) -> None:
+        errors[what] = str(error)
+        say(f"{what}: {error}")
+
+    try:
+        for name in systems:
+            say(f"starting {name}")
+            try:
+                problem = SYSTEMS[name].problem()
+                if problem:
+                    raise PeerError(problem)
+                process, described = start(SYSTEMS[name], 1, WIDTH)
+                started[name] = Workers(process)
+                modes[name], versions[name] = described["modes"]["calibrate"], described["versions"]
+                started[name].calibrate(modes[name][0])
+                say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")
+            except PeerError as error:
+                modes[name] = []
+                fail(name, error)
+        for k in range(number):
+            for pattern in patterns:
+                for name, workers in started.items():
+                    for mode in modes[name]:
+                        what = f"{name} {mode} {pattern}"
+                        if what in errors:
+                            continue
+                        earlier = found.setdefault((name, mode, pattern), [])
+                        first = earlier[-1].duration if earlier else 200e-6
+                        try:
+                            earlier.append(search(workers.granularity(mode, pattern), first))
+                            say(f"round {k + 1} of {number}, {what}: {1e6 * earlier[-1].granularity:,.0f} us")
+                        except (PeerError, NotReached) as error:
+                            fail(what, error)
+    finally:
+        for workers in started.values():
+            workers.process.close()
+    return {
+        "benchmark": "metg",
+        "machine": machine,
+        "measured": MEASURED.format(width=WIDTH, rounds=number),
+        "versions": versions,
+        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in started.items()},
+        "rows": [
+            {
+                "system": name,
+                "mode": mode,
+                "pattern": pattern,
+                "hosts": 1,
+                "workers": WIDTH,
+                "metg_us": measure.spread([1e6 * point.granularity for point in points]),
+                "task_us": measure.spread([1e6 * point.duration for point in points]),
+            }
+            for (name, mode, pattern), points in found.items()
+            if points
+        ],
+        "errors": errors,
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Prints what was measured, on what, and the numbers; what did not run comes last."""
+    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
+    table = Table("system", "mode", "pattern", title="METG(50 %), us")
+    for heading in ("min", "median", "max"):
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        numbers = (f"{row['metg_us'][key]:,.0f}" for key in ("min", "median", "max"))
+        table.add_row(row["system"], row["mode"], row["pattern"], *numbers)
+    console.print(table)
+    for what, error in result["errors"].items():
+        console.print(f"Not run, {what}: {error}", markup=False)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.metg", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="searches of each (default: %(default)s)")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
+    parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), help="default: all")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that systems are closed
+    adopt_orphans()
+    try:
+        result = run(
+            options.rounds,
+            options.systems,
+            options.patterns,
+            lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    finally:
+        end_orphans()
+    show(result, Console())
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+if __name__ == "__main__":
+    main()
