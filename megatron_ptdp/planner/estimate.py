@@ -67,6 +67,7 @@ class Estimate:
 
     Attributes:
         simulated: whether the pipeline's time comes from the event simulator rather than the closed form.
+        closed_form: seconds of an iteration by the closed form.
         hardware_flops, model_flops: FLOP/s per device: what runs, recomputation included (as PTD-P prints); and what
             the model needs, without it.
     """
@@ -76,6 +77,7 @@ class Estimate:
     limit: float
     time: TimeSplit
     simulated: bool
+    closed_form: float
     hardware_flops: float
     model_flops: float
     peak_flops: float
@@ -216,7 +218,9 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
 def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> Estimate:
     """All about a legal plan. `pipeline_seconds` is the event simulator's answer, where it was asked."""
     model, cluster = question.model, question.cluster
-    time = time_split(question, plan, pipeline_seconds)
+    time = closed = time_split(question, plan)
+    if pipeline_seconds is not None:
+        time = time_split(question, plan, pipeline_seconds)
     tokens = plan.batch * model.tokens_per_example
     days = question.tokens / tokens * time.total / DAY
     hours = days * 24 * plan.devices
@@ -229,6 +233,7 @@ def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = No
         limit=cluster.device.memory_bytes,
         time=time,
         simulated=pipeline_seconds is not None,
+        closed_form=closed.total,
         hardware_flops=model.hardware_flops(plan.batch, plan.recompute) / time.total / plan.devices,
         model_flops=model.model_flops(plan.batch) / time.total / plan.devices,
         peak_flops=cluster.device.peak_flops,

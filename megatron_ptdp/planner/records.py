@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from megatron_ptdp.planner.errors import BadFigure, UnknownName
@@ -40,13 +41,16 @@ def estimate_record(question: Question, one: Estimate) -> dict[str, Any]:
         },
         "seconds": {**asdict(one.time), "total": one.seconds},
         "simulated": one.simulated,
+        "closed_form_seconds": one.closed_form,
         "flops_per_device": {"hardware": one.hardware_flops, "model": one.model_flops, "peak": one.peak_flops},
         "tokens_per_second": one.tokens_per_second,
         "days": one.days,
         "energy_kwh": one.energy,
         "price": one.price,
         "traffic_bytes_per_device": [{**asdict(level), "total": level.total} for level in traffic(question, one)],
-        "failures": asdict(goodput(question, one)),
+        "failures": {
+            name: value if isfinite(value) else None for name, value in asdict(goodput(question, one)).items()
+        },
     }
 
 

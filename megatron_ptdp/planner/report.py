@@ -83,6 +83,10 @@ def show_details(question: Question, one: Estimate, console: Console) -> None:
         "time        "
         + ", ".join(f"{name} {_seconds(getattr(one.time, name))} s ({share:.1%})" for name, share in parts.items())
     )
+    if one.simulated:
+        console.print(
+            f"            simulated; the closed form of the search is {one.closed_form / one.seconds - 1:+.2%} off"
+        )
     for level in traffic(question, one):
         console.print(
             f"{level.level[:11]:<11} {level.total / 1e9:,.1f} GB per device and iteration "

@@ -19,6 +19,7 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 # Decisions only: time, events and random numbers come in as arguments, commands go out. A folder stands for all its
 # files but `actor.py`.
 PURE = {
+    "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
@@ -52,6 +53,8 @@ IMPURE_IMPORTS = {
 
 # Thin shells beside an `actor.py`: parts of it that stand in files of their own, so that each can be read on its own.
 SHELLS = {
+    "megatron_ptdp/planner/cli.py",
+    "megatron_ptdp/planner/measure.py",
     "pathways_ray/controller/front_door.py",
 }
 

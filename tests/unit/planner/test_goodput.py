@@ -12,6 +12,7 @@ from megatron_ptdp.planner import load
 from megatron_ptdp.planner.estimate import Estimate, Question
 from megatron_ptdp.planner.goodput import best_interval, expected_stretch, goodput
 from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.records import estimate_record
 from megatron_ptdp.planner.search import estimate_exactly
 from tests.unit.planner.helpers import asked
 
@@ -51,6 +52,8 @@ def test_more_failures_cost_more_days_and_money() -> None:
 
 
 def test_a_system_that_always_fails_never_ends() -> None:
-    run = goodput(*trillion(mtbf_hours=1e-3))
+    question, one = trillion(mtbf_hours=1e-3)
+    run = goodput(question, one)
     assert run.days == float("inf")
     assert run.share == 0
+    assert estimate_record(question, one)["failures"]["days"] is None  # JSON has no infinity

@@ -128,6 +128,14 @@ def test_the_search_loses_nothing(devices: int, batch: int, fixed: dict[str, obj
     assert found.opened <= found.families
 
 
+@pytest.mark.parametrize("factor", [1.2, 2.0, 8.0])
+def test_more_memory_never_makes_the_answer_slower(factor: float) -> None:
+    asked_for = asked(load.model("gpt-18b"), 64, 128, selene(memory_bytes=40e9))
+    larger = replace(asked_for, cluster=selene(memory_bytes=40e9 * factor))
+    seconds = [search(one, {}, top=1, simulate=False).best[0].seconds for one in (asked_for, larger)]
+    assert seconds[1] <= seconds[0]
+
+
 def test_members_are_all_legal_plans() -> None:
     """Every legal plan that can be written down is in the space, once."""
     model = gpt(layers=4, heads=4)
