@@ -161,7 +161,7 @@ def _share(model: Model, pipeline: int, chunks: int, v_placement: bool, position
     embedding = padded_vocabulary(model, tensor) * model.hidden / tensor
     if has_first:
         owned += embedding + (model.sequence * model.hidden if model.positions else 0)
-    if has_last and (plan.stages > 1 or not model.tied):
+    if has_last and not (has_first and model.tied):
         owned += embedding
     return _Share(tuple(counts.items()), has_first, has_last, owned)
 

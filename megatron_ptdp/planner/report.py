@@ -67,14 +67,15 @@ def show_details(question: Question, one: Estimate, console: Console) -> None:
     """Memory by class and stage, time by part, traffic by level, failures and money of one plan."""
     console.print(f"[bold]{one.plan.label()}[/]")
     memory = Table(box=None, pad_edge=False, header_style="bold")
-    memory.add_column("GB per device")
+    unit, divisor = ("GB", 1e9) if one.memory.most >= 1e9 else ("MB", 1e6)
+    memory.add_column(f"{unit} per device")
     for field in fields(Memory):
         memory.add_column(field.name, justify="right")
     memory.add_column("total", justify="right")
     for name in ("first", "middle", "last"):
         stage: Memory = getattr(one.memory, name)
         figures = [*asdict(stage).values(), stage.total]
-        memory.add_row(f"{name} stage", *(f"{value / 1e9:.2f}" for value in figures))
+        memory.add_row(f"{name} stage", *(f"{value / divisor:.2f}" for value in figures))
     console.print(memory)
     console.print(f"of {one.limit / 1e9:.1f} GB; lost: fragmentation and what the runtime holds\n", style="dim")
 
@@ -89,13 +90,12 @@ def show_details(question: Question, one: Estimate, console: Console) -> None:
         )
     for level in traffic(question, one):
         console.print(
-            f"{level.level[:11]:<11} {level.total / 1e9:,.1f} GB per device and iteration "
-            f"(tensor {level.tensor / 1e9:,.1f}, pipeline {level.pipeline / 1e9:,.1f}, data {level.data / 1e9:,.1f}), "
-            f"links busy {level.busy:.1%}"
+            f"{level.level[:11]:<11} {_bytes(level.total)} per device and iteration (tensor {_bytes(level.tensor)}, "
+            f"pipeline {_bytes(level.pipeline)}, data {_bytes(level.data)}), links busy {level.busy:.1%}"
         )
     run = goodput(question, one)
     console.print(
-        f"failures    one in {run.mtbf / 3600:,.1f} h; checkpoint {run.checkpoint_bytes / 1e12:.2f} TB in "
+        f"failures    one in {run.mtbf / 3600:,.1f} h; checkpoint {_bytes(run.checkpoint_bytes)} in "
         f"{run.save:,.0f} s every {run.interval / 60:,.0f} min; goodput {run.share:.1%}, {run.days:,.1f} days, "
         f"{run.failures:,.1f} failures, price {run.price:,.0f}"
     )
@@ -119,6 +119,14 @@ def show_heuristics(found: list[Heuristic], console: Console) -> None:
     for number, one in enumerate(found, 1):
         verdict = "[green]agrees[/]" if one.agrees else "[yellow]differs[/]"
         console.print(f"\n[bold]{number}.[/] {one.rule}\n   rule    {one.says}\n   search  {one.found}\n   {verdict}")
+
+
+def _bytes(value: float) -> str:
+    """Bytes with a unit that leaves one to three digits before the point."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
 
 
 def _seconds(value: float) -> str:
