@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.paper_rows import CALIBRATION, Row, figures_of_schedule, figures_of_shape, ptdp_table_1, ptdp_table_2
+from benchmarks.paper_rows import (
+    CALIBRATION,
+    GPT_530B,
+    Row,
+    figures_of_schedule,
+    figures_of_shape,
+    ptdp_table_1,
+    ptdp_table_2,
+)
 from benchmarks.paper_tables import Line, calibrate, html, show, summaries, winners
 from megatron_ptdp.planner import load
 from megatron_ptdp.planner.estimate import estimate
@@ -106,6 +114,15 @@ def test_iterations_of_another_paper(
         one = estimate(asked(model, plan.devices, batch, software="megatron-2022"), plan)
         assert one.seconds == pytest.approx(printed, rel=0.06)
         assert one.fits
+
+
+def test_what_did_not_fit_does_not_fit() -> None:
+    """ZeRO-3 of 529.6B, microbatches of 4: 560 devices were too few, 640 were enough (PTD-P table 2)."""
+    fits = [
+        estimate(asked(GPT_530B, n, batch), Plan(data=n, microbatch=4, batch=batch, zero=3)).fits
+        for n, batch in ((560, 2240), (640, 2560))
+    ]
+    assert fits == [False, True]
 
 
 def test_the_page_shows_errors_marks_and_winners() -> None:
