@@ -66,7 +66,7 @@ def samples(count: int, seed: int) -> Iterator[tuple[Codec[Any], bytes]]:
 def check(count: int, seed: int) -> None:
     accepted, slowest = 0, 0.0
     for codec, data in samples(count, seed):
-        before = time.perf_counter()
+        before = time.thread_time()
         try:
             found = codec.decode(data)
         except WireError:
@@ -82,7 +82,7 @@ def check(count: int, seed: int) -> None:
         else:
             assert all(isinstance(message, Message) for message in batch)
             encode_batch(batch)
-        slowest = max(slowest, time.perf_counter() - before)
+        slowest = max(slowest, time.thread_time() - before)
     assert count // 100 < accepted < count // 2, "the mutations are neither all harmless nor all fatal"
     assert slowest < SLOWEST_S
 
