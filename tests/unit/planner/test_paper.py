@@ -83,7 +83,7 @@ def test_the_constants_are_those_of_the_three_calibration_rows() -> None:
     ],
 )
 def test_one_layer_of_22b(sequence_parallel: bool, recompute: str, forward: float, backward: float) -> None:
-    """Korthikanti et al. 2022, table 4, in ms. Nothing was set on it."""
+    """Korthikanti et al. 2022, table 4, in ms. No number was fitted to it."""
     model = gpt(layers=48, hidden=6144, heads=64, sequence=2048, vocabulary=51200)
     split = Split(tensor=8, microbatch=4, sequence_parallel=sequence_parallel, recompute=recompute)
     cost = layer_cost(model, model.row[0], split, selene(), load.software("megatron-2022"))
