@@ -3,7 +3,7 @@
 Every table and figure of the PTD-P paper with a printed throughput, and those of the Pathways paper on training. For
 each row the printed figure, the planner's, and the error; for each table the mean and the worst; for each comparison
 whether the planner picks the paper's winner. Constants are those of `a100-80g` and `tpu-v3`; two of them were set on
-three rows of table 1 (marked), everything else is prediction. `--calibrate` repeats that fit.
+three rows of table 1 (marked), no other number was fitted. `--calibrate` repeats that fit.
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     for one in missed:
         ours = f"the planner's {one['planner']} by {one['lead']:.1%}"
         console.print(f"  {one['table']}, {one['compare']}: the paper's {one['paper']}, {ours}")
-    console.print(f"calibrated on {'; '.join(result['calibration_rows'])}; everything else is prediction")
+    console.print(f"calibrated on {'; '.join(result['calibration_rows'])}; no other number was fitted")
+    console.print("docs/planner.md says which choices were made with the tables in sight")
 
 
 def _printed(line: dict[str, Any]) -> str:
