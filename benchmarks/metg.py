@@ -16,7 +16,6 @@ workers at work, measured for each system on the day: so having fewer cores than
 import argparse
 import json
 import math
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from benchmarks.peers.process import PeerError, PeerProcess, adopt_orphans, end_orphans
+from benchmarks.peers.process import PeerError, PeerProcess, adopt_orphans, end_in_order, end_orphans
 from benchmarks.peers.systems import SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 
@@ -246,7 +245,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that systems are closed
+    end_in_order()
     adopt_orphans()
     try:
         result = run(

@@ -7,7 +7,6 @@ python -m benchmarks.peers --hosts 2x1 --only pathways,jax-multicontroller --mod
 import argparse
 import json
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from benchmarks import measure
 from benchmarks.peers import comparisons, rounds
-from benchmarks.peers.process import adopt_orphans, end_orphans
+from benchmarks.peers.process import adopt_orphans, end_in_order, end_orphans
 from benchmarks.peers.protocol import CHAIN
 from benchmarks.peers.systems import SYSTEMS
 
@@ -44,6 +43,7 @@ def run(
     payloads: Sequence[str] = (),
     target_s: float = rounds.TARGET_S,
     say: Callable[[str], None] = lambda text: None,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Measures and returns the result as it is written to JSON.
 
@@ -53,6 +53,7 @@ def run(
         systems, modes, payloads: which; for the last two, none means all.
         target_s: how long a run is to take.
         say: told what is under way.
+        save: given the result after each topology, so that what was measured is not lost with what comes after.
     """
     result: dict[str, Any] = {
         "benchmark": "peers",
@@ -80,6 +81,7 @@ def run(
                     "errors": made.errors,
                 }
             )
+        save(result)
     return result
 
 
@@ -156,8 +158,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that peers are closed
+    end_in_order()
     adopt_orphans()
+
+    def save(result: dict[str, Any]) -> None:
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+
     try:
         result = run(
             options.topologies,
@@ -167,12 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             options.payloads,
             SMOKE_TARGET_S if options.smoke else rounds.TARGET_S,
             say=lambda text: print(text, file=sys.stderr, flush=True),
+            save=save,
         )
     finally:
         end_orphans()
     show(result, Console())
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,16 @@ class PeerError(Exception):
 
 class PeerEnded(PeerError):
     """There is nobody left to ask."""
+
+
+def end_in_order() -> None:
+    """From now on, SIGTERM is an exception, so that peers are closed. The second one is ignored: one may come twice."""
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def adopt_orphans() -> None:
@@ -79,6 +90,7 @@ class PeerProcess:
             start_new_session=True,  # Ctrl-C is for the benchmark, which closes its peers in order
         )
         self._seen: dict[int, psutil.Process] = {}
+        self._owes_answer = False
 
     def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
         """Sends a request and returns the answer.
@@ -88,6 +100,7 @@ class PeerProcess:
             PeerError: it says that it failed.
         """
         assert self._process.stdin is not None
+        self._owes_answer = True
         try:
             self._process.stdin.write(json.dumps({word: arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -100,6 +113,7 @@ class PeerProcess:
         if not line:
             self.kill()
             raise PeerEnded(f"it ended with code {self._process.returncode}\n{self.last_words()}")
+        self._owes_answer = False
         answer = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"])
@@ -144,12 +158,13 @@ class PeerProcess:
         psutil.wait_procs(list(self._seen.values()), timeout=CLOSE_LIMIT_S)
 
     def close(self) -> None:
-        """Lets the peer end by itself, then ends what is left of it, and removes its folder."""
+        """Lets the peer end by itself, where it is not busy, ends what is left of it, and removes its folder."""
         self._look()
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait(CLOSE_LIMIT_S)
+            if not self._owes_answer:
+                self._process.wait(CLOSE_LIMIT_S)
         self.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()

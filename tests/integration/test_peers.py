@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -132,3 +133,37 @@ def test_an_environment_that_cannot_be_built_is_reported(
     assert "reports them as not run" in capsys.readouterr().out
     assert "Invalid requirement" in str(environments.problem("dask"))
     assert not environments.interpreter("dask").exists()
+
+
+def test_a_benchmark_that_is_told_to_end_twice_leaves_nothing(tmp_path: Path) -> None:
+    """1. The benchmark of one peer is under way. 2. It gets SIGTERM two times. 3. No process is left, and no folder."""
+    script = """
+        import sys, time
+        from benchmarks.peers import process
+        process.end_in_order()
+        process.adopt_orphans()
+        peer = process.PeerProcess(sys.executable, ["fake_peer"], {"PYTHONPATH": sys.argv[1]})
+        try:
+            peer.ask("configure", 30, hosts=1, devices=1)
+            print(int(peer.ask("run", 30, mode="child", payload="noop", count=1)["value"][0]), flush=True)
+            peer.ask("run", 60, mode="hang", payload="noop", count=1)
+        finally:
+            peer.close()
+            process.end_orphans()
+    """
+    (tmp_path / "fake_peer.py").write_text(textwrap.dedent(PEER))
+    (tmp_path / "folders").mkdir()
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "folders")},
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        child = int(benchmark.stdout.readline())
+        benchmark.terminate()
+        time.sleep(0.2)  # the second comes while the peer is being closed
+        benchmark.terminate()
+        assert benchmark.wait(60) == 128 + 15
+    assert gone(child)
+    assert not list((tmp_path / "folders").iterdir())
