@@ -41,12 +41,21 @@ SYSTEMS = {
 }
 
 
-def pool_variables(devices: int) -> dict[str, str | None]:
-    """NPROC for the host processes of every system, by the rule that this runtime has for its own hosts."""
+def variables(devices: int) -> dict[str, str | None]:
+    """What is the same for the host processes of every system.
+
+    NPROC is by the rule that this runtime has for its own hosts. Ray would give its workers, our hosts among them, a
+    lower priority than the clients have (nice 15), and no other system does so with its processes.
+    """
     from pathways_ray.shape import pool_threads
 
     threads = pool_threads(devices)
-    return {"NPROC": str(threads) if threads else None, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {
+        "NPROC": str(threads) if threads else None,
+        "RAY_worker_niceness": "0",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
 
 
 def start(
@@ -57,7 +66,7 @@ def start(
     Raises:
         PeerError: it did not start. Nothing of it is left.
     """
-    process = PeerProcess(system.interpreter(), list(system.module), pool_variables(devices))
+    process = PeerProcess(system.interpreter(), list(system.module), variables(devices))
     try:
         return process, process.ask("configure", limit_s, hosts=hosts, devices=devices)
     except BaseException:

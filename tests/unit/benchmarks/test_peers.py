@@ -14,7 +14,7 @@ from benchmarks.peers import __main__ as program
 from benchmarks.peers import comparisons, environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
 from benchmarks.peers.rounds import Case, Running, Session
-from benchmarks.peers.systems import SYSTEMS, SystemInfo, pool_variables
+from benchmarks.peers.systems import SYSTEMS, SystemInfo, variables
 
 
 class FakeProcess:
@@ -125,7 +125,7 @@ def test_every_system_has_an_environment_and_exact_versions() -> None:
 
 @pytest.mark.parametrize("devices, threads", [(1, None), (2, "8"), (4, "8"), (8, "16")])
 def test_every_system_has_as_many_threads_as_hosts_of_this_runtime(devices: int, threads: str | None) -> None:
-    assert pool_variables(devices)["NPROC"] == threads
+    assert variables(devices)["NPROC"] == threads
 
 
 @pytest.mark.parametrize("us, count", [(1e-9, 8192), (100, 4992), (1000, 512), (50_000, 256)])
