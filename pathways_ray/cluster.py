@@ -25,6 +25,7 @@ from pathways_ray import detached, limits, names, placement
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.front_door import TenantsFile
 from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
+from pathways_ray.executor import crashes
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.ordering import Ordering
 from pathways_ray.plugins import policy_named
@@ -125,6 +126,7 @@ class Cluster:
 
     url: str
     token: str
+    runtime: str
     shape: Shape
     resource_manager: Any
     controller: Any
@@ -139,6 +141,7 @@ class Cluster:
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
         _kill([*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager], self.groups)
+        crashes.forget(self.runtime)
         if self.owns_ray:
             ray.shutdown()
 
@@ -288,13 +291,16 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
         metrics = ""
         if metrics_at is not None:
             metrics = metrics_url(*metrics_at, exposure.tls)
-        return Cluster(url, token, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca, metrics)
+        return Cluster(
+            url, token, runtime, shape, manager, controller, schedulers, hosts, groups, owns_ray, ca, metrics
+        )
     except BaseException:
         if outlives and made:
             with contextlib.suppress(PathwaysError):
                 detached.remove(runtime)  # by name, since an interrupted call may have made what it did not return
         else:
             _kill(made, groups)
+            crashes.forget(runtime)
         raise
 
 

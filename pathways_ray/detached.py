@@ -14,6 +14,7 @@ from ray.util.placement_group import get_placement_group, placement_group_table,
 
 from pathways_ray import names
 from pathways_ray.errors import PathwaysError, UsageError
+from pathways_ray.executor import crashes
 
 REMOVE_LIMIT_S = 30.0
 DESCRIBE_LIMIT_S = 5.0
@@ -68,6 +69,7 @@ def remove(name: str, limit_s: float = REMOVE_LIMIT_S) -> tuple[int, int]:
         # Again and again: what was on its way when the first look was taken comes up meanwhile.
         left, held = actors(name), groups(name)
         if not left and not held:
+            crashes.forget(name)
             return len(killed), len(freed)
         # Hosts first and the resource manager, whose name keeps others from starting the same runtime, last.
         for actor in sorted(left, key=lambda actor: actor == names.resource_manager(name)):

@@ -13,6 +13,19 @@ import re
 import tempfile
 from pathlib import Path
 
+
+def folder() -> Path:
+    """Where the files are; a process's own record of the runtime lies there too."""
+    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
+
+
+def forget(runtime: str, where: Path | None = None) -> None:
+    """Removes what the hosts of a runtime that has ended left on this machine."""
+    with contextlib.suppress(OSError):
+        for file in (where or folder()).glob(f"crash-{runtime}-*"):
+            file.unlink(missing_ok=True)
+
+
 _FIRST_LINE = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 
 
@@ -23,9 +36,8 @@ class CrashLog:
         runtime: the name of the runtime, without which two on a machine would mix their hosts up.
     """
 
-    def __init__(self, runtime: str, host: int, folder: Path | None = None) -> None:
-        where = folder or Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
-        self.path = where / f"crash-{runtime}-{host}"
+    def __init__(self, runtime: str, host: int, where: Path | None = None) -> None:
+        self.path = (where or folder()) / f"crash-{runtime}-{host}"
 
     def take(self) -> str:
         """How the process before this one died, if of itself, in a few words; and forgets it."""

@@ -115,7 +115,7 @@ def test_status_takes_the_environment(run, session) -> None:
     ("url", "token", "says"),
     [
         (None, None, "no cluster of yours runs on this machine"),
-        ("running", "wrong", "the token is not that of the cluster at grpc://"),
+        ("running", "wrong", "the token is missing or wrong"),
         ("running", "", "it needs --token as well"),
         ("grpc://127.0.0.1:1", "token", "no cluster answers at grpc://127.0.0.1:1:"),
         ("grpc://no-such-host.invalid:1", "token", "no cluster answers at"),

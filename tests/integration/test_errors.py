@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 
 V = np.arange(8, dtype=np.float32)
-TOO_MUCH = 1 << 46
+TOO_MUCH = 1 << 42
 """Elements: more bytes than a process has addresses, so that no machine can allocate them."""
 
 WITHIN_S = 20.0

@@ -67,7 +67,7 @@ BATTERY = """
     note("back and forth", lambda: back_and_forth(V))
     note("training", lambda: language_model.train_pathways(3))
 
-    bad = pw.compiled(lambda v: jnp.sort(v[0] * jnp.arange(1 << 46, dtype=jnp.float32))[:64], slice=a4)
+    bad = pw.compiled(lambda v: jnp.sort(v[0] * jnp.arange(1 << 42, dtype=jnp.float32))[:64], slice=a4)
     for f in (lambda v: there(square(bad(v))), lambda v: bad(there(v))):
         try:
             np.asarray(pw.program(f)(V))

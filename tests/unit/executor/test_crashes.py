@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pathways_ray.executor.crashes import CrashLog
+from pathways_ray.executor.crashes import CrashLog, forget
 
 DYING = """
 import os, sys
 from pathlib import Path
-from pathways_ray.executor.crashes import CrashLog
+from pathways_ray.executor.crashes import CrashLog, forget
 
 CrashLog("r", 0, Path(sys.argv[1])).watch()
 os.kill(os.getpid(), int(sys.argv[2]))
@@ -39,3 +39,10 @@ def test_a_folder_that_cannot_be_written_is_as_good_as_no_note(tmp_path: Path) -
     log = CrashLog("r", 0, tmp_path / "no" / "such")
     log.watch()
     assert log.take() == ""
+
+
+def test_a_runtime_that_ends_leaves_no_note(tmp_path: Path) -> None:
+    for runtime, host in (("r", 0), ("r", 1), ("other", 0)):
+        (tmp_path / f"crash-{runtime}-{host}").write_text("")
+    forget("r", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["crash-other-0"]
