@@ -33,16 +33,19 @@ from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 
 ROUNDS = 3
 REPETITIONS = 3  # of each measurement; the median counts
+CALIBRATIONS = 5
 HALF = 0.5
 TARGET_S = 0.3  # of one measured run
 CLOSE = 1.15  # the search ends when its two bounds are this near
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
+LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
 RUN_LIMIT_S = 120.0
 SYSTEMS = {
     "pathways": SystemInfo("", ("benchmarks.peers.pathways_tasks",)),
     "pathways-no-fusion": SystemInfo("", ("benchmarks.peers.pathways_tasks", "--no-fusion")),
     "dask": SystemInfo("dask", ("benchmarks.peers.dask_tasks",)),
 }
+ROWS = {"dask": 16}  # it takes tens of milliseconds for a row, and need not be told of 64 at a time
 
 MEASURED = (
     "Rows of {width} tasks on {width} workers of one host; a task takes values of the row before, works, and leaves "
@@ -70,14 +73,18 @@ class NotReached(Exception):
 def search(granularity: Callable[[float], float], first: float) -> Point:
     """Where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
 
+    A first measurement gives a guess: were the overhead the same for all durations, METG would be twice that.
+
     Args:
         granularity: measures tasks of a duration; it may choose another one, so it returns what it took as well.
-        first: the duration to begin with.
+        first: the duration that is measured first.
 
     Raises:
         NotReached: it does not cross.
     """
-    point = Point(first, granularity(first))
+    overhead = granularity(first) - first
+    begin = min(max(overhead, first / LEAP, DURATIONS[0]), first * LEAP, DURATIONS[1])
+    point = Point(begin, granularity(begin))
     factor = 0.5 if point.efficiency >= HALF else 2.0
     while True:
         duration = point.duration * factor
@@ -109,9 +116,15 @@ def crossing(low: Point, high: Point) -> Point:
 
 @dataclass
 class Workers:
-    """A started system. `iteration_s` is what one iteration of a task takes when all workers work."""
+    """A started system.
+
+    Attributes:
+        rows: of the graphs that are measured, a multiple of this.
+        iteration_s: what one iteration of a task takes when all workers work.
+    """
 
     process: PeerProcess
+    rows: int = STEPS
     iteration_s: float = 0.0
 
     def seconds(self, mode: str, payload: str, rows: int, iterations: int) -> float:
@@ -123,12 +136,18 @@ class Workers:
         return answer["seconds"]
 
     def calibrate(self, mode: str) -> None:
-        """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out."""
+        """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out.
+
+        From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
+        """
         n = 1000
         while self.seconds(mode, "calibrate", 1, n) < TARGET_S:
             n *= 2
-        pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(REPETITIONS)]
-        self.iteration_s = statistics.median(two - one for one, two in pairs) / n
+        pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
+        one, two = (min(times) for times in zip(*pairs, strict=True))
+        if two <= one:
+            raise PeerError(f"{n} iterations take {one:.3f} s and twice as many {two:.3f} s: the machine is not quiet")
+        self.iteration_s = (two - one) / n
 
     def granularity(self, mode: str, pattern: str) -> Callable[[float], float]:
         """Measures tasks of a duration: seconds from the beginning of one row to that of the next.
@@ -138,8 +157,8 @@ class Workers:
 
         def of(duration: float) -> float:
             iterations = max(round(duration / self.iteration_s), 1)
-            row_s = self.seconds(mode, pattern, STEPS, iterations) / STEPS
-            rows = STEPS * min(max(round(TARGET_S / row_s / STEPS), 1), 64)
+            row_s = self.seconds(mode, pattern, self.rows, iterations) / self.rows
+            rows = self.rows * min(max(round(TARGET_S / row_s / self.rows), 1), 64)
             runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
             # For the duration that was asked for, where iterations are too coarse to hit it.
             return statistics.median(runs) * duration / (iterations * self.iteration_s)
@@ -173,7 +192,7 @@ def run(
                 if problem:
                     raise PeerError(problem)
                 process, described = start(SYSTEMS[name], 1, WIDTH)
-                started[name] = Workers(process)
+                started[name] = Workers(process, ROWS.get(name, STEPS))
                 modes[name], versions[name] = described["modes"]["calibrate"], described["versions"]
                 started[name].calibrate(modes[name][0])
                 say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")

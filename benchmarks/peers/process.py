@@ -147,14 +147,19 @@ class PeerProcess:
         return "\n".join(text.strip().splitlines()[-ERROR_LINES:])
 
     def kill(self) -> None:
-        """Ends the process and all below it; returns when they are gone."""
-        self._look()
+        """Ends the process and all below it; returns when they are gone.
+
+        The peer is stopped first, or it might start anew what is ended below it.
+        """
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
+            self._process.send_signal(signal.SIGSTOP)
+        self._look()
         for process in self._seen.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()  # psutil refuses when the number belongs to another process by now
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
         psutil.wait_procs(list(self._seen.values()), timeout=CLOSE_LIMIT_S)
 
     def close(self) -> None:
