@@ -198,8 +198,22 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
         "logging_level": "ERROR",
         "object_store_memory": 100 << 20,  # no array goes through Ray
     }
-    ray.init(**{**defaults, **options})
+    # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their own hosts aside.
+    with _environment("RAY_worker_niceness", "0"):
+        ray.init(**{**defaults, **options})
     return True
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable, unless the user has, for what is started meanwhile."""
+    before = os.environ.get(name)
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def _check_reachable(address: str) -> None:
