@@ -386,7 +386,8 @@ class FrontDoor:
         tenants.check_sessions(owner, sum(c.tenant.name == owner.name for c in self.clients.values()))
         self.sessions_made = number
         digest = next((d for t, d in self.tenants.book.entries if t == tenant), "")
-        outbox = streams.AsyncOutbox(self.launches.in_flight.__len__)
+        # By the client's own launches: others' must not hold up what it waits for.
+        outbox = streams.AsyncOutbox(lambda: self.launches.flying(number))
         client = self.clients[number] = Client(number, request.name[:256], owner, digest, outbox)
         self.do(self.launches.open_session(number, owner))
         platforms = await self.resource_manager.platforms.remote()

@@ -96,6 +96,11 @@ class Launches:
         self.sessions[session] = Session(session, owner, self.ledger.of(session))
         return self._accounts(self._islands(), (session,))
 
+    def flying(self, session: int) -> int:
+        """Launches of a session that are on their islands."""
+        state = self.sessions.get(session)
+        return state.in_flight if state is not None else 0
+
     def set_tenant(self, tenant: Tenant) -> list[Command]:
         """The operator changed a tenant: weight and priority hold from now on, quotas for what is asked from now on."""
         mine = [s for s in self.sessions.values() if s.tenant.name == tenant.name]
