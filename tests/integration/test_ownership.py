@@ -171,7 +171,7 @@ KILLING = """
             long(x).block_until_ready(timeout=20)
             raise SystemExit("it ran")
         except pw.errors.ProgramRefused as error:
-            assert "3 times in a row" in str(error), error
+            assert "ended a host 3 times" in str(error), error
         assert np.asarray(short(x))[0] == 2
         print("refused")
 """
