@@ -72,7 +72,7 @@ BATTERY = """
         try:
             np.asarray(pw.program(f)(V))
         except pw.errors.ExecutionError as error:
-            found.setdefault("failures", []).append("281474976710656" in str(error))
+            found.setdefault("failures", []).append("17592186044416" in str(error))
     note("after failures", lambda: mixed(W, V))
     status = session.status()
     found["dispatch"] = status["controller"]["dispatch"]
