@@ -27,7 +27,7 @@ help:  ## list the targets
 demo: $(READY)  ## start a small cluster on this machine and run a program on it
 	@$(VENV)/bin/pathways demo
 
-check: $(READY)  ## format, lint, types and the tests that need no cluster (under a minute)
+check: $(READY)  ## format, lint, types and the tests that need no cluster (about two minutes)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
