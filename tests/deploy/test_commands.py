@@ -106,6 +106,7 @@ def assert_gone(python: Scripts) -> None:
     assert left == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_container_serves_until_it_is_told_to_stop(python, machine, tmp_path) -> None:
     """`docker run` as the page has it, but for the container."""
@@ -142,6 +143,7 @@ def test_a_slurm_job_runs_a_command_and_ends(python, machine, tmp_path) -> None:
     assert "runtime 'pathways' is down" in out
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_head_of_kuberay_starts_the_runtime_and_starts_it_again(python, machine, tmp_path) -> None:
     """The head container's command, with the `ray start` that KubeRay would make, killed and started a second time."""
@@ -173,6 +175,7 @@ def test_the_head_of_kuberay_starts_the_runtime_and_starts_it_again(python, mach
         head.communicate(timeout=30.0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_ray_up_and_ray_exec(python, machine, tmp_path) -> None:
     """The head's start commands of the cluster file, then what the page has for `ray exec`."""

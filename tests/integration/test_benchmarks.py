@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)  # a dozen processes start, most of them with JAX
 def test_tenants(python: Any, tmp_path: Path) -> None:
     target = tmp_path / "tenants.json"

@@ -177,6 +177,7 @@ KILLING = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_program_under_which_hosts_die_three_times_is_refused_and_others_are_not(python: Any) -> None:
     assert "refused" in python.run(KILLING, timeout=110)
