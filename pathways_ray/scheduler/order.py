@@ -61,6 +61,9 @@ AT_LEAST = 2
 UNMEASURED_S = 0.005
 """What a launch is taken for until the first one of its program has been measured."""
 
+STRANDED_S = 5.0
+"""Where a launch has failed on one host, the hosts that have part in what failed get so long to end it as well."""
+
 TURN_S = 0.0005
 """A session keeps its turn for this much estimated device time: hosts run neighbouring small launches as one."""
 
@@ -144,7 +147,9 @@ class _Queue:
 class _Outstanding:
     """A launch with the hosts: who has yet to complete it, the first failure seen, the most microseconds it took.
 
-    `arrived` are, by gang, the hosts that have its inputs; `missed` the failure that one of them got instead.
+    `failed_on` are hosts that failed, `failed_at` is when the first one did, in seconds; `must_fail` hosts that have
+    part in what failed. `arrived` are, by gang, the hosts that have its inputs; `missed` the failure that one of them
+    got instead.
     """
 
     hosts: set[int]
@@ -155,6 +160,7 @@ class _Outstanding:
     micros: int = 0
     failed: RunFailed | None = None
     failed_on: set[int] = field(default_factory=set)
+    failed_at: float = 0.0
     must_fail: set[int] = field(default_factory=set)
     succeeded: bool = False
     arrived: dict[int, set[int]] = field(default_factory=dict)
@@ -196,20 +202,29 @@ class IslandOrder:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Command]:
-        """Time passes, in seconds; policies with ageing go by it. A launch that keeps devices for longer than the limit
-        may never end (a loop, a collective that somebody is missing from), and nothing can be taken off a device."""
+        """Time passes, in seconds; policies with ageing go by it.
+
+        Nothing can be taken off a device, so an island starts anew when a launch keeps devices for longer than the
+        limit (a loop without end), or hosts still sit in a gang that another one has failed to enter.
+        """
         self.now = now
         self.first_since = {sequence: self.first_since.get(sequence, now) for sequence in self._suspects()}
         for sequence, since in self.first_since.items():
+            record = self.outstanding[sequence]
+            launch = f"launch {sequence} of program {record.program.name!r}"
             if now - since > self.limit_s:
-                record = self.outstanding[sequence]
-                reason = (
-                    f"launch {sequence} of program {record.program.name!r} was first on its devices for "
-                    f"{now - since:.0f} s; the limit is {self.limit_s:.0f} s"
-                )
-                host = min(self.hosts)
-                return self.host_lost(host, self.epochs[host], reason, silent=True, kind="LaunchTimeout")
+                reason = f"{launch} was first on its devices for {now - since:.0f} s; the limit is {self.limit_s:.0f} s"
+                return self._start_anew(reason, "LaunchTimeout")
+            stranded = record.must_fail & record.hosts
+            if record.failed is not None and stranded and now - max(since, record.failed_at) > STRANDED_S:
+                failed, left = (", ".join(map(str, sorted(hosts))) for hosts in (record.failed_on, stranded))
+                message = record.failed.failure.message
+                return self._start_anew(f"{launch} failed on host {failed}, and host {left} waits in it: {message}")
         return []
+
+    def _start_anew(self, reason: str, kind: str = "HostLost") -> list[Command]:
+        host = min(self.hosts)
+        return self.host_lost(host, self.epochs[host], reason, silent=True, kind=kind)
 
     def from_controller(self, message: ToIsland) -> list[Command]:
         """A message from the controller."""
@@ -556,7 +571,8 @@ class IslandOrder:
         if record is None:
             return []
         record.hosts.discard(host)
-        record.failed = record.failed or message
+        if record.failed is None:
+            record.failed, record.failed_at = message, self.now
         record.failed_on.add(host)
         record.must_fail.update(message.hosts or self.hosts)
         if commands := self._disagree(record, host, succeeded=False):

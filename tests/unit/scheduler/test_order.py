@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import STRANDED_S, Command, IslandOrder, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport.messages import (
     Arrived,
     Done,
@@ -338,3 +338,31 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
     assert order.tick(50.0) == []
+
+
+def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:
+    """
+    1. A launch fails on host 0. Host 1 is busy with the one before it: that is no reason.
+    2. Then it is first on host 1's devices, and does not end: the island starts anew.
+    """
+    order = island(0, 1, window=4)
+    for k in (1, 2):
+        order.from_controller(run(k))
+    assert order.tick(0.0) == []
+    assert order.from_host(0, 1, RunFailed(2, BOOM)) == []
+    assert order.tick(60.0) == []
+    for host in (0, 1):
+        order.from_host(host, 1, Done((1,)))
+    assert order.tick(61.0) == []
+    commands = order.tick(61.0 + STRANDED_S + 1)
+    assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
+    assert "failed on host 0, and host 1 waits in it: boom" in told(commands)[0].reason
+
+
+def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
+    order = island(0, 1)
+    order.from_controller(run(1))
+    order.tick(0.0)
+    order.from_host(0, 1, RunFailed(1, BOOM, (0,)))
+    assert order.tick(100.0) == []
+    assert told(order.from_host(1, 1, Done((1,)))) == [RunFailed(1, BOOM, (0,))]

@@ -115,7 +115,11 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
-        self.order.tick(self.order.now + seconds)
+        """Hosts that leave others waiting in a launch they have failed make the island start anew."""
+        commands = self.order.tick(self.order.now + seconds)
+        if commands:
+            assert any(self.fate.get(sequence) and left for sequence, left in self.open.items()), "no reason to"
+            self.all_go(lambda: commands)
 
     def send(self, message: Run | Drop) -> None:
         self.since_loss.append(message)
