@@ -184,9 +184,9 @@ class Launches:
     def _refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Command]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
         program = session.programs.get(launch.program)
-        for k, held in enumerate(program.results if program is not None else ()):
-            session.forget(launch.results + k)
-            session.keep(launch.results + k, Buffer(held, 0, failure))
+        for number, held in enumerate(program.results if program is not None else (), launch.results):
+            if not session.lives(number):
+                session.keep(number, Buffer(held, 0, failure))
         return [SendClient(session.id, LaunchFailed(launch.launch, failure))]
 
     def _admit_waiting(self, session: Session) -> list[Command]:
@@ -220,7 +220,8 @@ class Launches:
             check_layout(put.type, put.spec, place.mesh, "put")
             held = Held.on(place.mesh, put.type, put.spec)
             failure = quotas.device_bytes(session, self.sessions.values(), held.device_bytes, f"{put.type} to put")
-            session.forget(put.buffer)
+            if session.lives(put.buffer):
+                return  # clients count their buffers up; what the hosts have there now is this session's own trouble
             session.keep(put.buffer, Buffer(held, 0, failure))
             if failure is not None:
                 commands.append(SendIsland(place.island, Drop(session.id, (put.buffer,))))
@@ -238,6 +239,7 @@ class Launches:
             program.failure
             or self.quarantine.refusal(program.digest)
             or self._argument_failure(session, program, launch)
+            or self._result_failure(session, program, launch)
             or quotas.device_bytes(
                 session, self.sessions.values(), program.result_bytes, f"the results of program {program.name!r}"
             )
@@ -287,6 +289,13 @@ class Launches:
                 )
         return None
 
+    def _result_failure(self, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+        """A number stands for one buffer: another one under it would be on hosts without being counted."""
+        for number in range(launch.results, launch.results + len(program.results)):
+            if session.lives(number):
+                return Failure("WireError", f"launch {launch.launch} gives its result number {number}, which is taken")
+        return None
+
     def _away(self, program: PlannedProgram) -> list[HostState]:
         """Hosts that are down on the islands of a program: such an island starts nothing, whichever hosts it needs."""
         return [self.hosts[host] for host in sorted(self.away) if self.hosts[host].island in program.plans]
@@ -306,7 +315,6 @@ class Launches:
         buffers = session.buffers
         producers = tuple(p for n in launch.arguments if (p := buffers[n].producer) and p in self.in_flight)
         for k, held in enumerate(program.results):
-            session.forget(launch.results + k)
             session.keep(launch.results + k, Buffer(held, sequence))
         record = InFlight(
             sequence,

@@ -57,6 +57,11 @@ class Session:
     device_bytes: int = 0
     admitting: bool = False
 
+    def lives(self, number: int) -> bool:
+        """Whether a number stands for a buffer that is there or will be."""
+        buffer = self.buffers.get(number)
+        return buffer is not None and buffer.failure is None
+
     def keep(self, number: int, buffer: Buffer) -> None:
         """A buffer under the client's number for it."""
         self.buffers[number] = buffer

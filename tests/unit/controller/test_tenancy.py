@@ -148,6 +148,23 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     assert len(to_island(f.launch(3, (1,), 30), 0, Run)) == 1
 
 
+def test_a_number_stands_for_one_buffer() -> None:
+    """Under a number that is taken, a second buffer could lie on another island's devices without being counted.
+
+    1. A launch that gives its result the number of an array is refused, and the array stays.
+    2. A put under the number of a result changes nothing.
+    """
+    f = front(Tenant("alice", quota=Quota(device_bytes=100 * VECTOR.nbytes)))
+    f.register(program_over(1, 2), 1)
+    f.put(1)
+    assert failure_of(f.launch(1, (1,), 1)).message == "launch 1 gives its result number 1, which is taken"
+    f.launch(2, (1,), 10)
+    before = f.launches.tenants()
+    f.put(10, slice=3)
+    assert f.launches.tenants() == before
+    assert f.buffers() == {1, 10}
+
+
 def test_a_failed_launch_takes_no_bytes() -> None:
     f = front(Tenant("alice", quota=Quota(device_bytes=4 * VECTOR.nbytes)))
     f.register(program_over(1), 1)
