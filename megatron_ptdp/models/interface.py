@@ -1,0 +1,112 @@
+"""What a model is to the parts that train it: parameters by stage, and a function from a stage's input to its output.
+
+A model is a row of layers between an embedding and a loss. It is cut into stages of neighbouring layers. `forward` of a
+stage runs inside `jax.shard_map` over the mesh of the stage's slice, with the axes DATA and TENSOR, and replication is
+tracked (`check_vma=True`): then autodiff puts the sums over TENSOR where they belong, and a forgotten one is an error
+of types. Everything `forward` sees is one member's part. Members of DATA have different examples and never talk to each
+other in `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from jax.sharding import PartitionSpec
+
+DATA, TENSOR = "data", "tensor"
+"""The axes of a stage's mesh, in this order: replicas of the stage, and members that share its matrices."""
+
+Tree: TypeAlias = Any
+"""A nested dict with the said leaves."""
+
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+"""What the backward computes again: nothing; the scores of attention; everything inside a layer."""
+
+Initial: TypeAlias = Literal["normal", "ones", "zeros"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers [first, last) of the whole model; `embeds` with the embedding before, `scores` with the loss after."""
+
+    first: int
+    last: int
+    embeds: bool
+    scores: bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of a stage's parameters.
+
+    Attributes:
+        shape: of all members' parts together. If `stacked`, dimension 0 counts the stage's layers of one kind.
+        spec: how members of TENSOR share it; DATA is not in it.
+        initial: what it is filled with at first; "normal" has standard deviation `scale`.
+        decay: whether weight decay acts on it (matrices, not norms and biases).
+        padded: (dimension, size without padding), when `shape` was rounded up so that members share it evenly. The
+            padding is zero, and stays so: its gradient is zero.
+        tied: another stage of the pipeline holds the same array, under the same path: the gradient is the sum of both.
+    """
+
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+    initial: Initial = "normal"
+    scale: float = 0.0
+    decay: bool = True
+    stacked: bool = False
+    padded: tuple[int, int] | None = None
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """One array of what a stage hands to the next, for one microbatch.
+
+    Attributes:
+        shape: of all members' parts together; dimension 0 counts examples.
+        dtype: by name.
+        spec: over DATA and TENSOR.
+        split: a dimension along which members of TENSOR that all hold the same could each send a part; None where they
+            do not hold the same, or it is too small to matter.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    split: int | None = None
+
+
+class Model(Protocol):
+    """A model with its sizes, and the way it is computed: tensor parallel size, sequence parallel, recompute, dtype."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are to cut: encoder and decoder layers together, in this order."""
+
+    def parameters(self, stage: Stage) -> Tree:
+        """The `Parameter`s of a stage."""
+
+    def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array of so many examples, as the data gives them; dimension 0 counts examples."""
+
+    def values(self, stage: Stage, examples: int) -> Tree:
+        """The `Value`s that come into a stage; of one with the embedding: {}."""
+
+    def forward(self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any]) -> Any:
+        """The values for the next stage, or of the last stage the loss.
+
+        Args:
+            params: the member's parts. Varying over DATA or not, as the caller likes.
+            values: the member's parts, as `values(stage)` says; {} for a stage with the embedding.
+            batch: the member's examples, the same on all members of TENSOR.
+
+        Returns:
+            The loss is a scalar in nats (float32, or float64 when that is the dtype): the sum over this member's
+            predicted tokens, times their weights when the batch has "weights". It varies over DATA and not over TENSOR.
+        """
+
+    def tokens(self, batch: Mapping[str, Any]) -> float:
+        """The sum of weights of predicted tokens of a whole NumPy batch: what the summed loss is divided by."""
