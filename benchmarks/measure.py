@@ -1,13 +1,16 @@
 """What every benchmark needs: a description of the machine, interleaved rounds, statistics that show their spread."""
 
+import contextlib
 import os
 import platform
 import statistics
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pathways_ray.executor.cores import VARIABLE
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -45,6 +48,29 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+@contextlib.contextmanager
+def devices_apart() -> Iterator[bool]:
+    """CPU devices of hosts that are started inside have the first core for themselves, all else has the others.
+
+    So device time is the devices' own, as on an accelerator, and collectives between two devices do not depend on which
+    core the kernel puts each of them on. Says whether there are cores enough.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield False
+        return
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(cores[0])
+    os.sched_setaffinity(0, cores[1:])
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, cores)
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def interleaved(

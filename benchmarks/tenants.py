@@ -10,6 +10,7 @@ Run it with `python -m benchmarks.tenants --json tenants.json --figures .`; it t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ MEASURED = (
     "process with as many devices. {rounds} rounds of {seconds} s each after one to warm up, all cases in turn; ratios "
     "are taken round by round. Every final value is checked."
 )
+APART = " The devices share a core of their own, for JAX alone as well; everything else has the other cores."
+TOGETHER = " Devices and everything else share the cores."
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Settings:
         share_seconds: that one measurement of shares takes.
         devices: of the host, at least 2, or there is nothing to reduce.
         parts: out of PARTS.
+        apart: the devices have a core for themselves; see `measure.devices_apart`.
     """
 
     clients: tuple[int, ...] = (1, 2, 4, 8)
@@ -58,6 +62,7 @@ class Settings:
     share_seconds: float = 10.0
     devices: int = 2
     parts: tuple[str, ...] = PARTS
+    apart: bool = True
 
 
 SMOKE = Settings((1, 2), (0.001,), rounds=1, seconds=0.2, share_seconds=0.4, parts=PARTS[:-1])  # one cluster's worth
@@ -77,11 +82,16 @@ class Case:
 
 def run(settings: Settings = Settings()) -> dict[str, Any]:
     """Measures and returns the result as it is written to JSON; makes clusters of its own."""
-    machine = measure.machine()
+    with contextlib.ExitStack() as stack:
+        machine = measure.machine()
+        apart = settings.apart and stack.enter_context(measure.devices_apart())
+        return {"benchmark": "tenants", "machine": machine, "devices_apart": apart, **measured(settings, apart)}
+
+
+def measured(settings: Settings, apart: bool) -> dict[str, Any]:
+    """Everything but the description of the machine."""
     result: dict[str, Any] = {
-        "benchmark": "tenants",
-        "machine": machine,
-        "measured": MEASURED.format(**asdict(settings)),
+        "measured": MEASURED.format(**asdict(settings)) + (APART if apart else TOGETHER),
         "settings": asdict(settings),
     }
     jax = Process(JaxAlone, devices=settings.devices)
@@ -283,6 +293,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="of one rate (default: %(default)s)")
     parser.add_argument("--share-seconds", type=float, default=usual.share_seconds, help="default: %(default)s")
     parser.add_argument("--devices", type=int, default=usual.devices, help="of the host (default: %(default)s)")
+    parser.add_argument(
+        "--together",
+        dest="apart",
+        action="store_false",
+        help="let devices and everything else share all cores; collectives then depend on where the kernel puts threads",
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     return parser.parse_args(arguments)
 
@@ -293,16 +309,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if not options.smoke:
         given = {name: getattr(options, name) for name in asdict(SMOKE)}
         settings = Settings(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
-    measured = run(settings)
-    show(measured, Console())
+    found = run(settings)
+    show(found, Console())
     if options.json:
-        options.json.write_text(json.dumps(measured, indent=2) + "\n")
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
     if options.figures:
         from benchmarks import figures  # matplotlib is not needed to measure
 
         options.figures.mkdir(parents=True, exist_ok=True)
-        figures.tenants(measured, options.figures)
-    return measured
+        figures.tenants(found, options.figures)
+    return found
 
 
 if __name__ == "__main__":

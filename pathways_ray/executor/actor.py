@@ -15,6 +15,7 @@ import msgspec
 import ray
 
 from pathways_ray import names
+from pathways_ray.executor.cores import VARIABLE, core_of, pinned
 from pathways_ray.executor.crashes import CrashLog
 from pathways_ray.executor.ordering import KEPT, Ordering
 from pathways_ray.executor.trace import Ran, Trace
@@ -89,7 +90,9 @@ class HostExecutor:
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
-        local = jax.local_devices()
+        # The first look at the devices makes their threads.
+        with pinned(core_of(self.host, os.environ.get(VARIABLE, "")) if platform == "cpu" else None):
+            local = jax.local_devices()
         if len(local) < devices or local[0].platform != platform:
             raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
         grouped = {h: [d for d in jax.devices() if d.process_index == k] for k, h in enumerate(self.members)}
