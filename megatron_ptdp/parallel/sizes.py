@@ -1,0 +1,92 @@
+"""How a training run is cut: pipeline, tensor and data parallel sizes, chunks and microbatches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from megatron_ptdp.errors import BadSizes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one training run; all are whole numbers of at least 1.
+
+    Attributes:
+        pipeline: p, devices (slices) of the pipeline
+        tensor: t, members that share the matrices of a stage
+        data: d, replicas of the model in all
+        chunks: v, stages on each pipeline device
+        microbatches: m, of each step
+        examples: b, of one microbatch on one replica; a step takes m·b·d examples
+        islands: r, over how many islands the replicas lie; d/r of them are members of the axis DATA of each slice
+
+    Raises:
+        BadSizes: one is below 1, or the replicas cannot be spread evenly.
+    """
+
+    pipeline: int = 1
+    tensor: int = 1
+    data: int = 1
+    chunks: int = 1
+    microbatches: int = 1
+    examples: int = 1
+    islands: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadSizes(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
+        if self.data % self.islands:
+            raise BadSizes(
+                f"{self.data} data-parallel replicas cannot lie evenly on {self.islands} islands; choose data as a "
+                f"multiple of islands; the sizes are {self}"
+            )
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks
+
+    @property
+    def members(self) -> int:
+        """Members of the axis DATA of one slice."""
+        return self.data // self.islands
+
+    @property
+    def devices(self) -> int:
+        """Devices that the whole run takes."""
+        return self.pipeline * self.tensor * self.data
+
+    @property
+    def batch(self) -> int:
+        """Examples of one step, B = m·b·d."""
+        return self.microbatches * self.examples * self.data
+
+    def require_devices(self, there: int) -> None:
+        """Makes sure that p·t·d are no more devices than there are.
+
+        Raises:
+            BadSizes: they are.
+        """
+        if self.devices > there:
+            raise BadSizes(
+                f"pipeline {self.pipeline} × tensor {self.tensor} × data {self.data} are {self.devices} devices, but "
+                f"there are {there}; choose sizes whose product is at most {there}"
+            )
+
+    @classmethod
+    def for_batch(
+        cls, batch: int, pipeline: int, tensor: int, data: int, examples: int, chunks: int = 1, islands: int = 1
+    ) -> Sizes:
+        """The sizes with m = B/(d·b).
+
+        Raises:
+            BadSizes: the batch is not a multiple of d·b.
+        """
+        sizes = cls(pipeline, tensor, data, chunks, 1, examples, islands)
+        if batch < 1 or batch % (data * examples):
+            raise BadSizes(
+                f"a batch of {batch} examples cannot be cut into microbatches of {examples} on each of {data} replicas: "
+                f"it must be a multiple of {math.prod((data, examples))}"
+            )
+        return cls(pipeline, tensor, data, chunks, batch // (data * examples), examples, sizes.islands)
