@@ -2,6 +2,7 @@
 
 PathwaysError
 ├── UsageError (also ValueError)      the question has to change: the message says what was seen and what would do
+│   ├── BadSizes                      parallel sizes that do not divide, or need more devices than there are
 │   ├── ConfigError                   a setting that there is not, or a value it cannot have
 │   ├── TokenFileError                a token file, a text or a tokenizer that is missing, damaged or of another kind
 │   └── CheckpointError               a checkpoint that is damaged, or of another model
@@ -28,6 +29,10 @@ class ConfigError(UsageError, ValueError):
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return cls(f"there is no {kind} {name!r}; {hint}there are {', '.join(names)}")
+
+
+class BadSizes(UsageError, ValueError):
+    """Parallel sizes that do not fit each other, the model, the schedule or the devices."""
 
 
 class TokenFileError(UsageError, ValueError):
