@@ -1,0 +1,86 @@
+"""Which examples a step sees: a pure function of the seed and the step's number, whatever the parallel sizes.
+
+Tokens are cut into examples that follow one another. Grain shuffles them anew for each pass, and cuts the endless row
+of them into batches; microbatches and replicas are parts of a batch. So the position in the data is the number of the
+step, and a checkpoint needs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from megatron_ptdp.data.tokenfile import TokenFile
+from megatron_ptdp.errors import ConfigError
+
+Lengths = Mapping[str, int]
+"""Tokens of one example, by the name of the array they go to, in the order in which they follow one another."""
+
+_AHEAD = 4
+"""Batches that are read before they are asked for."""
+
+
+def lengths_of(batch: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, int]:
+    """The tokens of one example of a model: from what `Model.batch(1)` says.
+
+    Raises:
+        ConfigError: the model wants more than rows of tokens, which a token file does not have.
+    """
+    for name, (shape, dtype) in batch.items():
+        if len(shape) != 2 or not np.issubdtype(np.dtype(dtype), np.integer):
+            raise ConfigError(f"the model wants {name} as {dtype}{list(shape)}; a token file has rows of whole numbers")
+    return {name: shape[1] for name, (shape, _) in batch.items()}
+
+
+class Examples:
+    """A token file as examples: row k begins with the last token of row k - 1, so that each is predicted once.
+
+    An example with several arrays is cut into them, the first tokens to the first array: an encoder reads a text, and
+    the decoder goes on with it.
+    """
+
+    def __init__(self, file: TokenFile, lengths: Lengths) -> None:
+        self.tokens, self.lengths = file.tokens, dict(lengths)
+        self.row = sum(lengths.values())
+        self.count = max(0, file.header.count - 1) // (self.row - 1)
+        if not self.count:
+            raise ConfigError(
+                f"token file {file.path} has {file.header.count:,} tokens, too few for one example of {self.row}"
+            )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> dict[str, np.ndarray]:
+        start = k * (self.row - 1)
+        row = np.asarray(self.tokens[start : start + self.row], np.int32)
+        cuts = np.cumsum(list(self.lengths.values()))[:-1]
+        return dict(zip(self.lengths, np.split(row, cuts), strict=True))
+
+
+class Batches:
+    """The batches of all steps, of `examples` each."""
+
+    def __init__(self, file: TokenFile, lengths: Lengths, examples: int, seed: int) -> None:
+        source = Examples(file, lengths)
+        self.size, self.there = examples, len(source)
+        data = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+        self._batches: Any = data.batch(examples, drop_remainder=True)
+
+    def at(self, step: int) -> dict[str, np.ndarray]:
+        """The batch of a step, counted from 0: each array (examples, tokens of one), int32."""
+        batch: dict[str, np.ndarray] = self._batches[step]
+        return batch
+
+    def starting_at(self, step: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of this step and all later ones, some read ahead by threads."""
+        ahead: Any = iter(self._batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=_AHEAD)))
+        ahead.set_state({"next_index": step})
+        return ahead
+
+    def passes(self, step: int) -> float:
+        """How often the file has been read when so many steps are done."""
+        return step * self.size / self.there

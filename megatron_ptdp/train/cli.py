@@ -1,0 +1,96 @@
+"""The command line `pathways-train`: text to tokens, and training.
+
+    pathways-train prepare --output corpus.tokens
+    pathways-train run --config tiny.toml --set pipeline=4
+
+An error ends a command with one line, `pathways-train: what happened`; exit status 2 where the question has to change,
+1 where training could not go on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from pathways_ray.errors import PathwaysError, UsageError
+
+NAME = "pathways-train"
+PLAIN_WIDTH = 130  # columns of text that goes to no terminal; rich would take 80, in which lines break
+
+
+class Failed(click.ClickException):
+    """Ends a command with one line on stderr."""
+
+    def __init__(self, error: PathwaysError) -> None:
+        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"{NAME}: {self.message}", err=True)
+
+
+class WronglyAsked(Failed):
+    """The same with exit status 2: the question has to change."""
+
+    exit_code = 2
+
+
+class Commands(click.Group):
+    """A group that shows errors as one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PathwaysError as error:
+            raise (WronglyAsked(error) if isinstance(error, UsageError) else Failed(error)) from error
+
+
+def console() -> Console:
+    """On stderr: stdout is for what programs read."""
+    made = Console(stderr=True, highlight=False)
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def commands() -> None:
+    """Train models with pipeline, tensor and data parallelism on a Pathways runtime."""
+
+
+@commands.command()
+@click.argument("texts", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="the token file")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="a JSON file of the `tokenizers` library; left out, each byte is a token",
+)
+def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> None:
+    """Write a token file from TEXTS: files, or folders with .txt, .md, .rst and .py files.
+
+    Without TEXTS: Python's own reference text and the sources of its standard library.
+    """
+    from megatron_ptdp import data
+
+    files = data.files_in(texts) if texts else data.default_corpus()
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=console()) as progress:
+        line = progress.add_task(f"{len(files):,} files", total=sum(file.stat().st_size for file in files))
+        header = data.prepare(output, files, data.tokens_named(tokenizer), lambda n: progress.update(line, advance=n))
+    click.echo(
+        f"{output}: {header.count:,} tokens of {header.documents:,} texts, vocabulary {header.vocabulary:,}, "
+        f"{header.dtype}, tokenizer {header.tokenizer}"
+    )
+
+
+def main() -> None:
+    """The entry point of `pathways-train`."""
+    commands(prog_name=NAME)
+
+
+if __name__ == "__main__":
+    main()
