@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from megatron_ptdp.errors import BadSizes
+from megatron_ptdp.errors import SizesError
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Sizes:
         islands: r, over how many islands the replicas lie; d/r of them are members of the axis DATA of each slice
 
     Raises:
-        BadSizes: one is below 1, or the replicas cannot be spread evenly.
+        SizesError: one is below 1, or the replicas cannot be spread evenly.
     """
 
     pipeline: int = 1
@@ -36,9 +35,9 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadSizes(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
+                raise SizesError(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
         if self.data % self.islands:
-            raise BadSizes(
+            raise SizesError(
                 f"{self.data} data-parallel replicas cannot lie evenly on {self.islands} islands; choose data as a "
                 f"multiple of islands; the sizes are {self}"
             )
@@ -66,10 +65,10 @@ class Sizes:
         """Makes sure that p·t·d are no more devices than there are.
 
         Raises:
-            BadSizes: they are.
+            SizesError: they are.
         """
         if self.devices > there:
-            raise BadSizes(
+            raise SizesError(
                 f"pipeline {self.pipeline} × tensor {self.tensor} × data {self.data} are {self.devices} devices, but "
                 f"there are {there}; choose sizes whose product is at most {there}"
             )
@@ -81,12 +80,12 @@ class Sizes:
         """The sizes with m = B/(d·b).
 
         Raises:
-            BadSizes: the batch is not a multiple of d·b.
+            SizesError: the batch is not a multiple of d·b.
         """
         sizes = cls(pipeline, tensor, data, chunks, 1, examples, islands)
         if batch < 1 or batch % (data * examples):
-            raise BadSizes(
-                f"a batch of {batch} examples cannot be cut into microbatches of {examples} on each of {data} replicas: "
-                f"it must be a multiple of {math.prod((data, examples))}"
+            raise SizesError(
+                f"a batch of {batch} examples cannot be cut into microbatches of {examples} on each of {data} "
+                f"replicas: it must be a multiple of {data * examples}"
             )
         return cls(pipeline, tensor, data, chunks, batch // (data * examples), examples, sizes.islands)
