@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 import msgspec
 import ray
@@ -24,6 +25,9 @@ from pathways_ray.transport import streams
 from pathways_ray.transport.exposure import Exposure, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
+
+if TYPE_CHECKING:
+    from pathways_ray.executor.timeline import Computed, Timeline
 
 GROUP_LIMIT_S = 30
 """Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
@@ -55,6 +59,7 @@ class HostExecutor:
     ) -> None:
         self.host, self.island, self.members, self.ordering = host, island, members, ordering
         self.exposure = exposure
+        self.timeline: Timeline | None = None
         self.bind = streams.bind_address(exposure.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
@@ -167,6 +172,17 @@ class HostExecutor:
         time.sleep(seconds)
         self.dispatcher.trace = None
         return list(trace.ran)
+
+    def record(self) -> None:
+        """Begins to note when each computation runs, until `recorded`."""
+        from pathways_ray.executor.timeline import Timeline
+
+        self.timeline = Timeline(list(self.dispatcher.programs.values()))
+
+    def recorded(self, limit_s: float = 60.0) -> list[Computed]:
+        """What ran since `record`, see `Timeline.stop`."""
+        timeline, self.timeline = self.timeline, None
+        return timeline.stop(limit_s) if timeline is not None else []
 
 
 def _configure(devices: int, platform: str) -> None:

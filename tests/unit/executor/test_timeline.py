@@ -1,0 +1,60 @@
+"""The record of single computations: names, order, and times that respect what each waited for."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_ray.executor.steps import ExecuteStep
+from pathways_ray.executor.timeline import Timeline
+
+LIMIT_S = 60.0
+
+
+def step(name: str, compiled: Any) -> ExecuteStep:
+    made = ExecuteStep.__new__(ExecuteStep)
+    made.label, made.compiled = name, compiled
+    return made
+
+
+@jax.jit
+def slow(v: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.fori_loop(0, 40, lambda _, x: jnp.tanh(x @ x) * 0.1, v),)
+
+
+def test_computations_follow_one_another_although_they_are_enqueued_at_once() -> None:
+    take = jax.jit(lambda v: (v + 1,), donate_argnums=0)
+    v = jnp.ones((400, 400))
+    slow(v)[0].block_until_ready()
+    take(v + 0)[0].block_until_ready()
+    steps = [step("slow", slow), step("take", take)]
+    before = time.perf_counter()
+    timeline = Timeline([SimpleNamespace(steps=steps)])  # type: ignore[list-item]
+    (made,) = steps[0].compiled(v)
+    (taken,) = steps[1].compiled(made)
+    first, second = timeline.stop(LIMIT_S)
+    after = time.perf_counter()
+    taken.block_until_ready()
+    assert (first.name, second.name, first.devices) == ("slow", "take", (0,))
+    assert before <= first.start < first.end <= second.start <= second.end <= after
+    assert first.end - first.start > second.end - second.start  # the second did not begin when it was enqueued
+
+
+def test_nothing_is_recorded_and_nothing_is_wrapped_afterwards() -> None:
+    one = step("slow", slow)
+    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    assert one.compiled is not slow
+    assert timeline.stop(LIMIT_S) == []
+    assert one.compiled is slow
+
+
+def test_what_gives_no_arrays_is_left_out() -> None:
+    one = step("failed", lambda *inputs: [np.zeros(1)])
+    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    one.compiled("a failure")
+    assert timeline.stop(LIMIT_S) == []
