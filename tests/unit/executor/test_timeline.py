@@ -24,7 +24,7 @@ def step(name: str, compiled: Any) -> ExecuteStep:
 
 @jax.jit
 def slow(v: jax.Array) -> tuple[jax.Array]:
-    return (jax.lax.fori_loop(0, 40, lambda _, x: jnp.tanh(x @ x) * 0.1, v),)
+    return (jax.lax.fori_loop(0, 400, lambda _, x: jnp.tanh(x @ x) * 0.1, v),)
 
 
 def test_computations_follow_one_another_although_they_are_enqueued_at_once() -> None:
@@ -42,7 +42,7 @@ def test_computations_follow_one_another_although_they_are_enqueued_at_once() ->
     taken.block_until_ready()
     assert (first.name, second.name, first.devices) == ("slow", "take", (0,))
     assert before <= first.start < first.end <= second.start <= second.end <= after
-    assert first.end - first.start > second.end - second.start  # the second did not begin when it was enqueued
+    assert first.end - first.start > 0.5 * (after - before)  # the second, which is short, only waited for it
 
 
 def test_nothing_is_recorded_and_nothing_is_wrapped_afterwards() -> None:
