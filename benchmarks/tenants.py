@@ -297,7 +297,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--together",
         dest="apart",
         action="store_false",
-        help="let devices and everything else share all cores; collectives then depend on where the kernel puts threads",
+        help="let devices and all else share the cores; collectives then depend on where the kernel puts threads",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     return parser.parse_args(arguments)

@@ -64,7 +64,7 @@ UNMEASURED_S = 0.005
 STRANDED_S = 5.0
 """Where a launch has failed on one host, the hosts that have part in what failed get so long to end it as well."""
 
-TURN_S = 0.0005
+TURN_S = 0.004
 """A session keeps its turn for this much estimated device time: hosts run neighbouring small launches as one."""
 
 
