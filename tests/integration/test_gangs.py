@@ -134,3 +134,54 @@ def test_hosts_that_differ_are_found_and_the_two_launches_named(python: Scripts)
     examples = " ".join(client["example"] for client in found)
     assert "OrderMismatch" in examples
     assert "enqueued gangs in different orders: one had gang" in examples
+
+
+HALF_AN_ARRAY = """
+import time
+import jax, numpy as np
+from jax.sharding import PartitionSpec as P
+import pathways_ray as pw
+
+def summed(where):
+    inner = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=where.mesh, in_specs=P("x"), out_specs=P())
+    return pw.compiled(inner, slice=where, in_specs=P("x"), out_specs=P())
+
+with pw.init(hosts_per_island=2) as cluster:
+    honest = summed(pw.virtual_slice((2,), ("x",)))
+    x = np.ones(2, np.float32)
+    assert np.asarray(honest(x))[0] == 2
+    with pw.connect(cluster.url, cluster.token, name="half") as session:
+        where = pw.virtual_slice((2,), ("x",))
+        gang = summed(where)
+        np.asarray(gang(x))
+        links = session._data
+        links._link(1).outbox.send = lambda message: None  # of this array, host 1 gets nothing
+        half = pw.put(x, where, P("x"))
+        half._buffer.upload.arrived(1, None)
+        session._uploads_changed()
+        y = gang(half)
+        start = time.monotonic()
+        try:
+            y.block_until_ready()
+        except pw.errors.PathwaysError as error:
+            print(type(error).__name__, f"after {time.monotonic() - start:.1f} s: {error}")
+    del session
+    start = time.monotonic()
+    while True:
+        try:
+            again = summed(honest.slice)
+            assert np.asarray(again(x))[0] == 2
+            break
+        except pw.errors.HostLost:
+            assert time.monotonic() - start < 30
+    print(f"serving after {time.monotonic() - start:.1f} s")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_gang_that_one_host_cannot_enter_ends_on_the_others(python: Scripts) -> None:
+    """A client says that an array is there, and gave one of two hosts nothing: the other one waits in a collective."""
+    out = python.run(HALF_AN_ARRAY)
+    print(out)
+    assert "HostLost after" in out and "host 0 waits in it" in out
+    assert "serving after" in out
