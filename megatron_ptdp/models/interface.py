@@ -87,7 +87,11 @@ class Model(Protocol):
         """How many layers there are to cut: encoder and decoder layers together, in this order."""
 
     def parameters(self, stage: Stage) -> Tree:
-        """The `Parameter`s of a stage."""
+        """The `Parameter`s of a stage: nested dicts whose leaves have the same path in every stage that has them."""
+
+    def stacks(self, stage: Stage) -> Mapping[str, tuple[int, int]]:
+        """Below which names of the tree the parameters are stacked: the first layer there and the one after the last,
+        counted within the whole model's stack of that name."""
 
     def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each array of so many examples, as the data gives them; dimension 0 counts examples."""

@@ -1,0 +1,232 @@
+"""Sizes of a model and the way it is computed, checked when they are made; the named sizes; FLOPs for the MFU.
+
+The named sizes are those of the planner (planner/presets/models/*.toml), so that what is planned is what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.models.interface import Recompute
+from megatron_ptdp.planner import load
+from megatron_ptdp.planner.model import Model as Planned
+
+Kind: TypeAlias = Literal["gpt", "t5"]
+Activation: TypeAlias = Literal["gelu", "relu"]
+DType: TypeAlias = Literal["float32", "bfloat16", "float64"]
+Scatter: TypeAlias = Literal["psum_scatter", "psum"]
+
+BUCKETS, FARTHEST = 32, 128
+"""Of T5's relative positions: how many kinds of distance there are, and from which distance on all are one kind."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a GPT (decoder) or a T5 (encoder and decoder). There is no dropout.
+
+    Attributes:
+        layers: of the decoder; `encoder_layers` of a T5 come before them.
+        head_size: 0 stands for hidden / heads, `ffn` 0 for 4 hidden.
+        sequence: tokens per example that the decoder reads and predicts; `encoder_sequence` those the encoder reads.
+        vocabulary: tokens there are. It need not divide: members of TENSOR pad it, which no result shows.
+        tied: whether the logits use the embedding's matrix.
+        bias: whether matrices and norms have biases.
+        experts: feed-forward parts of each layer, of which every token goes through `top_k`; 0 for an ordinary layer.
+        balance: weight of the loss that keeps experts equally busy.
+    """
+
+    kind: Kind
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    head_size: int = 0
+    ffn: int = 0
+    encoder_layers: int = 0
+    encoder_sequence: int = 0
+    activation: Activation = "gelu"
+    tied: bool = True
+    bias: bool = True
+    experts: int = 0
+    top_k: int = 2
+    balance: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError.unknown("kind of model", self.kind, get_args(Kind))
+        if self.activation not in get_args(Activation):
+            raise ConfigError.unknown("activation", self.activation, get_args(Activation))
+        for name in ("layers", "hidden", "heads", "sequence", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of the model is {getattr(self, name)}, must be at least 1")
+        for name in ("head_size", "ffn", "encoder_layers", "encoder_sequence", "experts", "balance"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} of the model is {getattr(self, name)}, must not be negative")
+        encoder = (self.encoder_layers > 0, self.encoder_sequence > 0)
+        if encoder != ((True, True) if self.kind == "t5" else (False, False)):
+            raise ConfigError(
+                f"encoder_layers is {self.encoder_layers} and encoder_sequence {self.encoder_sequence} in a "
+                f"{self.kind}: a t5 needs both above 0, a gpt has neither"
+            )
+        if not self.head_size and self.hidden % self.heads:
+            raise ConfigError(f"hidden {self.hidden} is no multiple of heads {self.heads}: set head_size")
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            raise ConfigError(f"top_k is {self.top_k} of {self.experts} experts, must be 1 to {self.experts}")
+        object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
+        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
+
+    def planned(self, experts: int | None = None) -> Planned:
+        """The planner's model of these sizes, with as many experts as a token goes through, or as said."""
+        times = (self.top_k if experts is None else experts) if self.experts else 1
+        return Planned(
+            name=self.kind,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            head_size=self.head_size,
+            ffn=self.ffn * times,
+            sequence=self.sequence,
+            vocabulary=self.vocabulary,
+            encoder_layers=self.encoder_layers,
+            encoder_sequence=self.encoder_sequence,
+            positions=self.kind == "gpt",
+            tied=self.tied,
+            bias=self.bias,
+            dropout=False,
+        )
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model is computed; no result depends on it but for rounding.
+
+    Attributes:
+        tensor: members that share each layer's matrices.
+        sequence_parallel: whether members of TENSOR hold a part of the sequence each between the blocks of a layer.
+        recompute: what the backward computes again.
+        dtype: of parameters and of what passes between layers. Statistics of norms, softmax and the loss are computed
+            in float32 at least. "float64" needs `jax_enable_x64`.
+        scatter: "psum" sums everywhere and takes a part, for devices whose reduce-scatter is not to be trusted: the
+            runtime refuses it between hosts of a CPU island.
+        unroll: whether layers are written out one by one: larger programs, that run faster when layers are small.
+    """
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    dtype: DType = "float32"
+    scatter: Scatter = "psum_scatter"
+    unroll: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tensor < 1:
+            raise ConfigError(f"tensor is {self.tensor}, must be at least 1")
+        for name, known in (("recompute", Recompute), ("dtype", DType), ("scatter", Scatter)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError.unknown(f"{name} setting", str(getattr(self, name)), get_args(known))
+
+
+def check_sizes(config: ModelConfig, compute: Compute) -> None:
+    """Refuses sizes that members of TENSOR cannot share.
+
+    Raises:
+        ConfigError: with the sizes.
+    """
+    shared = {"heads": config.heads, "experts" if config.experts else "ffn": config.experts or config.ffn}
+    if compute.sequence_parallel:
+        shared["sequence"] = config.sequence
+        if config.kind == "t5":
+            shared["encoder_sequence"] = config.encoder_sequence
+    for name, size in shared.items():
+        if size % compute.tensor:
+            raise ConfigError(
+                f"{name} {size} cannot be shared by tensor = {compute.tensor} members: it is no multiple of it; "
+                f"change either" + (", or go without sequence_parallel" if "sequence" in name else "")
+            )
+
+
+def presets() -> list[str]:
+    """The names of sizes that can be trained."""
+    return [name for name in load.names("models") if not _missing(load.model(name))]
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The sizes of that name, with some changed.
+
+    Raises:
+        ConfigError: there is no such name or field; the message has the nearest.
+    """
+    if name not in load.names("models"):
+        raise ConfigError.unknown("model", name, presets())
+    planned = load.model(name)
+    if missing := _missing(planned):
+        raise ConfigError(f"the model {name!r} can be planned, not trained: it has {missing}; there are {presets()}")
+    t5 = planned.encoder_layers > 0
+    config = ModelConfig(
+        kind="t5" if t5 else "gpt",
+        layers=planned.layers,
+        hidden=planned.hidden,
+        heads=planned.heads,
+        head_size=planned.head_size,
+        ffn=planned.ffn,
+        sequence=planned.sequence,
+        vocabulary=planned.vocabulary,
+        encoder_layers=planned.encoder_layers,
+        encoder_sequence=planned.encoder_sequence if t5 else 0,
+        activation="relu" if t5 else "gelu",
+        tied=planned.tied,
+        bias=planned.bias,
+    )
+    return changed(config, changes)
+
+
+def changed(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    """The sizes with some changed. head_size and ffn follow the others when they did so before.
+
+    Raises:
+        ConfigError: there is no such field, or the sizes do not fit together.
+    """
+    known = {field.name for field in fields(ModelConfig)}
+    for name in changes:
+        if name not in known:
+            raise ConfigError.unknown("size of a model", name, known)
+    follow: dict[str, Any] = {}
+    if config.head_size * config.heads == config.hidden:
+        follow["head_size"] = 0
+    if config.ffn == 4 * config.hidden:
+        follow["ffn"] = 0
+    return replace(config, **{**follow, **changes})
+
+
+def _missing(planned: Planned) -> str:
+    """What a planner's model has that the models here have not; "" for nothing."""
+    if planned.gated:
+        return "a gated feed-forward part"
+    if planned.key_heads != planned.heads:
+        return "fewer heads of keys than of queries"
+    if not planned.positions and not planned.encoder_layers:
+        return "positions that are not learned"
+    return ""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Per predicted token, forward and backward: what the model needs, and what runs with what is computed again."""
+
+    model: float
+    hardware: float
+
+
+def flops_per_token(config: ModelConfig, recompute: Recompute = "none") -> Flops:
+    """FLOPs in both conventions of MFU. Tokens are those that are predicted, as `Model.tokens` counts them.
+
+    For GPT, per token: 72 l h² (1 + s/(6h) + V/(12lh)) of the model; 96 l h² (1 + s/(6h) + V/(16lh)) of the hardware
+    with full recomputation (PTD-P eq. 3). With experts the model needs those a token goes through; all of them run.
+    """
+    model = config.planned().model_flops(1)
+    hardware = config.planned(config.experts).hardware_flops(1, recompute)
+    return Flops(model / config.sequence, hardware / config.sequence)

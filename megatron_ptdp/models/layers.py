@@ -1,0 +1,185 @@
+"""The parts of a transformer that know of tensor parallelism, as one member sees them.
+
+Rules. A value is either *whole*, the same on all members of TENSOR, or *own*, a part or a partial sum that differs.
+Between the blocks of a layer values are whole [B, S, H], or with sequence parallelism each member has its own part of
+the sequence [B, S/t, H]. `enter` leads into a block, where all members have the whole sequence and each computes with
+its own heads or columns; `leave` adds up what they made and leads out. Each is one collective in one of the two
+directions (both with sequence parallelism), and autodiff makes the one that belongs to the other:
+
+    without sequence parallelism    enter: nothing, backward a sum        leave: a sum, backward nothing
+    with                            enter: gather, backward sum+scatter   leave: sum+scatter, backward gather
+
+Letters of shapes: B examples, S tokens, H hidden, a heads, d head size, F ffn, V vocabulary, t members of TENSOR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from megatron_ptdp.models.config import Activation, Compute
+from megatron_ptdp.models.interface import TENSOR, Tree
+
+SEQUENCE = 1  # the dimension of [B, S, H] that sequence parallelism shares
+
+
+def vary(tree: Tree, *axes: str) -> Tree:
+    """The same values, typed as varying over these mesh axes; the gradient is summed over those that were added."""
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(axis for axis in axes if axis not in varying(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes along which a value differs, for all that its type says."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """In float32 at least."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def enter(x: jax.Array, compute: Compute) -> jax.Array:
+    """[B, S, H] or the own part of it, into a block: all members have all of it, as a start of what is their own."""
+    if not compute.sequence_parallel:
+        return vary(x, TENSOR)
+    if compute.scatter == "psum":
+        return _gather(x)
+    return lax.all_gather(x, TENSOR, axis=SEQUENCE, tiled=True)
+
+
+def leave(x: jax.Array, compute: Compute) -> jax.Array:
+    """The sum over TENSOR of [B, S, H], out of a block: whole, or with sequence parallelism the own part of it."""
+    if not compute.sequence_parallel:
+        return lax.psum(x, TENSOR)
+    if compute.scatter == "psum":
+        return _scatter(x)
+    return lax.psum_scatter(x, TENSOR, scatter_dimension=SEQUENCE, tiled=True)
+
+
+def own_part(x: jax.Array, dimension: int) -> jax.Array:
+    """The part of a whole array that falls to this member, along a dimension."""
+    size = x.shape[dimension] // lax.axis_size(TENSOR)
+    return lax.dynamic_slice_in_dim(vary(x, TENSOR), lax.axis_index(TENSOR) * size, size, dimension)
+
+
+# A gather and a sum with scatter that are each other's derivative, without a reduce-scatter in either direction.
+
+
+@jax.custom_vjp
+def _gather(x: jax.Array) -> jax.Array:
+    return lax.all_gather(x, TENSOR, axis=SEQUENCE, tiled=True)
+
+
+@jax.custom_vjp
+def _scatter(x: jax.Array) -> jax.Array:
+    return own_part(lax.psum(x, TENSOR), SEQUENCE)
+
+
+_gather.defvjp(lambda x: (_gather(x), None), lambda _, ct: (_scatter(ct),))
+_scatter.defvjp(lambda x: (_scatter(x), None), lambda _, ct: (_gather(ct),))
+
+
+def norm(x: jax.Array, params: Tree) -> jax.Array:
+    """Over the last dimension: with a bias a LayerNorm (eps 1e-5, as GPT), without the RMSNorm of T5 (eps 1e-6)."""
+    y = wide(x)
+    if "bias" in params:
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + (1e-5 if "bias" in params else 1e-6))
+    y = y * params["scale"]
+    return (y + params["bias"] if "bias" in params else y).astype(x.dtype)
+
+
+def activate(x: jax.Array, activation: Activation) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True) if activation == "gelu" else jax.nn.relu(x)
+
+
+def columns(x: jax.Array, params: Tree) -> jax.Array:
+    """A column-parallel product: [B, S, H] times the own columns [H, ...] gives [B, S, ...]."""
+    weight = params["weight"]
+    y = (x @ weight.reshape(weight.shape[0], -1)).reshape(*x.shape[:-1], *weight.shape[1:])
+    return y + params["bias"] if "bias" in params else y
+
+
+def rows(x: jax.Array, params: Tree, compute: Compute) -> jax.Array:
+    """A row-parallel product: own [B, S, ...] times the own rows [..., H], summed over TENSOR, out of the block."""
+    weight = params["weight"]
+    y = leave(x.reshape(*x.shape[:2], -1) @ weight.reshape(-1, weight.shape[-1]), compute)
+    return y + params["bias"] if "bias" in params else y  # after the sum: once
+
+
+def attention(
+    x: jax.Array,
+    source: jax.Array,
+    params: Tree,
+    compute: Compute,
+    *,
+    causal: bool = False,
+    scaled: bool = True,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Attention of a block's input [B, S, H] over `source` [B, K, H], with the own heads; out of the block.
+
+    `bias` [own heads, S, K] is added to the scores; `scaled` divides them by sqrt(d).
+    """
+    query = columns(x, params["query"])
+    key_value = columns(source, params["key_value"])
+    core: Callable[..., jax.Array] = partial(_core, causal=causal, scaled=scaled)
+    if compute.recompute == "selective":
+        core = jax.checkpoint(core)
+    return rows(core(query, key_value[:, :, 0], key_value[:, :, 1], bias), params["out"], compute)
+
+
+def _core(
+    query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None, *, causal: bool, scaled: bool
+) -> jax.Array:
+    """[B, S, a, d] and two [B, K, a, d] give [B, S, a, d]."""
+    if scaled:
+        query = query * query.shape[-1] ** -0.5
+    scores = wide(jnp.einsum("bsad,bkad->bask", query, key))
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        seen = jnp.arange(key.shape[1])[None, :] <= jnp.arange(query.shape[1])[:, None]
+        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bask,bkad->bsad", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
+
+
+def feed_forward(x: jax.Array, params: Tree, compute: Compute, activation: Activation) -> jax.Array:
+    """A block's input [B, S, H] through the own columns of the ffn; out of the block."""
+    return rows(activate(columns(x, params["in"]), activation), params["out"], compute)
+
+
+def embed(tokens: jax.Array, table: jax.Array, compute: Compute) -> jax.Array:
+    """Rows of a table whose own part is [V/t, H], for tokens [B, S]; out of the block."""
+    local = tokens - lax.axis_index(TENSOR) * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    found = jnp.take(table, jnp.where(mine, local, 0), axis=0)
+    return leave(jnp.where(mine[..., None], found, 0), compute)
+
+
+def token_losses(x: jax.Array, table: jax.Array, targets: jax.Array, vocabulary: int) -> jax.Array:
+    """Cross entropy in nats [B, S] of a block's input [B, S, H], whole on every member.
+
+    The logits stay shared: each member has those of its rows [V/t, H] of the table, of which those past `vocabulary`
+    are padding.
+    """
+    logits = wide(jnp.einsum("bsh,vh->bsv", x, table))
+    own = lax.axis_index(TENSOR) * table.shape[0] + jnp.arange(table.shape[0])
+    logits = jnp.where(own < vocabulary, logits, jnp.finfo(logits.dtype).min)
+    # The largest logit only keeps exp in range, so it has no gradient.
+    largest = lax.pmax(jnp.max(lax.stop_gradient(logits), axis=-1), TENSOR)
+    shifted = logits - largest[..., None]
+    total = jnp.sum(jnp.exp(shifted), axis=-1)
+    target = jnp.sum(jnp.where(own == targets[..., None], shifted, 0), axis=-1)
+    total, target = lax.psum((total, target), TENSOR)
+    return jnp.log(total) - target

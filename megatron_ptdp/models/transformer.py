@@ -1,0 +1,175 @@
+"""What GPT and T5 have in common: an embedding, stacks of equal layers, a last norm, the logits' table and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.models import layers, moe, parameters
+from megatron_ptdp.models.config import Compute, ModelConfig, check_sizes
+from megatron_ptdp.models.interface import DATA, TENSOR, Stage, Tree, Value
+
+Layer = Callable[[jax.Array, Tree], tuple[jax.Array, jax.Array]]
+"""From [B, S, H] and the layer's parameters: the same shape, and the balance of its experts [B]."""
+
+
+class Transformer:
+    """The common part of the models.
+
+    Attributes:
+        config: the sizes.
+        compute: the way they are computed.
+        weighted: whether batches have "weights" (float32, like the predicted tokens), by which losses are multiplied.
+    """
+
+    kind: str
+
+    def __init__(self, config: ModelConfig, compute: Compute | None = None, *, weighted: bool = False) -> None:
+        """Raises `ConfigError` when members of TENSOR cannot share these sizes."""
+        if config.kind != self.kind:
+            raise ConfigError(f"these are the sizes of a {config.kind}, not of a {self.kind}")
+        self.config, self.compute, self.weighted = config, compute or Compute(), weighted
+        check_sizes(self.config, self.compute)
+
+    @property
+    def layers(self) -> int:
+        return self.config.encoder_layers + self.config.layers
+
+    def stacks(self, stage: Stage) -> Mapping[str, tuple[int, int]]:
+        """Of each stack of layers, by its name in the tree: which of the whole stack's layers the stage has."""
+        raise NotImplementedError
+
+    def stack_parameters(self, name: str) -> Tree:
+        """The parameters of one layer of a stack."""
+        raise NotImplementedError
+
+    def parameters(self, stage: Stage) -> Tree:
+        """As `Model.parameters`: {"embedding", a stack's name ..., "final", "head"}, each where the stage has it."""
+        self._check(stage)
+        c, t5 = self.config, self.config.kind == "t5"
+        tree: Tree = {}
+        for name, (first, last) in self.stacks(stage).items():
+            if last > first:
+                tree[name] = parameters.stacked(self.stack_parameters(name), last - first)
+        if stage.embeds or (stage.scores and c.tied):
+            tied = c.tied and not (stage.embeds and stage.scores)
+            scale = 1.0 if t5 else 0.02
+            tree["embedding"] = {"tokens": parameters.table(c, self.compute.tensor, tied=tied, scale=scale)}
+        if stage.embeds and not t5:
+            tree["embedding"]["positions"] = parameters.positions(c)
+        if stage.scores:
+            tree["final"] = parameters.norm(c)
+            if not c.tied:
+                scale = c.hidden**-0.5 if t5 else 0.02
+                tree["head"] = {"tokens": parameters.table(c, self.compute.tensor, tied=False, scale=scale)}
+        return tree
+
+    def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """As `Model.batch`: "tokens" [B, S+1], of which the first S are read and the last S predicted."""
+        c = self.config
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {"tokens": ((examples, c.sequence + 1), "int32")}
+        if c.encoder_sequence:
+            arrays["encoder_tokens"] = ((examples, c.encoder_sequence), "int32")
+        if self.weighted:
+            arrays["weights"] = ((examples, c.sequence), "float32")
+        return arrays
+
+    def tokens(self, batch: Mapping[str, Any]) -> float:
+        """As `Model.tokens`."""
+        if "weights" in batch:
+            return float(np.sum(batch["weights"], dtype=np.float64))
+        examples, length = batch["tokens"].shape
+        return float(examples * (length - 1))
+
+    def value(self, examples: int, sequence: int) -> Value:
+        """The `Value` of activations [B, S, H] between layers."""
+        hidden, tensor = self.config.hidden, self.compute.tensor
+        if self.compute.sequence_parallel:
+            return Value((examples, sequence, hidden), self.compute.dtype, P(DATA, TENSOR, None))
+        split = next((i for i, size in ((1, sequence), (2, hidden)) if tensor > 1 and size % tensor == 0), None)
+        return Value((examples, sequence, hidden), self.compute.dtype, P(DATA, None, None), split)
+
+    def balance_value(self, examples: int) -> Tree:
+        """With experts: {"balance": the `Value` of each example's balance so far}."""
+        if not self.config.experts:
+            return {}
+        return {"balance": Value((examples,), self._wide, P(DATA))}
+
+    @property
+    def _wide(self) -> str:
+        return "float64" if self.compute.dtype == "float64" else "float32"
+
+    def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        return layers.embed(tokens, table, self.compute)
+
+    def prepared(self, params: Tree) -> Tree:
+        """The parameters of layers and norms as they meet activations.
+
+        With sequence parallelism each member sees a part of the tokens: gradients of what all hold are summed over
+        TENSOR. Casting here, outside of the loop over layers, does so once for all layers.
+        """
+        return layers.vary(params, TENSOR) if self.compute.sequence_parallel else params
+
+    def feed_forward(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+        """The second half of a layer: x + FFN(norm(x)), and the balance [B] of its experts."""
+        inside = layers.enter(layers.norm(x, params["ffn_norm"]), self.compute)
+        if self.config.experts:
+            y, balance = moe.experts(inside, params["ffn"], self.config, self.compute)
+            return x + y, balance
+        y = layers.feed_forward(inside, params["ffn"], self.compute, self.config.activation)
+        return x + y, jnp.zeros(x.shape[0], self._wide)
+
+    def run(self, layer: Layer, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+        """All layers of a stack, one after the other; and the sum of their balances, typed as varying over TENSOR."""
+        count = len(jax.tree.leaves(params)[0])
+        alone = count == 1 or self.compute.unroll
+
+        def body(carry: tuple[jax.Array, jax.Array], own: Tree) -> tuple[tuple[jax.Array, jax.Array], None]:
+            x, balance = carry
+            x, more = layer(x, own)
+            return (x, balance + more), None
+
+        if self.compute.recompute == "full":
+            # Inside a loop, XLA cannot see that forward and backward compute the same.
+            body = jax.checkpoint(body, prevent_cse=alone)
+        balance = layers.vary(jnp.zeros(x.shape[0], self._wide), *layers.varying(x), TENSOR)
+        (x, balance), _ = lax.scan(body, (x, balance), params, unroll=count if self.compute.unroll else 1)
+        return x, balance
+
+    def added(self, balance: Tree, more: list[jax.Array], examples: int) -> Tree:
+        """The balance of earlier stages ({} for none) and of this one, which all members of TENSOR computed alike.
+
+        Their mean is one value again, and has a gradient on each of them.
+        """
+        if not self.config.experts:
+            return {}
+        total = balance.get("balance", layers.vary(jnp.zeros(examples, self._wide), DATA))
+        return {"balance": total + lax.psum(sum(more), TENSOR) / self.compute.tensor if more else total}
+
+    def loss(self, params: Tree, x: jax.Array, balance: Tree, batch: Mapping[str, Any]) -> jax.Array:
+        """The sum of the token losses of this member's examples from the last layer's output."""
+        c = self.config
+        x = layers.norm(x, self.prepared(params["final"]))
+        if c.kind == "t5" and c.tied:
+            x = x * c.hidden**-0.5
+        table = params["embedding" if c.tied else "head"]["tokens"]
+        losses = layers.token_losses(layers.enter(x, self.compute), table, batch["tokens"][:, 1:], c.vocabulary)
+        if "balance" in balance:  # weighted like a loss of each of the example's tokens
+            losses = losses + c.balance * balance["balance"][:, None]
+        weights = batch.get("weights")
+        return jnp.sum(losses if weights is None else losses * weights.astype(losses.dtype))
+
+    def _check(self, stage: Stage) -> None:
+        whole = 0 <= stage.first <= stage.last <= self.layers
+        if not whole or (stage.embeds and stage.first) or (stage.scores and stage.last != self.layers):
+            raise ConfigError(
+                f"{stage} is no stage of a model of {self.layers} layers: 0 <= first <= last <= {self.layers}, the "
+                f"embedding stands before layer 0 and the loss after the last"
+            )
