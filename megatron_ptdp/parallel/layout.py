@@ -1,0 +1,115 @@
+"""Where a training run lies: the stages of the model, and a slice for each pipeline device of each replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import pathways_ray as pw
+from megatron_ptdp.errors import SizesError
+from megatron_ptdp.models.interface import DATA, TENSOR, Model, Stage
+from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.parallel.sizes import Sizes
+
+Placement: TypeAlias = Literal["together", "apart"]
+"""All pipeline devices of a replica on one island; or spread over its islands, neighbours side by side."""
+
+
+def islands_of(sizes: Sizes, islands: Sequence[int], placement: Placement) -> list[list[int]]:
+    """The island of each pipeline device, for each of the r groups of replicas.
+
+    Args:
+        sizes: p and r
+        islands: the islands there are to use
+        placement: where each group's devices lie; a group has len(islands) // r of them.
+
+    Raises:
+        SizesError: there are fewer islands than r.
+    """
+    if len(islands) < sizes.islands:
+        raise SizesError(
+            f"replicas are to lie on {sizes.islands} islands, but there are {len(islands)}; start more, or choose "
+            f"islands={len(islands)}; the sizes are {sizes}"
+        )
+    each = len(islands) // sizes.islands
+    found = []
+    for group in range(sizes.islands):
+        mine = islands[group * each : (group + 1) * each]
+        if placement == "together":
+            mine = mine[:1]
+        found.append([mine[device * len(mine) // sizes.pipeline] for device in range(sizes.pipeline)])
+    return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Attributes:
+    sizes: of the run
+    stages: of the model, in order
+    slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
+        DATA and TENSOR for each pipeline device
+    """
+
+    sizes: Sizes
+    stages: tuple[Stage, ...]
+    slices: tuple[tuple[pw.VirtualSlice, ...], ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        sizes: Sizes,
+        *,
+        lighter: int = 0,
+        counts: Sequence[int] | None = None,
+        placement: Placement = "together",
+        islands: Sequence[int] | None = None,
+    ) -> Layout:
+        """Cuts the model and takes the slices.
+
+        Args:
+            model: to be cut
+            sizes: of the run
+            lighter: how many layers fewer the first and the last stage have
+            counts: the layers of each stage, instead
+            placement: of the pipeline devices of a replica
+            islands: to be used, by number; left out, all that there are
+
+        Raises:
+            SizesError: the model, or the devices, do not fit the sizes.
+        """
+        stages = cut(model.layers, sizes.stages, lighter, counts)
+        there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
+        sizes.require_devices(sum(there.values()))
+        places = islands_of(sizes, sorted(there) if islands is None else islands, placement)
+        shape = (sizes.members, sizes.tensor)
+        for island, count in Counter(chain.from_iterable(places)).items():
+            if there.get(island, 0) < count * shape[0] * shape[1]:
+                raise SizesError(
+                    f"island {island} is to hold {count} pipeline devices of {shape[0]} × {shape[1]} (data × tensor), "
+                    f"which are {count * shape[0] * shape[1]} devices, but has {there.get(island, 0)}; choose smaller "
+                    f"sizes or another placement; the sizes are {sizes}"
+                )
+        slices = tuple(
+            tuple(
+                pw.virtual_slice(shape, (DATA, TENSOR), island=island, name=f"stage{device}.{group}")
+                for device, island in enumerate(row)
+            )
+            for group, row in enumerate(places)
+        )
+        return cls(sizes, stages, slices)
+
+    @property
+    def direct(self) -> bool:
+        """Whether members may use reduce-scatters: not between CPU hosts, whose gloo gets the sums wrong."""
+        spans = (slice.placed.devices for row in self.slices for slice in row)
+        return all(len({device.host for device in devices}) == 1 for devices in spans)
+
+    def release(self) -> None:
+        """Gives the slices back."""
+        for row in self.slices:
+            for slice in row:
+                slice.release()

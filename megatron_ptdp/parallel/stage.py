@@ -1,0 +1,250 @@
+"""What one stage computes, as functions of whole arrays over the mesh of its slice: forward and the three backwards.
+
+Inside `jax.shard_map` each function is one member's. The parameters are typed there as varying over DATA, so that their
+gradients stay what the member's own examples give; they are added up over microbatches, and over DATA only once, when
+all are there (from ZeRO-2 on, with each microbatch). Sums over TENSOR are autodiff's own.
+
+All backwards take the same arguments, of which those that a stage does not need are empty:
+
+    params    as forward takes them
+    values    the stage's input
+    kept      what forward kept; empty when the backward computes the forward again
+    batch     all microbatches of the step, [m, examples, ...]; k is the number of this one
+    upstream  the gradient of what the stage gave, of floating values in the order of the leaves; of the loss: [scale]
+    sums      of the gradients of the parameters so far, donated
+
+and give (sums, downstream, loss): the new sums, the gradient of `values`, and on a stage with the loss, if the forward
+is computed here, the sum of losses of each member of DATA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from megatron_ptdp.models.interface import DATA, Model, Tree
+from megatron_ptdp.parallel.reduce import scattered
+from megatron_ptdp.parallel.residuals import AXES, Pullback, vary
+from megatron_ptdp.parallel.shapes import StageShapes, is_float
+from pathways_ray.client.jaxprs import used_equations
+
+BATCH_SPEC = P(None, DATA)
+
+
+class StageMath:
+    """The functions of one stage. `specs` of their arguments and results go with them."""
+
+    def __init__(
+        self,
+        model: Model,
+        shapes: StageShapes,
+        microbatches: int,
+        mesh: AbstractMesh,
+        keep_input: bool,
+        compute: str,
+        master: str,
+        direct: bool = True,
+        mistakes: frozenset[str] = frozenset(),
+    ) -> None:
+        self.model, self.shapes, self.mesh = model, shapes, mesh
+        self.microbatches, self.compute, self.master = microbatches, compute, master
+        self.keep_input, self.direct, self.mistakes = keep_input, direct, mistakes
+        self.pullback: Pullback | None = None
+        self.batch_types = {
+            name: jax.ShapeDtypeStruct((microbatches, *shape), jnp.dtype(dtype))
+            for name, (shape, dtype) in model.batch(shapes.examples).items()
+        }
+        self.wanted: tuple[str, ...] = tuple(self.batch_types)
+        self.wanted = self._probe()
+
+    # --- on one member, inside shard_map ------------------------------------------------------------------------------
+
+    def _ready(self, params: Tree) -> Tree:
+        """The parameters that the model takes, typed as varying over DATA."""
+
+        def gathered(array: Any, dimension: int) -> Any:
+            return array if dimension < 0 else jax.lax.all_gather(array, DATA, axis=dimension, tiled=True)
+
+        if self.shapes.zero == 3:
+            params = jax.tree.map(gathered, params, self.shapes.shared)
+        return vary(params, (DATA,))
+
+    def _function(self, values: Tree, batch: Mapping[str, Any], k: Any) -> tuple[Callable[..., Any], list[Any]]:
+        """The stage as a function of parameters and floating values, and these values. It gives floating outputs, and
+        the others beside."""
+        leaves, tree = jax.tree.flatten(values)
+        floats = [is_float(value) for value in jax.tree.leaves(self.shapes.values)]
+        one = {name: jax.lax.dynamic_index_in_dim(array, k, keepdims=False) for name, array in batch.items()}
+        shapes = self.shapes
+
+        def run(params: Tree, moved: list[Any]) -> tuple[list[Any], list[Any]]:
+            rest = iter(moved)
+            full = [next(rest) if floating else leaf for floating, leaf in zip(floats, leaves, strict=True)]
+            out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one)
+            if shapes.stage.scores:
+                return [vary(out, (DATA,))], []
+            kinds = jax.tree.leaves(shapes.outgoing)
+            made = [
+                vary(array, [axis for axis in AXES if axis in jax.tree.leaves(tuple(kind.spec))])
+                for array, kind in zip(jax.tree.leaves(out), kinds, strict=True)
+            ]
+            return (
+                [array for array, kind in zip(made, kinds, strict=True) if is_float(kind)],
+                [array for array, kind in zip(made, kinds, strict=True) if not is_float(kind)],
+            )
+
+        return run, [leaf for floating, leaf in zip(floats, leaves, strict=True) if floating]
+
+    def _merged(self, floats: list[Any], others: list[Any]) -> Any:
+        """What a forward gives: the values for the next stage, or the member's loss as an array of one element."""
+        if self.shapes.stage.scores:
+            return floats[0][None]
+        kinds, tree = jax.tree.flatten(self.shapes.outgoing)
+        first, second = iter(floats), iter(others)
+        return jax.tree.unflatten(tree, [next(first) if is_float(kind) else next(second) for kind in kinds])
+
+    def _forward(self, params: Tree, values: Tree, batch: Tree, k: Any) -> tuple[Any, list[Any]]:
+        params = self._ready(params)
+        function, moved = self._function(values, batch, k)
+        if self.keep_input:
+            return self._merged(*function(params, moved)), []
+        out, pull, others = jax.vjp(function, params, moved, has_aux=True)
+        pullback, kept = Pullback.split(pull, (params, moved))
+        if self.pullback is None:
+            self.pullback = pullback
+        elif (self.pullback.leaves, self.pullback.axes) != (pullback.leaves, pullback.axes):
+            raise RuntimeError(f"forward of {self.shapes.stage} keeps other arrays than when it was traced first")
+        return self._merged(out, others), kept
+
+    def _gradients(
+        self, params: Tree, values: Tree, kept: list[Any], batch: Tree, k: Any, upstream: list[Any], again: bool
+    ) -> tuple[Tree, list[Any], Any]:
+        """Gradients of parameters and of floating values; and the loss, where the forward is computed here."""
+        params = self._ready(params)
+        loss = None
+        if again:
+            function, moved = self._function(values, batch, k)
+            out, pull, _ = jax.vjp(function, params, moved, has_aux=True)
+            loss = out[0][None] if self.shapes.stage.scores else None
+        else:
+            assert self.pullback is not None
+            moved = [
+                leaf
+                for leaf, kind in zip(jax.tree.leaves(values), jax.tree.leaves(self.shapes.values), strict=True)
+                if is_float(kind)
+            ]
+            pull = self.pullback.join((params, moved), kept)
+        if self.shapes.stage.scores:
+            dtype = jnp.float64 if self.master == "float64" else jnp.float32
+            upstream = [vary(upstream[0].astype(dtype), (DATA,))]
+        gradients, downstream = pull(upstream)
+        return gradients, downstream, loss
+
+    def _added(self, sums: Tree, gradients: Tree) -> Tree:
+        """The sums with one microbatch more."""
+
+        def add(total: Any, gradient: Any, dimension: int) -> Any:
+            gradient = gradient.astype(total.dtype)
+            if self.shapes.zero < 2 or dimension < 0:
+                return total + gradient[None]
+            return total + scattered(gradient, dimension, self.direct)
+
+        return jax.tree.map(add, sums, gradients, self.shapes.shared)
+
+    # --- of whole arrays ----------------------------------------------------------------------------------------------
+
+    @property
+    def loss_spec(self) -> P:
+        return P(DATA)
+
+    def batch_specs(self) -> dict[str, P]:
+        return dict.fromkeys(self.wanted, BATCH_SPEC)
+
+    def kept_specs(self) -> list[P]:
+        return self.pullback.specs if self.pullback else []
+
+    def gradient_specs(self, values: Tree, specs: Tree) -> list[P]:
+        """Of the gradients of floating values."""
+        pairs = zip(jax.tree.leaves(values), jax.tree.leaves(specs), strict=True)
+        return [spec for value, spec in pairs if is_float(value)]
+
+    def upstream_specs(self, wires: bool) -> list[P]:
+        if self.shapes.stage.scores:
+            return [P()]
+        specs = self.shapes.outgoing_wires if wires else self.shapes.outgoing_specs
+        return self.gradient_specs(self.shapes.outgoing, specs)
+
+    def forward(self, params: Tree, values: Tree, batch: Tree, k: Any) -> tuple[Any, list[Any]]:
+        """(values for the next stage or the losses [members], what the backward needs)."""
+        shapes = self.shapes
+        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
+        return self._mapped(
+            self._forward,
+            (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()),
+            (out, self.kept_specs()),
+        )(params, values, batch, k)
+
+    def backward(self, again: bool, weights: bool, inputs: bool) -> Callable[..., Any]:
+        """A backward.
+
+        Args:
+            again: it computes the forward again; else it takes what that kept
+            weights: it adds to the sums; else it takes and gives none
+            inputs: it gives the gradient of the values
+        """
+        shapes = self.shapes
+        loss = again and shapes.stage.scores and inputs
+
+        def run(params: Tree, values: Tree, kept: Any, batch: Tree, k: Any, upstream: Any, sums: Tree) -> Any:
+            gradients, downstream, losses = self._gradients(params, values, kept, batch, k, upstream, again)
+            return (
+                self._added(sums, gradients) if weights else {},
+                downstream if inputs else [],
+                losses if loss else (),
+            )
+
+        return self._mapped(
+            run,
+            (
+                shapes.used_specs,
+                shapes.value_specs,
+                [] if again else self.kept_specs(),
+                self.batch_specs() if again else {},
+                P() if again else (),
+                self.upstream_specs(wires=False),
+                shapes.sum_specs if weights else {},
+            ),
+            (
+                shapes.sum_specs if weights else {},
+                self.gradient_specs(shapes.values, shapes.value_specs) if inputs else [],
+                self.loss_spec if loss else (),
+            ),
+        )
+
+    def _mapped(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=True)
+
+    def _probe(self) -> tuple[str, ...]:
+        """Traces the forward once: what it keeps, and which arrays of the batch it looks at."""
+        shapes = self.shapes
+
+        def run(params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
+            return self._forward(params, values, batch, k)[0]
+
+        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
+        mapped = self._mapped(run, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)
+        params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.compute), shapes.parameters)
+        values = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), shapes.values)
+        k = jax.ShapeDtypeStruct((), jnp.int32)
+        closed = jax.make_jaxpr(mapped)(params, values, self.batch_types, k)
+        (inner,) = (e.params["jaxpr"] for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
+        used = {id(atom) for equation in used_equations(inner) for atom in equation.invars}
+        used |= {id(atom) for atom in inner.outvars}
+        names: Sequence[str] = sorted(self.batch_types)  # the order of a dict's leaves
+        places = inner.invars[-1 - len(names) : -1]
+        return tuple(name for name, place in zip(names, places, strict=True) if id(place) in used)

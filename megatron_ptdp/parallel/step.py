@@ -1,0 +1,353 @@
+"""The training step: a program of the runtime, made of a schedule and the nodes of all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from megatron_ptdp.errors import BatchError, SizesError
+from megatron_ptdp.models import split
+from megatron_ptdp.models.interface import Model, Tree
+from megatron_ptdp.parallel import order
+from megatron_ptdp.parallel.layout import Layout
+from megatron_ptdp.parallel.nodes import StageNodes
+from megatron_ptdp.parallel.options import Options
+from megatron_ptdp.parallel.reduce import Reduction
+from megatron_ptdp.parallel.residuals import AXES
+from megatron_ptdp.parallel.shapes import StageShapes
+from megatron_ptdp.parallel.stage import StageMath
+from megatron_ptdp.parallel.trace import Pass
+from megatron_ptdp.parallel.update import Optimizer, Update
+from megatron_ptdp.schedules import Schedule
+
+
+class State(NamedTuple):
+    """All that a step changes, as `pw.Array`s.
+
+    Attributes:
+        params: for each group of replicas, for each stage, the tree of master parameters
+        slots: the same for what the optimizer keeps
+    """
+
+    params: tuple[tuple[Tree, ...], ...]
+    slots: tuple[tuple[Any, ...], ...]
+
+
+class Step:
+    """A training step for one model, one optimizer and one schedule. `build_step` makes it."""
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        layout: Layout,
+        schedule: Schedule,
+        options: Options,
+        mistakes: frozenset[str],
+    ) -> None:
+        self.model, self.layout, self.schedule, self.options = model, layout, schedule, options
+        self.sizes, self.mistakes = layout.sizes, mistakes
+        self.keep_input = options.keeps(model) == "input"
+        self.actions = order.enqueued(schedule)
+        self.completing = order.completing(self.actions)
+        self.joined = order.joined(schedule)
+        self.shapes = self._stage_shapes()
+        self.tied = self._tied()
+        self.nodes = self._nodes(optimizer)
+        self.numbers = [
+            [[pw.put(np.int32(k), slice, P()) for k in range(self.sizes.microbatches)] for slice in row]
+            for row in layout.slices
+        ]
+        self._step = pw.program(self._train, name="training_step")
+        self._gradients = pw.program(self._differentiate, name="gradients")
+        self._begin = pw.program(self._first_slots, name="first_slots")
+        self._copy = pw.program(self._copied, name="copy_state")
+
+    # --- for users ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[State, dict[str, Any]]:
+        """The next state and the metrics, as futures; the state is donated.
+
+        Raises:
+            BatchError: the batch has other arrays or shapes than the model and the sizes ask for.
+        """
+        made: tuple[State, dict[str, Any]] = self._step(state, *self._given(batch))
+        return made
+
+    def gradients(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[float, Tree]:
+        """The loss, and its gradient as the whole model's tree of NumPy arrays. Waits; the state stays."""
+        loss, parts = self._gradients(state, *self._given(batch))
+        return float(loss), split.join(self.model, self.layout.stages, jax.tree.map(np.asarray, parts))
+
+    def initial(self, whole: Tree) -> State:
+        """The state to begin with, from NumPy parameters of the whole model.
+
+        Raises:
+            CheckpointError: they are not those of this model.
+        """
+        params = self._placed(whole)
+        return State(params, self._begin(params))
+
+    def snapshot(self, state: State) -> State:
+        """A copy, to be read while training goes on."""
+        copied: State = self._copy(state)
+        return copied
+
+    # --- building -----------------------------------------------------------------------------------------------------
+
+    def _stage_shapes(self) -> list[StageShapes]:
+        placement = self.schedule.placement
+        moves = [here != there for here, there in pairwise(placement)]
+        stages = self.layout.stages
+        return [
+            StageShapes.of(self.model, stages, number, self.sizes, self.options, moves) for number in range(len(stages))
+        ]
+
+    def _tied(self) -> dict[tuple[str, ...], tuple[int, ...]]:
+        """The stages that hold each tied parameter, by its path."""
+        found: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for number, shapes in enumerate(self.shapes):
+            for path, parameter in jax.tree_util.tree_leaves_with_path(shapes.parameters):
+                if parameter.tied:
+                    key = tuple(entry.key for entry in path)
+                    found[key] = (*found.get(key, ()), number)
+        return {path: stages for path, stages in found.items() if len(stages) > 1}
+
+    def _nodes(self, optimizer: Optimizer) -> list[list[StageNodes]]:
+        sizes, options, direct = self.sizes, self.options, self.layout.direct
+        mesh = AbstractMesh((sizes.members, sizes.tensor), AXES)
+        made: list[list[StageNodes]] = [[] for _ in self.layout.slices]
+        for number, shapes in enumerate(self.shapes):
+            math = StageMath(
+                self.model,
+                shapes,
+                sizes.microbatches,
+                mesh,
+                self.keep_input,
+                options.compute,
+                options.master,
+                direct,
+                self.mistakes,
+            )
+            pieces = sizes.islands * options.pieces
+            reduction = Reduction(shapes, mesh, sizes.islands, pieces, direct, self.mistakes)
+            counted = jax.tree_util.tree_map_with_path(
+                lambda path, _, number=number: (
+                    number == self.tied.get(tuple(entry.key for entry in path), (number,))[0]
+                ),
+                shapes.parameters,
+            )
+            update = Update(shapes, optimizer, counted, sizes.tensor, options.master, self.mistakes)
+            for row, slices in zip(made, self.layout.slices, strict=True):
+                slice = slices[self.schedule.placement[number]]
+                row.append(StageNodes(number, slice, math, reduction, update))
+        return made
+
+    def _placed(self, whole: Tree) -> tuple[tuple[Tree, ...], ...]:
+        """Master parameters on all slices."""
+        parts = [split.take(self.model, stage, whole) for stage in self.layout.stages]
+        return tuple(
+            tuple(
+                pw.put(
+                    jax.tree.map(lambda a: np.asarray(a, self.options.master), part),
+                    nodes.slice,
+                    nodes.shapes.master_specs,
+                )
+                for part, nodes in zip(parts, row, strict=True)
+            )
+            for row in self.nodes
+        )
+
+    # --- what a launch is given ---------------------------------------------------------------------------------------
+
+    def _given(self, batch: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+        """The batch for each slice that looks at it, as [m, examples, ...], and the scale of the loss."""
+        sizes = self.sizes
+        expected = self.model.batch(sizes.batch)
+        arrays = {}
+        for name, (shape, dtype) in expected.items():
+            found = np.asarray(batch[name]) if name in batch else None
+            if found is None or found.shape != shape:
+                raise BatchError(
+                    f"the batch's {name!r} is {'missing' if found is None else f'of shape {found.shape}'}, but "
+                    f"{shape} is needed: {sizes.microbatches} microbatches of {sizes.examples} examples on each of "
+                    f"{sizes.data} replicas"
+                )
+            arrays[name] = found.astype(dtype, copy=False).reshape(sizes.microbatches, sizes.data, -1, *shape[1:])
+        tokens = float(self.model.tokens(batch))
+        if not tokens > 0:
+            raise BatchError(f"the weights of the batch's tokens add up to {tokens}: nothing is to be predicted")
+        placed = []
+        for group in range(sizes.islands):
+            mine = slice(group * sizes.members, (group + 1) * sizes.members)
+            rows = {
+                name: np.ascontiguousarray(array[:, mine]).reshape(sizes.microbatches, -1, *array.shape[3:])
+                for name, array in arrays.items()
+            }
+            placed.append([{name: rows[name] for name in sorted(names)} for names in self._wanted()])
+        dtype = "float64" if self.options.master == "float64" else "float32"
+        scale = 1.0 / tokens
+        if "mean-twice" in self.mistakes:
+            scale /= sizes.microbatches
+        return placed, [np.asarray(scale, dtype) for _ in range(sizes.islands)]
+
+    def _wanted(self) -> list[set[str]]:
+        """The arrays of the batch that each pipeline device looks at."""
+        wanted: list[set[str]] = [set() for _ in range(self.schedule.devices)]
+        for nodes in self.nodes[0]:
+            wanted[self.schedule.placement[nodes.number]] |= set(nodes.math.wanted)
+        return wanted
+
+    # --- traced -------------------------------------------------------------------------------------------------------
+
+    def _passes(self, state: State, batch: Any, scale: Any) -> tuple[list[Pass], list[list[Tree]]]:
+        """All groups through the schedule; and for each group the gradients of each stage, summed over all."""
+        placement = self.schedule.placement
+        passes = []
+        for group, row in enumerate(self.nodes):
+            params = [
+                nodes.prepare(master) if nodes.copies_parameters else master
+                for nodes, master in zip(row, state.params[group], strict=True)
+            ]
+            passes.append(
+                Pass(
+                    row,
+                    params,
+                    [{name: batch[group][placement[n.number]][name] for name in n.math.wanted} for n in row],
+                    scale[group],
+                    [self.numbers[group][device] for device in placement],
+                    self.joined,
+                    self.keep_input,
+                    self.mistakes,
+                )
+            )
+        gradients: list[list[Tree]] = [[None] * len(self.shapes) for _ in passes]
+        sent: dict[int, list[list[Any]]] = {}
+        for action in self.actions:
+            for each in passes:
+                each.act(action)
+            stage = self.completing.get(action)
+            if stage is None:
+                continue
+            if len(passes) == 1:
+                gradients[0][stage] = self.nodes[0][stage].reduce(passes[0].sums[stage])
+            else:
+                sent[stage] = [row[stage].leave(each.sums[stage]) for row, each in zip(self.nodes, passes, strict=True)]
+        for stage, pieces in sent.items():
+            met = [
+                self.nodes[c % len(passes)][stage].meet(list(same)) for c, same in enumerate(zip(*pieces, strict=True))
+            ]
+            for group, row in enumerate(self.nodes):
+                gradients[group][stage] = row[stage].arrive(met)
+        for row, own in zip(self.nodes, gradients, strict=True):
+            self._tie(row, own)
+        return passes, gradients
+
+    def _tie(self, row: list[StageNodes], gradients: list[Tree]) -> None:
+        """Gives all stages that hold an array the sum of its gradients, added in the same order everywhere."""
+        for path, stages in self.tied.items():
+            parts = [_at(gradients[stage], path) for stage in stages]
+            for stage in stages:
+                if "stale-tied" in self.mistakes and stage == stages[-1]:
+                    continue
+                total = parts[0]
+                for part in parts[1:]:
+                    total = row[stage].tie(total, part)
+                gradients[stage] = _with(gradients[stage], path, total)
+
+    def _loss(self, passes: list[Pass]) -> list[Any]:
+        return [
+            row[-1].total_loss()([each.losses[k] for k in range(self.sizes.microbatches)], each.scale)
+            for row, each in zip(self.nodes, passes, strict=True)
+        ]
+
+    def _train(self, state: State, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
+        passes, gradients = self._passes(state, batch, scale)
+        losses = self._loss(passes)
+        found = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
+        bad = [counts for _, counts in found]
+        decided = self.nodes[0][-1].decide(self.options.clip)(losses, [square for square, _ in found], bad)
+        new = [
+            [
+                nodes.apply(params, slots, own, decided["factor"], decided["applied"])
+                for nodes, params, slots, own in zip(row, *parts, strict=True)
+            ]
+            for row, *parts in zip(self.nodes, state.params, state.slots, gradients, strict=True)
+        ]
+        after = State(
+            tuple(tuple(params for params, _ in row) for row in new),
+            tuple(tuple(slots for _, slots in row) for row in new),
+        )
+        return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
+
+    def _differentiate(self, state: State, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
+        passes, gradients = self._passes(state, batch, scale)
+        zero = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
+        decided = self.nodes[0][-1].decide(None)(self._loss(passes), [z for z, _ in zero], [b for _, b in zero])
+        return decided["loss"], gradients[0]
+
+    def _first_slots(self, params: Any) -> tuple[tuple[Any, ...], ...]:
+        return tuple(
+            tuple(nodes.begin(part) for nodes, part in zip(row, parts, strict=True))
+            for row, parts in zip(self.nodes, params, strict=True)
+        )
+
+    def _copied(self, state: State) -> State:
+        made = [
+            [nodes.copy(*parts) for nodes, *parts in zip(row, params, slots, strict=True)]
+            for row, params, slots in zip(self.nodes, *state, strict=True)
+        ]
+        return State(tuple(tuple(p for p, _ in row) for row in made), tuple(tuple(s for _, s in row) for row in made))
+
+
+def build_step(
+    model: Model,
+    optimizer: Optimizer,
+    layout: Layout,
+    schedule: Schedule,
+    options: Options | None = None,
+    mistakes: frozenset[str] = frozenset(),
+) -> Step:
+    """The step for these; its program is traced and compiled at its first call.
+
+    Args:
+        model: as `models.interface` has it
+        optimizer: makes the optax transformation of a tree of parameters, given which of them decay
+        layout: of the model on slices
+        schedule: of p devices, p·v stages and m microbatches
+        options: see `Options`
+        mistakes: only for the proof that mistakes are found
+
+    Raises:
+        SizesError: the schedule is for other sizes than the layout.
+        ConfigError: an option cannot be, or does not fit the sizes.
+    """
+    options = options or Options()
+    sizes = layout.sizes
+    options.check(sizes)
+    asked = (sizes.pipeline, sizes.stages, sizes.microbatches)
+    if (schedule.devices, schedule.stages, schedule.microbatches) != asked:
+        raise SizesError(
+            f"the schedule {schedule.name} has {schedule.devices} devices, {schedule.stages} stages and "
+            f"{schedule.microbatches} microbatches, but the sizes have {asked[0]}, {asked[1]} and {asked[2]}"
+        )
+    return Step(model, optimizer, layout, schedule, options, mistakes)
+
+
+def _at(tree: Tree, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _with(tree: Tree, path: tuple[str, ...], value: Any) -> Tree:
+    if not path:
+        return value
+    return {**tree, path[0]: _with(tree[path[0]], path[1:], value)}

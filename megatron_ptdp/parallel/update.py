@@ -1,0 +1,102 @@
+"""From gradients to new parameters: the global norm, the decision whether to apply, and the optimizer of one stage.
+
+All are functions of whole arrays: what members of TENSOR all hold counts once by itself. An array tied between two
+stages counts on the first of them only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from megatron_ptdp.models.interface import Tree
+from megatron_ptdp.parallel.shapes import StageShapes
+
+Optimizer: TypeAlias = Callable[[Tree], optax.GradientTransformation]
+"""From the tree of booleans that says which parameters decay to the transformation of these parameters."""
+
+
+class Update:
+    """The last part of a step on one stage.
+
+    Args:
+        shapes: of the stage
+        optimizer: see `Optimizer`
+        counted: tree of bool, whether the array counts in the global norm
+        tensor: members of TENSOR
+    """
+
+    def __init__(
+        self,
+        shapes: StageShapes,
+        optimizer: Optimizer,
+        counted: Tree,
+        tensor: int,
+        master: str,
+        mistakes: frozenset[str] = frozenset(),
+    ) -> None:
+        self.shapes, self.counted, self.tensor, self.mistakes = shapes, counted, tensor, mistakes
+        self.transform = optimizer(jax.tree.map(lambda p: p.decay, shapes.parameters))
+        self.master = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, master), shapes.parameters)
+        self.slots = jax.eval_shape(self.transform.init, self.master)
+
+    @property
+    def slot_specs(self) -> Any:
+        """Of what the optimizer keeps: as the parameter lies, or on all members where it belongs to none."""
+        return optax.tree.map_params(
+            self.transform,
+            lambda _, spec: spec,
+            self.slots,
+            self.shapes.master_specs,
+            transform_non_params=lambda _: P(),
+        )
+
+    def begin(self, params: Tree) -> Any:
+        """The optimizer's state at first."""
+        return self.transform.init(params)
+
+    def norm(self, gradients: Tree) -> tuple[Any, Any]:
+        """(sum of squares, [parameters] how many values are not finite)."""
+        leaves = jax.tree.leaves(gradients)
+        squares = []
+        for leaf, parameter, counts in zip(
+            leaves, jax.tree.leaves(self.shapes.parameters), jax.tree.leaves(self.counted), strict=True
+        ):
+            square = jnp.sum(jnp.square(leaf))
+            if "replicated-counted-twice" in self.mistakes and "tensor" not in tuple(parameter.spec):
+                square = square * self.tensor
+            if counts:
+                squares.append(square)
+        bad = [jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in leaves]
+        return sum(squares, start=jnp.zeros((), leaves[0].dtype)), jnp.stack(bad)
+
+    def apply(self, params: Tree, slots: Any, gradients: Tree, factor: Any, applied: Any) -> tuple[Tree, Any]:
+        """The new parameters and slots; the old ones where `applied` is False."""
+        scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        updates, after = self.transform.update(scaled, slots, params)
+        new = optax.apply_updates(params, updates)
+        return jax.tree.map(lambda there, here: jnp.where(applied, there, here), (new, after), (params, slots))
+
+
+def decide(losses: Sequence[Any], squares: Sequence[Any], bad: Sequence[Any], clip: float | None) -> dict[str, Any]:
+    """What holds for all stages.
+
+    Args:
+        losses: of each island, summed and scaled
+        squares, bad: of each stage, as `Update.norm` gives them
+        clip: the largest norm
+
+    Returns:
+        loss, norm, factor (what gradients are multiplied with), applied (whether all is finite).
+    """
+    loss = sum(losses[1:], start=losses[0])
+    norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
+    factor = jnp.ones_like(norm) if clip is None else jnp.minimum(1.0, clip / norm).astype(norm.dtype)
+    found = sum((jnp.sum(counts) for counts in bad), start=jnp.zeros((), jnp.int32))
+    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & (found == 0)
+    return {"loss": loss, "norm": norm, "factor": factor, "applied": applied}
