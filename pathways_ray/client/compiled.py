@@ -223,7 +223,7 @@ class CompiledFunction:
 
             direct = (lambda *a, **k: self(*a, **k)) if not static else alone
             direct.__name__ = self.__name__
-            found = self._alone[key] = Program(direct, self.__name__, check=False)
+            found = self._alone[key] = Program(direct, self.__name__, check=False, slice=self.slice)
         return found
 
     def static_values(self, args: tuple[Any, ...]) -> tuple[tuple[int, Any], ...]:
@@ -254,7 +254,7 @@ class CompiledFunction:
             tree: of (dynamic positional arguments, keyword arguments).
             avals: a `jax.ShapeDtypeStruct` for each leaf.
         """
-        platforms = current_session().platforms
+        platforms = where.session.platforms
         # An export depends on the mesh, not on which slice has it.
         types = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
         key = (where.shape, where.axes, _distinct(static), tree, types, platforms)

@@ -12,6 +12,7 @@ from pathways_ray.client.array import DELETED, Array, Buffer
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import check_no_outer_assignment, trace
 from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import TraceError, UsageError
@@ -22,12 +23,18 @@ from pathways_ray.transport.messages import encode
 
 
 class Program:
-    """What `pw.program` returns. Calling it launches; inside another program it is inlined."""
+    """What `pw.program` returns. Calling it launches; inside another program it is inlined.
 
-    def __init__(self, fun: Callable[..., Any], name: str = "", check: bool = True) -> None:
+    It runs in the session that was made last. A compiled function called alone runs in that of its slice: `slice`.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], name: str = "", check: bool = True, slice: VirtualSlice | None = None
+    ) -> None:
         if not callable(fun):
             raise UsageError(f"pw.program decorates a function, not {fun!r}")
         self.fun = fun
+        self.slice = slice
         self._cache: dict[Any, LoweredProgram] = {}
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = name or getattr(fun, "__name__", type(fun).__name__)
@@ -39,7 +46,7 @@ class Program:
         if tracing.session is not None:
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        session = current_session()
+        session = self._session()
         key = (session, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
         lowered = self._cache.get(key)
         if lowered is None:
@@ -52,7 +59,10 @@ class Program:
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return self._lower(current_session(), tree, [_type_of(leaf) for leaf in leaves])
+        return self._lower(self._session(), tree, [_type_of(leaf) for leaf in leaves])
+
+    def _session(self) -> Session:
+        return self.slice.session if self.slice is not None else current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
         session.check_open()
