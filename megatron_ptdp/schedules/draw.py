@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -37,23 +38,36 @@ def draw(timeline: Timeline, path: str | Path, title: str | None = None, width_i
         title: left out, the schedule, its sizes and its bubble
         width_in: of the picture, in inches
     """
+    draw_below({title or _title(timeline): timeline}, path, width_in)
+
+
+def draw_below(timelines: Mapping[str, Timeline], path: str | Path, width_in: float = 10.0) -> None:
+    """Writes a picture of several timelines by title, one below the other, with one scale of time.
+
+    Args:
+        timelines: to be drawn, as `draw` does
+        path: of the file
+        width_in: of the picture, in inches
+    """
     from matplotlib.figure import Figure
 
-    devices = len(timeline.rows)
-    height = min(0.3 * devices, _MOST_ROWS_IN)
-    figure = Figure(figsize=(width_in, height + 1.0), layout="constrained", dpi=110)
-    axes = figure.subplots()
-    axes.set_xlim(0, timeline.makespan or 1.0)
-    axes.set_ylim(devices - 0.5, -0.5)
-    unit = _POINTS * width_in * 0.93 / (timeline.makespan or 1.0)  # points for a unit of time, about
-    _spans(axes, timeline, unit, numbers=height / devices * _POINTS > _FONT_POINTS)
-    axes.set_yticks(range(0, devices, max(1, devices // 16)))
-    axes.set_ylabel("device", fontsize=8)
-    axes.set_xlabel("time", fontsize=8)
-    axes.set_title(title or _title(timeline), fontsize=9)
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
-    _legend(figure, timeline)
+    heights = [min(0.3 * len(timeline.rows), _MOST_ROWS_IN) for timeline in timelines.values()]
+    figure = Figure(figsize=(width_in, sum(heights) + 0.3 + 0.7 * len(heights)), layout="constrained", dpi=110)
+    longest = max(timeline.makespan for timeline in timelines.values()) or 1.0
+    unit = _POINTS * width_in * 0.93 / longest  # points for a unit of time, about
+    every = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+    for axes, height, (title, timeline) in zip(every, heights, timelines.items(), strict=True):
+        devices = len(timeline.rows)
+        axes.set_xlim(0, longest)
+        axes.set_ylim(devices - 0.5, -0.5)
+        _spans(axes, timeline, unit, numbers=height / devices * _POINTS > _FONT_POINTS)
+        axes.set_yticks(range(0, devices, max(1, devices // 16)))
+        axes.set_ylabel("device", fontsize=8)
+        axes.set_xlabel("time", fontsize=8)
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
+    _legend(figure, next(iter(timelines.values())))
     figure.savefig(path)
 
 

@@ -87,6 +87,28 @@ def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> No
     )
 
 
+@commands.command()
+@click.option("--config", "path", type=click.Path(dir_okay=False, path_type=Path), help="a TOML file")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="a setting that goes before the file's: pipeline=4"
+)
+@click.option(
+    "--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="how often hosts may be lost"
+)
+@click.option("--trace-step", type=click.IntRange(1), help="the number of a step to draw, next to its prediction")
+def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_step: int | None) -> None:
+    """Train a model, from the newest checkpoint of its directory on if there is one.
+
+    SIGINT or SIGTERM ends it after the step that runs, with a checkpoint; a second one at once.
+    """
+    from megatron_ptdp.train.config import load
+    from megatron_ptdp.train.run import Wishes, train
+
+    config = load(path, settings)
+    done = train(config, Wishes(max_restarts, trace_step or 0), console())
+    click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")
+
+
 def main() -> None:
     """The entry point of `pathways-train`."""
     commands(prog_name=NAME)

@@ -1,0 +1,241 @@
+"""Checkpoints: the whole state in one canonical form, written by Orbax while training goes on.
+
+A checkpoint is a folder `<step>` with two parts: `state`, all arrays by name; and `about`, JSON that says of which
+model it is, and what the CRC-32 of each array is. Orbax marks it as whole when all of it is there, and looks at no
+other. What lies in it does not depend on (p, t, d, v), nor on how the state was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import orbax.checkpoint as ocp
+
+from megatron_ptdp.errors import CheckpointError
+from megatron_ptdp.models.config import ModelConfig
+from pathways_ray.errors import PathwaysError
+
+FORMAT = 1
+_PARTIAL = ".orbax-checkpoint-tmp"
+"""In the names of folders that Orbax has not finished."""
+
+WRITE_LIMIT_S = 600.0
+"""How long the end of a run waits for a checkpoint that is being written."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: steps that are done; also the position in the data
+        model: its sizes
+        data: of which file and in which order, see `Checkpoints.save`
+        crc32: of the bytes of each array
+        form: version of all this
+    """
+
+    step: int
+    model: ModelConfig
+    data: dict[str, int]
+    crc32: dict[str, int]
+    form: int = FORMAT
+
+
+State: TypeAlias = Callable[[], Mapping[str, Any] | None]
+
+
+class Restored(NamedTuple):
+    about: About
+    state: dict[str, Any]
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays of a nested dict, by the names on the way to each, joined with dots."""
+    flat: dict[str, np.ndarray] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = np.asarray(value)
+    return flat
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flattened`; dicts that were empty are not there."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *way, last = name.split(".")
+        at = tree
+        for one in way:
+            at = at.setdefault(one, {})
+        at[last] = value
+    return tree
+
+
+def check_sum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+class Checkpoints:
+    """The checkpoints of a run; a context manager that waits for the last one.
+
+    Args:
+        folder: made when the first one is written.
+        keep: how many stay; older ones go when a new one is whole.
+        warn: told of checkpoints that were passed over.
+    """
+
+    def __init__(self, folder: Path, model: ModelConfig, keep: int, warn: Callable[[str], None]) -> None:
+        self.folder, self.model, self.warn = folder.absolute(), model, warn
+        self._unfinished = sorted(self.folder.glob(f"*{_PARTIAL}*"))
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.shutdown(wait=True)
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are whole, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: State, data: dict[str, int]) -> None:
+        """Writes a checkpoint in the background, after the one before.
+
+        Args:
+            step: steps that are done
+            state: gives the arrays, or None to have nothing written; called in another thread
+            data: what the order of the data depends on: the CRC-32 of the file, its seed, and examples of a step
+
+        Raises:
+            What the checkpoint before has failed with.
+        """
+        self.wait()
+        self._writing = self._writer.submit(self._write, step, state, data)
+
+    def _write(self, step: int, state: State, data: dict[str, int]) -> None:
+        tree = state()
+        if tree is None:
+            return
+        arrays = flattened(tree)
+        sums = {name: check_sum(array) for name, array in arrays.items()}
+        about = About(step=step, model=self.model, data=data, crc32=sums)
+        parts = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(arrays), about=ocp.args.JsonSave(msgspec.to_builtins(about))
+        )
+        try:
+            for later in [there for there in self.steps() if there >= step]:
+                self._manager.delete(later)  # passed over when this run began: they are damaged
+            self._manager.save(step, args=parts, force=True)
+            self._manager.wait_until_finished()
+        except Exception as error:  # what a full disk makes of Orbax and TensorStore
+            raise CheckpointError(f"checkpoint {step} in {self.folder} cannot be written: {error}") from error
+
+    def wait(self) -> None:
+        """Waits until what `save` was given is on disk.
+
+        Raises:
+            What writing it has failed with; TimeoutError after ten minutes.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result(WRITE_LIMIT_S)
+
+    def settle(self) -> None:
+        """Waits likewise, and forgets what went wrong: the state was lost with its host."""
+        with contextlib.suppress(PathwaysError):
+            self.wait()
+
+    def latest(self) -> Restored | None:
+        """The newest checkpoint that is whole, None when there is none at all.
+
+        Raises:
+            CheckpointError: it is of another model; or there are some, and all are damaged.
+        """
+        damaged = [
+            f"checkpoint {path.name.partition('.')[0]} in {self.folder} was not written to its end"
+            for path in self._unfinished
+        ]
+        for step in reversed(self.steps()):
+            try:
+                found = self.read(step)
+            except CheckpointError as error:
+                if isinstance(error, OfAnotherModel):
+                    raise
+                damaged.append(str(error))
+                continue
+            if damaged:
+                self.warn(f"{'; '.join(damaged)}; going on from step {step}")
+            return found
+        if self.steps():
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used: {'; '.join(damaged)}; "
+                "remove the folder to train from the beginning"
+            )
+        if damaged:
+            self.warn(f"{'; '.join(damaged)}; there is no other, so training begins at step 0")
+        return None
+
+    def read(self, step: int) -> Restored:
+        """One checkpoint, all of it checked.
+
+        Raises:
+            CheckpointError: it is damaged. OfAnotherModel: it does not fit the model.
+        """
+        try:
+            about = msgspec.convert(self._part(step, about=ocp.args.JsonRestore()), About)
+            if about.form != FORMAT or about.step != step:
+                raise ValueError(f"it says step {about.step}, format {about.form}")
+        except Exception as error:  # what a damaged file makes of Orbax, TensorStore or msgspec
+            raise self._damaged(step, error) from error
+        _require_same(about.model, self.model, f"checkpoint {step} in {self.folder}")
+        try:
+            arrays = {
+                name: np.asarray(value) for name, value in self._part(step, state=ocp.args.PyTreeRestore()).items()
+            }
+            wrong = sorted(
+                name
+                for name in {*arrays, *about.crc32}
+                if name not in arrays or about.crc32.get(name) != check_sum(arrays[name])
+            )
+            if wrong:
+                raise ValueError(f"{', '.join(wrong[:3])} of {len(about.crc32)} arrays are not what was written")
+        except Exception as error:
+            raise self._damaged(step, error) from error
+        return Restored(about, nested(arrays))
+
+    def _part(self, step: int, **part: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**part))[next(iter(part))]
+
+    def _damaged(self, step: int, error: Exception) -> CheckpointError:
+        first = " ".join(str(error).split())[:300]
+        return CheckpointError(f"checkpoint {step} in {self.folder} is damaged: {first or type(error).__name__}")
+
+
+class OfAnotherModel(CheckpointError):
+    """A checkpoint whose model has other sizes."""
+
+
+def _require_same(there: ModelConfig, here: ModelConfig, what: str) -> None:
+    """Raises `OfAnotherModel` with what differs."""
+    theirs, ours = msgspec.to_builtins(there), msgspec.to_builtins(here)
+    differ = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
+    if differ:
+        raise OfAnotherModel(
+            f"{what} is of another model: {', '.join(differ)}; set the model to that of the checkpoint, or choose "
+            "another directory"
+        )

@@ -1,0 +1,323 @@
+"""The configuration of a training: a TOML file with one table for each concern, and settings that override it.
+
+    model = "gpt-tiny"            # short for [model] preset = "gpt-tiny"
+    pipeline = 2                  # a setting outside of the tables goes to the table that has its name
+
+    [data]
+    path = "corpus.tokens"
+
+Names of settings are unique over all tables: `--set pipeline=4` says as much as `--set parallel.pipeline=4`.
+What `pathways-plan --config-out FILE` writes is such a file, less the path of the data.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from megatron_ptdp.errors import BadSizes, ConfigError
+from megatron_ptdp.models.config import DType, ModelConfig, changed, preset, presets
+from megatron_ptdp.models.interface import Recompute
+from megatron_ptdp.schedules import schedule_names
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the file."""
+
+
+class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the model is cut.
+
+    Attributes:
+        pipeline, tensor, data: p, t, d
+        chunks: v, stages on each pipeline device; 0: as many as the schedule has by itself
+        microbatch: b, examples of one microbatch on one replica
+        microbatches: m; 0: what the batch makes of it, or 1
+        batch: examples of a step; 0: m·b·d
+        schedule: one of `schedule_names()`
+        zero: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters are cut over the replicas
+        scatter_gather: members send 1/t of what goes to the next stage, and gather it there
+        placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
+            "together" on one
+        data_islands: over how many islands the replicas lie
+    """
+
+    pipeline: int = 1
+    tensor: int = 1
+    data: int = 1
+    chunks: int = 0
+    microbatch: int = 1
+    microbatches: int = 0
+    batch: int = 0
+    schedule: str = "1f1b"
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    zero: Literal[0, 1, 2, 3] = 0
+    scatter_gather: bool = True
+    placement: Literal["apart", "together"] = "apart"
+    data_islands: int = 1
+
+    def counted(self) -> int:
+        """m, from microbatches or batch.
+
+        Raises:
+            BadSizes: the batch does not divide, or both are given and do not agree.
+        """
+        each = self.microbatch * self.data
+        if self.batch and (self.batch % each or (self.microbatches and self.microbatches * each != self.batch)):
+            has = f"{self.microbatches} microbatches of " if self.microbatches else "microbatches of "
+            raise BadSizes(
+                f"a batch of {self.batch} examples is not {has}{self.microbatch} examples on each of {self.data} "
+                f"replicas; make it a multiple of {each}, or leave microbatches out"
+            )
+        return self.batch // each if self.batch else self.microbatches or 1
+
+
+class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is done with gradients.
+
+    Attributes:
+        optimizer: "adamw", or "sgd" with momentum beta1
+        learning_rate: at its highest, after `warmup_steps`
+        decay: how it falls to `final_learning_rate` at `decay_steps`; 0 of them: at the last step of the run
+        clip: the largest global norm of a gradient; 0: any
+    """
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 3e-4
+    final_learning_rate: float = 3e-5
+    warmup_steps: int = 0
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    decay_steps: int = 0
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+
+class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is read.
+
+    Attributes:
+        path: of a token file
+        check: whether all of it is read once before training, to compare its check sum
+        data_seed: of the order; left out, the seed of the run
+    """
+
+    path: str = ""
+    check: bool = True
+    data_seed: int | None = None
+
+
+class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long, and what is kept.
+
+    Attributes:
+        steps: in all, those of earlier runs included
+        seed: of the parameters, and of the order of the data
+        dtype: of computation; parameters and their gradients are summed in float32 at least
+        directory: for checkpoints, metrics and traces
+        checkpoint_every: steps; 0: only at the end
+        keep: the newest checkpoints that stay
+        log_every: steps between two lines where there is no terminal
+        in_flight: steps that may be launched before the loss of an earlier one is there
+        peak_flops: of one device, for the MFU; 0: measured at the start
+    """
+
+    steps: int = 100
+    seed: int = 0
+    dtype: DType = "float32"
+    directory: str = "run"
+    checkpoint_every: int = 0
+    keep: int = 2
+    log_every: int = 10
+    in_flight: int = 2
+    peak_flops: float = 0.0
+
+
+class Cluster(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where it runs: a cluster made for this run, or one that is there.
+
+    Attributes:
+        islands, hosts_per_island, devices_per_host, platform: of one's own cluster; 0 islands or devices: as many as
+            the sizes need
+        address: of a Ray cluster to start it on; left out, on this machine
+        url, token, ca: of a cluster that runs, in place of all these
+    """
+
+    islands: int = 0
+    hosts_per_island: int = 1
+    devices_per_host: int = 0
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    address: str = ""
+    url: str = ""
+    token: str = ""
+    ca: str = ""
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "parallel": Parallel,
+    "optimizer": Optimizer,
+    "data": Data,
+    "run": Run,
+    "cluster": Cluster,
+}
+MODEL_SETTINGS = ("preset", *(field.name for field in fields(ModelConfig)))
+SETTINGS: dict[str, str] = {
+    **dict.fromkeys(MODEL_SETTINGS, "model"),
+    **{name: section for section, kind in SECTIONS.items() for name in kind.__struct_fields__},
+}
+"""The table of each setting."""
+
+_POSITIVE = (
+    "pipeline", "tensor", "data", "microbatch", "data_islands", "steps", "keep", "log_every", "in_flight",
+    "hosts_per_island",
+)  # fmt: skip
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole configuration, checked as far as it can be without devices."""
+
+    model: ModelConfig
+    parallel: Parallel = Parallel()
+    optimizer: Optimizer = Optimizer()
+    data: Data = Data()
+    run: Run = Run()
+    cluster: Cluster = Cluster()
+
+
+def load(path: str | Path | None, settings: Sequence[str] = ()) -> Config:
+    """The configuration of a file, with settings `name=value` that go before it.
+
+    Raises:
+        ConfigError: the file cannot be read, or a name or value is none.
+        BadSizes: the batch does not divide.
+    """
+    table: dict[str, Any] = {}
+    if path is not None:
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    return config_of(table, dict(map(parse_setting, settings)), str(path or "the settings"))
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`pipeline=4` as a name and a value, which is read as TOML where it is some, else as text.
+
+    Raises:
+        ConfigError: it has no value.
+    """
+    name, equals, value = text.partition("=")
+    name, value = name.strip().replace("-", "_"), value.strip()
+    if not name or not equals:
+        raise ConfigError(f"{text!r} is no setting: write name=value, as in pipeline=4 or run.steps=100")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def config_of(table: dict[str, Any], settings: dict[str, Any], where: str) -> Config:
+    """The configuration of the tables of a file, and of settings by short or full name.
+
+    Raises:
+        ConfigError, BadSizes: as `load`.
+    """
+    merged: dict[str, dict[str, Any]] = {name: {} for name in ("model", *SECTIONS)}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            if name not in merged:
+                raise ConfigError.unknown(f"table in {where}: ", name, merged)
+            for inner, one in value.items():
+                _enter(merged, f"{name}.{inner}", one, where)
+        else:
+            _enter(merged, name, value, where)
+    for name, value in settings.items():
+        _enter(merged, name, value, "--set")
+    made = {name: _convert(merged[name], kind, name) for name, kind in SECTIONS.items()}
+    config = Config(model=_model(merged["model"]), **made)
+    _check(config)
+    return config
+
+
+def _enter(merged: dict[str, dict[str, Any]], name: str, value: Any, where: str) -> None:
+    section, dot, short = name.rpartition(".")
+    if name == "model" and isinstance(value, str):
+        section, short = "model", "preset"
+    elif not dot:
+        short = name
+        if short not in SETTINGS:
+            raise ConfigError.unknown(f"setting in {where}:", name, SETTINGS)
+        section = SETTINGS[short]
+    if section not in merged:
+        raise ConfigError.unknown(f"table in {where}:", section, merged)
+    known = [setting for setting, home in SETTINGS.items() if home == section]
+    if short not in known:
+        raise ConfigError.unknown(f"setting in {where}, table {section}:", short, known)
+    merged[section][short] = value
+
+
+def _convert(values: dict[str, Any], kind: type[Section], section: str) -> Any:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"table {section}: {_in_words(str(error), values)}") from error
+
+
+def _in_words(message: str, values: dict[str, Any]) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.pipeline`" with the name in front, and the value."""
+    text, _, place = message.partition(" - at `$.")
+    name = place.rstrip("`")
+    return f"{name} is {values[name]!r}: {text}" if name in values else message
+
+
+def _model(values: dict[str, Any]) -> ModelConfig:
+    rest = dict(values)
+    name = rest.pop("preset", None)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"table model: preset is {name!r}, must be one of {', '.join(presets())}")
+    if not name and not rest:
+        raise ConfigError(f"there is no model: set model to one of {', '.join(presets())}, or its sizes in [model]")
+    hints = get_type_hints(ModelConfig)
+    for setting, value in rest.items():
+        try:
+            msgspec.convert(value, hints[setting])
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"table model: {setting} is {value!r}: {error}") from error
+    if name:
+        return changed(preset(name), rest)
+    needed = ("layers", "hidden", "heads", "sequence", "vocabulary")
+    if missing := [setting for setting in needed if setting not in rest]:
+        raise ConfigError(f"table model: {', '.join(missing)} missing; or set preset to one of {', '.join(presets())}")
+    return ModelConfig(**{"kind": "gpt", **rest})
+
+
+def _check(config: Config) -> None:
+    """What holds between settings, or for one that msgspec does not know.
+
+    Raises:
+        ConfigError, BadSizes.
+    """
+    for section in SECTIONS:
+        values = msgspec.structs.asdict(getattr(config, section))
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not value >= (1 if name in _POSITIVE else 0) or value == float("inf"):
+                least = "at least 1" if name in _POSITIVE else "0 or more, and finite"
+                raise ConfigError(f"table {section}: {name} is {value}, must be {least}")
+    if config.parallel.schedule not in schedule_names():
+        raise ConfigError.unknown("schedule", config.parallel.schedule, schedule_names())
+    for name in ("beta1", "beta2"):
+        if getattr(config.optimizer, name) >= 1:
+            raise ConfigError(f"table optimizer: {name} is {getattr(config.optimizer, name)}, must be below 1")
+    if bool(config.cluster.url) != bool(config.cluster.token):
+        raise ConfigError("table cluster: url and token belong together; `pathways status` shows those of a cluster")
+    config.parallel.counted()

@@ -1,0 +1,228 @@
+"""A whole run: what can be refused is refused before a cluster starts; then training, again after a lost host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from megatron_ptdp.data import Batches
+from megatron_ptdp.errors import ConfigError, TooManyRestarts, TrainingStopped
+from megatron_ptdp.models import Compute, build
+from megatron_ptdp.parallel import Sizes
+from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.schedules import Schedule, ScheduleError, simulate
+from megatron_ptdp.train import timeline
+from megatron_ptdp.train.checkpoints import Checkpoints, Restored
+from megatron_ptdp.train.config import Config
+from megatron_ptdp.train.display import Display
+from megatron_ptdp.train.loop import Loop
+from megatron_ptdp.train.records import CHECKPOINTS, Records, alone_in
+from megatron_ptdp.train.setup import Training, batches_of, cluster_of, schedule_of, sizes_of
+from megatron_ptdp.train.speed import Peak, peak_of
+from megatron_ptdp.train.stop import Stop
+from pathways_ray.errors import BufferLost, HostLost, LaunchTimeout
+
+LOST = (HostLost, BufferLost, LaunchTimeout)
+"""After these the cluster is there again, and the state is not."""
+
+HOSTS_LIMIT_S = 120.0
+"""How long a lost host may take to come back."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked of one run beside its configuration.
+
+    Attributes:
+        max_restarts: how often hosts may be lost
+        trace_step: the number of a step to be drawn; 0 for none
+    """
+
+    max_restarts: int = 0
+    trace_step: int = 0
+
+
+def train(config: Config, wishes: Wishes, console: Console) -> int:
+    """Trains as configured, from the newest checkpoint of the directory on; returns the steps that are done.
+
+    Raises:
+        ConfigError, BadSizes, TokenFileError, CheckpointError: something does not fit; nothing was trained.
+        NotFinite, TooManyRestarts: training cannot go on.
+        PathwaysError: what happened to the cluster.
+    """
+    try:
+        schedule = schedule_of(config)
+    except ScheduleError as error:
+        raise ConfigError(str(error)) from error
+    sizes = sizes_of(config, schedule)
+    tried = build(config.model, Compute(config.parallel.tensor, config.parallel.sequence_parallel))
+    cut(tried.layers, sizes.stages)
+    if wishes.trace_step and config.cluster.url:
+        raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
+    batches, data = batches_of(config, sizes.batch)
+    directory = Path(config.run.directory)
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", markup=False, soft_wrap=True)
+
+    with (
+        alone_in(directory),
+        Checkpoints(directory / CHECKPOINTS, config.model, config.run.keep, warn) as checkpoints,
+    ):
+        restored = checkpoints.latest()
+        if restored:
+            _compare(restored, data, warn)
+            if restored.about.step >= config.run.steps:
+                warn(f"all {config.run.steps} steps are done; set steps to more to go on")
+                return restored.about.step
+        if 0 < wishes.trace_step <= (restored.about.step if restored else 0) + 1:
+            raise ConfigError(
+                f"--trace-step {wishes.trace_step} is done already, or is the first step of this run, which compiles; "
+                "choose a later one"
+            )
+        stop = Stop(lambda text: console.print(text, markup=False))
+        with stop.listening(), cluster_of(config, sizes) as session:
+            run = Run(config, wishes, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
+            return run.to_the_end(restored)
+
+
+def _compare(restored: Restored, data: Mapping[str, int], warn: Any) -> None:
+    """Says where the data goes on in another order than before."""
+    there = restored.about.data
+    if differ := [f"{name} {there.get(name)} then, {data[name]} now" for name in data if there.get(name) != data[name]]:
+        warn(
+            f"the data is not in the order in which checkpoint {restored.about.step} saw it ({', '.join(differ)}): "
+            "it goes on with the batch of that number in the new order"
+        )
+
+
+@dataclass
+class Run:
+    """Training on a cluster, with restarts."""
+
+    config: Config
+    wishes: Wishes
+    schedule: Schedule
+    sizes: Sizes
+    batches: Batches
+    data: dict[str, int]
+    directory: Path
+    checkpoints: Checkpoints
+    session: Any
+    console: Console
+    stop: Stop
+
+    def to_the_end(self, restored: Restored | None) -> int:
+        """Trains until all steps are done, or an end was asked for.
+
+        Raises:
+            As `train`.
+        """
+        training = Training.of(self.config, self.schedule, self.sizes)
+        peak = peak_of(training.layout, self.config.run.peak_flops, self.config.run.dtype)
+        self._describe(training, peak)
+        restarts = 0
+        while True:
+            try:
+                return self._stretch(training, restored, peak)
+            except LOST as error:
+                self.checkpoints.settle()
+                if restarts == self.wishes.max_restarts:
+                    raise self._given_up(error, restarts) from error
+                restarts += 1
+                restored = self.checkpoints.latest()
+                self.console.print(
+                    f"{type(error).__name__}: {error}; restart {restarts} of {self.wishes.max_restarts} from step "
+                    f"{restored.about.step if restored else 0}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+            # What the step holds on its slices is lost as well.
+            training.release()
+            wait_for_hosts(self.session)
+            training = Training.of(self.config, self.schedule, self.sizes)
+
+    def _given_up(self, error: Exception, restarts: int) -> Exception:
+        if restarts:
+            return TooManyRestarts(
+                f"hosts were lost {restarts + 1} times, --max-restarts is {restarts}; the last time: {error}"
+            )
+        return type(error)(f"{error}; run again to go on from the last checkpoint, --max-restarts N does so by itself")
+
+    def _stretch(self, training: Training, restored: Restored | None, peak: Peak) -> int:
+        done = restored.about.step if restored else 0
+        state = training.step.place(restored.state) if restored else training.first_state()
+        bubble = f"{simulate(self.schedule).bubble.of_ideal:.1%}"
+        run = self.config.run
+        with (
+            Records(self.directory, done) as records,
+            Display(self.console, done, run.steps, bubble, run.log_every) as display,
+        ):
+            loop = Loop(training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak)
+            if self.wishes.trace_step > done:
+                loop.trace = (self.wishes.trace_step, self._tracing(training, display))
+            return loop.run(state, done)
+
+    def _tracing(self, training: Training, display: Display) -> Any:
+        number = self.wishes.trace_step
+
+        def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+            result, seen = timeline.record(self.session, training.step, state, batch)
+            drawn = timeline.write(self.directory, number, training.layout, self.schedule, seen)
+            ran, predicted = drawn.ran.bubble.of_ideal, drawn.predicted.bubble.of_ideal
+            display.bubble = f"{ran:.1%} (measured at step {number})"
+            display.say(
+                f"step {number}: bubble {ran:.1%}, predicted {predicted:.1%} of the ideal time; {drawn.picture}, "
+                f"{drawn.trace}"
+            )
+            made: tuple[Any, dict[str, Any]] = result
+            return made
+
+        return run
+
+    def _describe(self, training: Training, peak: Peak) -> None:
+        """Writes `run.json`: what a reader of the metrics needs to know."""
+        about = {
+            "config": msgspec.to_builtins(msgspec.structs.replace(self.config, cluster=type(self.config.cluster)())),
+            "parameters": self.config.model.planned().parameters,
+            "devices": training.sizes.devices,
+            "examples_per_step": training.sizes.batch,
+            "schedule": self.schedule.name,
+            "microbatches": self.schedule.microbatches,
+            "bubble_of_ideal": simulate(self.schedule).bubble.of_ideal,
+            "peak_flops": peak.flops,
+            "peak_source": peak.source,
+        }
+        (self.directory / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
+        self.console.print(
+            f"{about['parameters']:,} parameters on {about['devices']} devices, {about['examples_per_step']} examples "
+            f"a step of {self.batches.there:,}; peak {peak.flops / 1e9:,.1f} GFLOP/s a device ({peak.source})",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def wait_for_hosts(session: Any, limit_s: float = HOSTS_LIMIT_S) -> None:
+    """Waits until all hosts of the cluster are up.
+
+    Raises:
+        TrainingStopped: one is not within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while down := list(_down(session)):
+        if time.monotonic() > deadline:
+            raise TrainingStopped(f"hosts {down} did not come back within {limit_s:.0f} s; look at `pathways status`")
+        time.sleep(0.2)
+
+
+def _down(session: Any) -> Iterator[int]:
+    for island in session.status()["islands"]:
+        for host in island["hosts"]:
+            if not host["up"]:
+                yield host["host"]

@@ -1,0 +1,153 @@
+"""From a configuration to what a training loop needs: a cluster, the model on its slices, the step, the data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import pathways_ray as pw
+from megatron_ptdp.data import Batches, TokenFile
+from megatron_ptdp.data.order import lengths_of
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.models import Compute, ModelConfig, build, initialise, whole
+from megatron_ptdp.parallel import Layout, Options, Sizes, build_step
+from megatron_ptdp.schedules import Schedule
+from megatron_ptdp.schedules import build as build_schedule
+from megatron_ptdp.train.config import Config
+from megatron_ptdp.train.optimizer import transformation
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Raises `ScheduleError` where the sizes break the schedule's rule."""
+    parallel = config.parallel
+    chunks = parallel.chunks or None
+    return build_schedule(parallel.schedule, parallel.pipeline, parallel.counted(), chunks)
+
+
+def sizes_of(config: Config, schedule: Schedule) -> Sizes:
+    """Raises `BadSizes`."""
+    parallel = config.parallel
+    return Sizes(
+        pipeline=parallel.pipeline,
+        tensor=parallel.tensor,
+        data=parallel.data,
+        chunks=schedule.stages // schedule.devices,
+        microbatches=schedule.microbatches,
+        examples=parallel.microbatch,
+        islands=parallel.data_islands,
+    )
+
+
+@contextlib.contextmanager
+def cluster_of(config: Config, sizes: Sizes) -> Iterator[pw.Session]:
+    """The cluster that the configuration names, or one made for the run, which ends with the block.
+
+    A cluster made here leaves each action of a schedule a computation of its own, so that timelines show them.
+
+    Raises:
+        Unschedulable, UsageError, ControllerLost, AuthenticationError: as `pw.init` and `pw.connect`.
+    """
+    asked = config.cluster
+    if asked.url:
+        with pw.connect(asked.url, asked.token, name="pathways-train", ca=asked.ca or None) as session:
+            yield session
+        return
+    apart = sizes.pipeline if config.parallel.placement == "apart" else 1
+    islands = asked.islands or apart * sizes.islands
+    each = max(1, islands // sizes.islands) if config.parallel.placement == "apart" else 1
+    needed = -(-sizes.pipeline // each) * sizes.members * sizes.tensor
+    devices = asked.devices_per_host or -(-needed // asked.hosts_per_island)
+    with pw.init(
+        islands,
+        asked.hosts_per_island,
+        devices,
+        address=asked.address or None,
+        platform=asked.platform,
+        fusion=False,
+    ) as session:
+        yield session
+
+
+def compute_of(config: Config) -> Compute:
+    """How the model is computed on the cluster of the current session."""
+    parallel = config.parallel
+    # gloo, between the hosts of a CPU island, gets reduce-scatters wrong.
+    several = any(island["platform"] == "cpu" and len(island["hosts"]) > 1 for island in pw.islands())
+    return Compute(
+        tensor=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
+        recompute=parallel.recompute,
+        dtype=config.run.dtype,
+        scatter="psum" if several else "psum_scatter",
+    )
+
+
+def master_of(config: Config) -> str:
+    """The dtype of parameters, optimizer state and sums of gradients."""
+    return "float64" if config.run.dtype == "float64" else "float32"
+
+
+@dataclass
+class Training:
+    """What a loop needs of a configuration; slices are taken when it is made, and given back by `release`."""
+
+    config: Config
+    schedule: Schedule
+    sizes: Sizes
+    model: Any
+    layout: Layout
+    step: Any
+
+    @classmethod
+    def of(cls, config: Config, schedule: Schedule, sizes: Sizes) -> Training:
+        """On the current session.
+
+        Raises:
+            ConfigError: the model, the sizes and the devices do not fit each other.
+        """
+        if config.run.dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+        parallel = config.parallel
+        model = build(config.model, compute_of(config))
+        layout = Layout.of(model, sizes, placement=parallel.placement)
+        options = Options(
+            clip=config.optimizer.clip or None,
+            zero=parallel.zero,
+            scatter_gather=parallel.scatter_gather,
+            master=master_of(config),
+            compute=config.run.dtype,
+        )
+        optimizer = transformation(config.optimizer, config.run.steps)
+        return cls(config, schedule, sizes, model, layout, build_step(model, optimizer, layout, schedule, options))
+
+    def first_state(self) -> Any:
+        """The state before the first step: a function of the seed and the model's sizes."""
+        return self.step.initial(
+            initialise(self.model, whole(self.model), self.config.run.seed, master_of(self.config))
+        )
+
+    def release(self) -> None:
+        self.layout.release()
+
+
+def batches_of(config: Config, examples: int) -> tuple[Batches, dict[str, int]]:
+    """The data, and what its order depends on: the CRC-32 of the file, the seed, the examples of a step.
+
+    Raises:
+        TokenFileError, ConfigError: the file cannot be used with this model.
+    """
+    if not config.data.path:
+        raise ConfigError("there is no data: set path to a token file, which `pathways-train prepare` makes")
+    file = TokenFile.open(config.data.path, config.model.vocabulary, config.data.check)
+    seed = config.run.seed if config.data.data_seed is None else config.data.data_seed
+    lengths = lengths_of(_batch_of_one(config.model))
+    about = {"crc32": file.header.crc32, "seed": seed, "examples": examples}
+    return Batches(file, lengths, examples, seed), about
+
+
+def _batch_of_one(model: ModelConfig) -> Any:
+    return build(model).batch(1)

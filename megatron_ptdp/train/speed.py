@@ -1,0 +1,73 @@
+"""How fast training is against what its devices could do: the model FLOPs utilization, in both conventions.
+
+MFU counts what the model needs; the other, of the PTD-P paper, what runs: with recomputation, more. The peak is the
+makers' figure where the configuration has it. Else it is measured: products of matrices on all devices at once, which
+is what cores that share a memory give.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from megatron_ptdp.models import Flops
+from megatron_ptdp.models.interface import DATA, TENSOR
+from megatron_ptdp.parallel import Layout
+
+SIDE, PRODUCTS, ROUNDS = 512, 8, 4
+"""Of the measurement: some 2 GFLOP for each device and round, which takes a core 20 to 100 ms."""
+
+
+class Peak(NamedTuple):
+    """FLOP/s of one device, and how that is known."""
+
+    flops: float
+    source: str
+
+
+def peak_of(layout: Layout, given: float, dtype: str) -> Peak:
+    """The configuration's figure, or a measured one."""
+    if given:
+        return Peak(given, "as configured")
+    return Peak(measured(layout, dtype), f"measured: {dtype} products of {SIDE} × {SIDE} on all devices at once")
+
+
+def measured(layout: Layout, dtype: str) -> float:
+    """FLOP/s of one device while all of the layout's compute."""
+    slices = list(chain.from_iterable(layout.slices))
+
+    def products(matrices: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ x) * (1.0 / SIDE), matrices)
+
+    run = [pw.compiled(products, slice=one, in_specs=P(DATA, TENSOR), out_specs=P(DATA, TENSOR)) for one in slices]
+    program = pw.program(lambda given: [each(own) for each, own in zip(run, given, strict=True)], name="peak")
+    given = [
+        pw.put(np.ones((*one.shape, SIDE, SIDE), jnp.dtype(dtype)), slice=one, spec=P(DATA, TENSOR)) for one in slices
+    ]
+    best = float("inf")
+    for turn in range(ROUNDS + 1):
+        start = time.perf_counter()
+        for array in program(given):
+            array.block_until_ready(timeout=300.0)
+        if turn:  # the first one compiles
+            best = min(best, time.perf_counter() - start)
+    return 2.0 * SIDE**3 * PRODUCTS / best
+
+
+class Utilization(NamedTuple):
+    """Shares of the peak: of what the model needs, and of what runs."""
+
+    mfu: float
+    hardware: float
+
+    @classmethod
+    def of(cls, tokens_per_second: float, flops: Flops, peak: Peak, devices: int) -> Utilization:
+        whole = peak.flops * devices
+        return cls(tokens_per_second * flops.model / whole, tokens_per_second * flops.hardware / whole)

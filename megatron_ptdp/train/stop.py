@@ -1,0 +1,37 @@
+"""The first SIGINT or SIGTERM asks for an end after the step that runs; a second one ends the process at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Whether an end was asked for."""
+
+    def __init__(self, said: Callable[[str], None], leave: Callable[[int], None] = os._exit) -> None:
+        self.asked = False
+        self._said, self._leave = said, leave
+
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """What a signal does."""
+        name = signal.Signals(number).name
+        if self.asked:
+            self._leave(128 + number)
+        self.asked = True
+        self._said(f"{name}: ends after this step and a checkpoint; once more, and it ends at once")
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stop]:
+        """Takes the signals while the block runs; only the main thread may."""
+        before = {number: signal.signal(number, self.handle) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

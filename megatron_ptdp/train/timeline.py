@@ -1,0 +1,173 @@
+"""One step as it really ran, next to what its schedule predicts from the measured times of its actions."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import jax
+import ray
+
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.parallel import Layout
+from megatron_ptdp.schedules import Action, Costs, Kind, Schedule, Span, Timeline, chrome_trace, simulate
+from megatron_ptdp.schedules.draw import draw_below
+
+RECORD_LIMIT_S = 120.0
+_KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
+"""What the functions of stages are called, behind `stage3_`."""
+
+
+class Ran(NamedTuple):
+    """A computation of one pipeline device that is no action, as the reduction of gradients or the update."""
+
+    device: int
+    name: str
+    start: float
+    end: float
+
+
+class Measured(NamedTuple):
+    """A step that ran: its actions as a timeline, and what else its devices did. Seconds from the first action."""
+
+    timeline: Timeline
+    others: tuple[Ran, ...]
+
+
+def hosts_of(session: Any) -> dict[int, Any]:
+    """The hosts of a cluster that this process started.
+
+    Raises:
+        ConfigError: it is another one's, whose hosts cannot be asked.
+    """
+    cluster = getattr(session, "cluster", None)
+    if cluster is None:
+        raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
+    hosts: dict[int, Any] = cluster.hosts
+    return hosts
+
+
+def record(session: Any, step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[int, list[Any]]]:
+    """Runs a step alone; what it gives, and for each host what it computed."""
+    hosts = hosts_of(session)
+    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), state)
+    ray.get([host.record.remote() for host in hosts.values()], timeout=RECORD_LIMIT_S)
+    result = step(state, batch)
+    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), result)
+    seen = ray.get([host.recorded.remote() for host in hosts.values()], timeout=RECORD_LIMIT_S)
+    return result, dict(zip(hosts, seen, strict=True))
+
+
+def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Sequence[Any]]) -> Measured:
+    """The step on one row of slices, one for each pipeline device.
+
+    The actions of a stage are told apart by their order, which is the schedule's. Where forward and backward of the
+    last stage run as one, that is its backward.
+
+    Args:
+        seen: for each host what it computed, in the order in which it was enqueued
+    """
+    expected = _expected(schedule)
+    spans: list[list[Span]] = [[] for _ in slices]
+    others = []
+    for device, placed in enumerate(slices):
+        on = {(place.host, place.index) for place in placed.placed.devices}
+        host = min(host for host, _ in on)
+        for one in seen.get(host, ()):
+            stage, kind = _meant(one.name)
+            if stage < 0 or schedule.placement[stage] != device:
+                continue
+            if kind is None:
+                others.append(Ran(device, one.name, one.start, one.end))
+                continue
+            waiting = expected[stage, kind]
+            if kind == "F" and stage == schedule.stages - 1 and not waiting:
+                continue
+            spans[device].append(Span(device, Action(stage, kind, waiting.pop(0)), one.start, one.end))
+    start = min((row[0].start for row in spans if row), default=0.0)
+    rows = tuple(tuple(span._replace(start=span.start - start, end=span.end - start) for span in row) for row in spans)
+    started = tuple(sorted((span for row in rows for span in row), key=lambda span: span.start))
+    nothing = (None,) * len(started)
+    timeline = Timeline(schedule, rows, (), (0.0,) * len(rows), started, (nothing, ()))
+    return Measured(timeline, tuple(one._replace(start=one.start - start, end=one.end - start) for one in others))
+
+
+def _meant(name: str) -> tuple[int, Kind | None]:
+    """Stage and kind of a function's name; -1 where it belongs to no stage."""
+    stage, _, what = name.partition("_")
+    number = stage.removeprefix("stage")
+    if number == stage or not number.isdigit():
+        return -1, None
+    return int(number), _KINDS.get(what)
+
+
+def _expected(schedule: Schedule) -> dict[tuple[int, Kind], list[int]]:
+    """For each stage and kind the microbatches in their order."""
+    found: dict[tuple[int, Kind], list[int]] = defaultdict(list)
+    for row in schedule.rows:
+        for entry in row:
+            for stage, kind, microbatch in entry.parts:
+                found[stage, kind].append(microbatch)
+    return found
+
+
+def predicted(schedule: Schedule, ran: Timeline) -> Timeline:
+    """The schedule, simulated with the mean time of each stage's actions; messages take no time in it."""
+    times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for span in ran.started:
+        part = span.entry.parts[0]
+        times[part.stage, part.kind].append(span.end - span.start)
+
+    def mean(kind: Kind) -> tuple[float, ...]:
+        return tuple(fmean(times[stage, kind] or [0.0]) for stage in range(schedule.stages))
+
+    return simulate(schedule, Costs(mean("F"), mean("I"), mean("W"), mean("B")))
+
+
+class Drawn(NamedTuple):
+    """The files of a traced step, and its timelines."""
+
+    picture: Path
+    trace: Path
+    ran: Timeline
+    predicted: Timeline
+
+
+def trace_text(ran: Measured, model: Timeline) -> str:
+    """A Chrome trace with both: what ran as processes 0 and 1, what was predicted as 10 and 11."""
+    events: list[dict[str, Any]] = []
+    for what, offset, timeline in (("measured", 0, ran.timeline), ("predicted", 10, model)):
+        for event in json.loads(chrome_trace(timeline))["traceEvents"]:
+            event["pid"] += offset
+            if event["name"] == "process_name":
+                event["args"]["name"] = f"{what}, {event['args']['name']}"
+            events.append(event)
+    for one in ran.others:
+        times = {"ts": one.start * 1e6, "dur": (one.end - one.start) * 1e6}
+        events.append({"ph": "X", "pid": 0, "tid": one.device, "name": one.name, "cat": "other", **times})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def write(directory: Path, number: int, layout: Layout, schedule: Schedule, seen: Mapping[int, Any]) -> Drawn:
+    """Draws a recorded step as `step-N.png`, and writes `step-N.trace.json` for ui.perfetto.dev."""
+    ran = measured(schedule, layout.slices[0], seen)
+    model = predicted(schedule, ran.timeline)
+    picture, trace = directory / f"step-{number}.png", directory / f"step-{number}.trace.json"
+    trace.write_text(trace_text(ran, model), encoding="utf-8")
+    draw_below(
+        {
+            f"step {number} as it ran: {_about(ran.timeline)}": ran.timeline,
+            f"{schedule.name}, simulated with the measured times of actions: {_about(model)}": model,
+        },
+        picture,
+    )
+    return Drawn(picture, trace, ran.timeline, model)
+
+
+def _about(timeline: Timeline) -> str:
+    bubble = timeline.bubble
+    return f"{timeline.makespan * 1e3:,.1f} ms, bubble {bubble.of_ideal:.1%} of the ideal time"

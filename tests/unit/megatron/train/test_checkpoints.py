@@ -1,0 +1,162 @@
+"""Checkpoints: what is written is what is read; what is damaged, unfinished or of another model is never used so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_ptdp.errors import CheckpointError
+from megatron_ptdp.models import preset
+from megatron_ptdp.train.checkpoints import Checkpoints, flattened, nested
+from pathways_ray.errors import HostLost
+
+MODEL = preset("gpt-tiny")
+DATA = {"crc32": 1, "seed": 2, "examples": 8}
+
+
+def tree(step: int) -> dict[str, Any]:
+    rng = np.random.default_rng(step)
+    return {
+        "params": {"layers": {"w": rng.standard_normal((4, 30, 50), np.float32)}, "b": np.float32([step])},
+        "slots": {"mu": {"layers": {"w": rng.standard_normal((4, 30, 50), np.float32)}}},
+        "counts": {"count": np.int32(step)},
+    }
+
+
+class Warnings(list[str]):
+    """What was said."""
+
+
+@pytest.fixture
+def warned() -> Warnings:
+    return Warnings()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, warned: Warnings) -> Iterator[Checkpoints]:
+    """Three checkpoints of which two stay."""
+    with Checkpoints(tmp_path / "c", MODEL, 2, warned.append) as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, lambda step=step: tree(step), DATA)  # type: ignore[misc]
+        checkpoints.wait()
+        yield checkpoints
+
+
+def again(kept: Checkpoints, warned: Warnings, model: Any = MODEL) -> Checkpoints:
+    return Checkpoints(kept.folder, model, 2, warned.append)
+
+
+def files(kept: Checkpoints, step: int, part: str) -> list[Path]:
+    """The files of data of a checkpoint, largest first."""
+    found = [path for path in (kept.folder / str(step) / part).rglob("*") if path.is_file()]
+    return sorted(found, key=lambda path: -path.stat().st_size)
+
+
+def test_the_newest_comes_back_bit_by_bit_and_old_ones_go(kept: Checkpoints, warned: Warnings) -> None:
+    assert kept.steps() == [20, 30]
+    with again(kept, warned) as checkpoints:
+        found = checkpoints.latest()
+    assert found is not None
+    assert (found.about.step, found.about.model, found.about.data) == (30, MODEL, DATA)
+    expected = flattened(tree(30))
+    state = flattened(found.state)
+    assert sorted(state) == sorted(expected)
+    for name, array in expected.items():
+        assert (state[name].dtype, state[name].tobytes()) == (array.dtype, array.tobytes())
+    assert warned == []
+
+
+def test_there_may_be_none(tmp_path: Path, warned: Warnings) -> None:
+    with Checkpoints(tmp_path / "c", MODEL, 2, warned.append) as checkpoints:
+        assert checkpoints.latest() is None
+        assert checkpoints.steps() == []
+
+
+@pytest.mark.parametrize("part", ["state", "about"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_one_is_passed_over_with_a_warning(
+    kept: Checkpoints, warned: Warnings, part: str, damage: str
+) -> None:
+    path = files(kept, 30, part)[0]
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "truncate":
+            os.truncate(path, len(data) // 2)
+        case "flip":
+            data[len(data) // 2] ^= 0x10
+            path.write_bytes(data)
+        case "remove":
+            path.unlink()
+    with again(kept, warned) as checkpoints:
+        found = checkpoints.latest()
+    assert found is not None
+    assert found.about.step == 20
+    assert len(warned) == 1
+    assert "checkpoint 30" in warned[0]
+    assert warned[0].endswith("going on from step 20")
+
+
+def test_when_all_are_damaged_nothing_is_used(kept: Checkpoints, warned: Warnings) -> None:
+    for step in (20, 30):
+        path = files(kept, step, "state")[0]
+        os.truncate(path, path.stat().st_size // 2)
+    with again(kept, warned) as checkpoints, pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
+        checkpoints.latest()
+
+
+def test_one_that_was_not_written_to_its_end_is_not_used(kept: Checkpoints, warned: Warnings) -> None:
+    (kept.folder / "30").rename(kept.folder / "30.orbax-checkpoint-tmp")  # as it is called while it is written
+    with again(kept, warned) as checkpoints:
+        found = checkpoints.latest()
+    assert found is not None
+    assert found.about.step == 20
+    assert warned == [f"checkpoint 30 in {kept.folder} was not written to its end; going on from step 20"]
+
+
+def test_training_goes_on_over_a_damaged_one(kept: Checkpoints, warned: Warnings) -> None:
+    os.truncate(files(kept, 30, "state")[0], 5)
+    with again(kept, warned) as checkpoints:
+        checkpoints.save(30, lambda: tree(31), DATA)
+        checkpoints.wait()
+        assert checkpoints.read(30).state["counts"]["count"] == 31
+
+
+def test_another_model_is_refused_with_both_sizes(kept: Checkpoints, warned: Warnings) -> None:
+    other = preset("gpt-tiny", layers=6, hidden=256)
+    with (
+        again(kept, warned, other) as checkpoints,
+        pytest.raises(
+            CheckpointError,
+            match=r"checkpoint 30 in .* is of another model: layers is 4 there and 6 here, hidden is 128 there and 256",
+        ),
+    ):
+        checkpoints.latest()
+
+
+def test_nothing_is_written_when_there_is_no_state(kept: Checkpoints) -> None:
+    kept.save(40, lambda: None, DATA)
+    kept.wait()
+    assert kept.steps() == [20, 30]
+
+
+def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(kept: Checkpoints) -> None:
+    def lost() -> dict[str, Any]:
+        raise HostLost("host 1 is gone")
+
+    kept.save(40, lost, DATA)
+    with pytest.raises(HostLost, match="host 1 is gone"):
+        kept.save(50, lambda: tree(50), DATA)
+    kept.save(40, lost, DATA)
+    kept.settle()
+    assert kept.steps() == [20, 30]
+
+
+def test_nested_is_the_inverse_of_flattened() -> None:
+    once = tree(1)
+    assert flattened(nested(flattened(once))).keys() == flattened(once).keys()
+    assert nested({"a.b.c": 1, "a.d": 2}) == {"a": {"b": {"c": 1}, "d": 2}}

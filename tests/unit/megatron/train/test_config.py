@@ -1,0 +1,125 @@
+"""Configurations: what they may say, and what is said back when they may not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from megatron_ptdp.errors import BadSizes, ConfigError
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.records import config_text
+from megatron_ptdp.train.config import MODEL_SETTINGS, SECTIONS, Config, load, parse_setting
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "train"
+TINY = "model=gpt-tiny"
+
+
+def of(*settings: str) -> Config:
+    return load(None, settings)
+
+
+def test_names_of_settings_are_unique_over_all_tables() -> None:
+    names = Counter(MODEL_SETTINGS)
+    for kind in SECTIONS.values():
+        names.update(kind.__struct_fields__)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tables_and_short_names_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(
+        '[model]\npreset = "gpt-tiny"\nlayers = 6\n[parallel]\npipeline = 3\ndata = 2\n'
+        '[data]\npath = "x"\n[run]\nsteps = 7\n'
+    )
+    (tmp_path / "short.toml").write_text('model = "gpt-tiny"\nlayers = 6\npipeline = 3\npath = "x"\nsteps = 7\n')
+    long = load(tmp_path / "long.toml")
+    assert long == load(tmp_path / "short.toml", ["data=2"])
+    assert (long.model.layers, long.model.hidden, long.parallel.pipeline, long.run.steps) == (6, 128, 3, 7)
+
+
+def test_settings_go_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('model = "gpt-tiny"\n[parallel]\npipeline = 2\nschedule = "gpipe"\n')
+    config = load(tmp_path / "a.toml", ["pipeline=4", "parallel.schedule=zb-h1", "learning-rate=1e-3", "directory=a b"])
+    assert (config.parallel.pipeline, config.parallel.schedule) == (4, "zb-h1")
+    assert (config.optimizer.learning_rate, config.run.directory) == (1e-3, "a b")
+
+
+def test_a_plan_of_the_planner_is_a_configuration(tmp_path: Path) -> None:
+    plan = Plan(pipeline=2, tensor=2, data=2, microbatch=2, batch=32, chunks=2, schedule="interleaved", zero=1)
+    (tmp_path / "plan.toml").write_text(config_text("gpt-tiny", plan))
+    config = load(tmp_path / "plan.toml", ["path=corpus.tokens"])
+    parallel = config.parallel
+    assert (parallel.pipeline, parallel.tensor, parallel.data, parallel.chunks) == (2, 2, 2, 2)
+    assert (parallel.counted(), parallel.microbatch, parallel.zero, parallel.recompute) == (8, 2, 1, "full")
+    assert (config.model.hidden, config.data.path) == (128, "corpus.tokens")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["pipelin=4"], "no setting in --set: 'pipelin'; did you mean 'pipeline'?"),
+        (["parallel.tensors=4"], "no setting in --set, table parallel: 'tensors'; did you mean 'tensor'?"),
+        (["paralel.tensor=4"], "no table in --set: 'paralel'; did you mean 'parallel'?"),
+        (["data.pipeline=4"], "no setting in --set, table data: 'pipeline'"),
+        (["pipeline=four"], "table parallel: pipeline is 'four': Expected `int`"),
+        (["pipeline=0"], "table parallel: pipeline is 0, must be at least 1"),
+        (["steps=-1"], "table run: steps is -1, must be at least 1"),
+        (["clip=nan"], "table optimizer: clip is nan, must be 0 or more, and finite"),
+        (["learning_rate=inf"], "table optimizer: learning_rate is inf, must be 0 or more, and finite"),
+        (["beta2=1.0"], "table optimizer: beta2 is 1.0, must be below 1"),
+        (["zero=4"], "table parallel: zero is 4"),
+        (["schedule=1f1v"], "no schedule '1f1v'; did you mean '1f1b'?"),
+        (["optimizer=adam"], "table optimizer: optimizer is 'adam'"),
+        (["layers=x"], "table model: layers is 'x': Expected `int`"),
+        (["heads=0"], "heads of the model is 0, must be at least 1"),
+        (["url=grpc://here:1"], "url and token belong together"),
+        (["pipeline"], "'pipeline' is no setting: write name=value"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_name_and_the_value(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        of(TINY, *settings)
+
+
+def test_a_model_must_be_named() -> None:
+    with pytest.raises(ConfigError, match=r"there is no model: set model to one of gpt-1\.7b"):
+        of("pipeline=2")
+    with pytest.raises(ConfigError, match="no model 'gpt-tinny'; did you mean 'gpt-tiny'"):
+        of("model=gpt-tinny")
+    with pytest.raises(ConfigError, match="table model: hidden, heads, sequence, vocabulary missing"):
+        of("layers=2")
+
+
+@pytest.mark.parametrize("settings", [["batch=10", "data=4"], ["batch=8", "microbatches=3"]])
+def test_batches_that_do_not_divide_are_refused_with_the_sizes(settings: list[str]) -> None:
+    with pytest.raises(BadSizes, match=r"a batch of (10|8) examples is not"):
+        of(TINY, *settings)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("pipeline = = 2")
+    with pytest.raises(ConfigError, match="cannot be read: Invalid value"):
+        load(tmp_path / "bad.toml")
+    (tmp_path / "table.toml").write_text("[paralel]\npipeline = 2")
+    with pytest.raises(ConfigError, match=r"no table in .*'paralel'; did you mean 'parallel'"):
+        load(tmp_path / "table.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a=1", 1), ("a=1.5", 1.5), ("a=true", True), ("a=x=y", "x=y"), ("a=", ""), ("a=[1]", [1])]
+)
+def test_values_are_read_as_toml_where_they_are_some(text: str, value: object) -> None:
+    assert parse_setting(text) == ("a", value)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_examples_can_be_read(path: Path) -> None:
+    assert load(path).data.path
+
+
+def test_there_are_examples() -> None:
+    assert len(list(EXAMPLES.glob("*.toml"))) >= 2
