@@ -1,7 +1,8 @@
 """What parameters are filled with at first: the same numbers however the model is cut, shared or padded.
 
 Every array, of each layer its own, has a generator whose key is made of the seed, the path and the layer's number in
-the whole model. So a stage makes its own parameters and no others, and two stages that hold the same array make it equal.
+the whole model. So a stage makes its own parameters and no others, and two stages that hold the same array make it
+equal.
 """
 
 from __future__ import annotations
