@@ -9,6 +9,7 @@ An error ends a command with one line, `pathways-train: what happened`; exit sta
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_s
     from megatron_ptdp.train.config import load
     from megatron_ptdp.train.run import Wishes, train
 
+    # Ray starts its processes with fork and exec at once, which is safe; jax, once imported, warns of every fork.
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     config = load(path, settings)
     done = train(config, Wishes(max_restarts, trace_step or 0), console())
     click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")

@@ -7,7 +7,9 @@ what is donated too. That costs some 0.1 ms for each computation.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +23,10 @@ from pathways_ray.executor.steps import ExecuteStep
 
 WAITING = 512
 """Threads that wait at once; what is enqueued beyond them is seen late."""
+
+SWITCH_S = 0.25
+"""A thread that says it begins to wait must come to do so before the one that enqueues takes the interpreter. On
+a busy machine the usual 5 ms are not enough."""
 
 BEGIN_LIMIT_S = 1.0
 """How long a host waits for a thread to begin."""
@@ -52,6 +58,8 @@ class Timeline:
 
     def __init__(self, programs: Iterable[PreparedProgram]) -> None:
         self._seen: list[_Seen] = []
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self._waiting = ThreadPoolExecutor(WAITING, "timeline")
         self._wrapped: list[tuple[ExecuteStep, Callable[..., Any]]] = []
         for program in programs:
@@ -70,14 +78,15 @@ class Timeline:
             arrays: list[Any] = [value for value in outputs if isinstance(value, jax.Array)]
             devices = {device.id for value in arrays[:1] for device in value.sharding.device_set}
             if arrays:
-                done = self._wait_for(arrays)
+                done = self._wait_for(arrays[:1])  # what a computation gives is there all at once
                 self._seen.append(_Seen(name, tuple(sorted(devices)), enqueued, there, done))
             return outputs
 
         return run
 
     def _wait_for(self, values: list[Any]) -> Future[float]:
-        """When all values were there; 0 when there are none. The waiting has begun when this returns."""
+        """When all values were there; 0 when there are none, NaN when none was seen. The waiting has begun when this
+        returns."""
         found: Future[float] = Future()
         if not values:
             found.set_result(0.0)
@@ -86,13 +95,12 @@ class Timeline:
 
         def wait() -> None:
             begun.set()
-            try:
-                for value in values:
+            latest = math.nan
+            for value in values:
+                with contextlib.suppress(Exception):  # it was taken too early, or has failed, which its launch reports
                     value.block_until_ready()
-            except Exception:  # it was taken too early, or has failed, which its launch reports
-                found.set_result(math.nan)
-            else:
-                found.set_result(time.perf_counter())
+                    latest = time.perf_counter()
+            found.set_result(latest)
 
         self._waiting.submit(wait)
         begun.wait(BEGIN_LIMIT_S)
@@ -105,6 +113,7 @@ class Timeline:
         """
         for step, compiled in self._wrapped:
             step.compiled = compiled
+        sys.setswitchinterval(self._interval)
         self._waiting.shutdown(wait=False)
         deadline = time.monotonic() + limit_s
         ended = []

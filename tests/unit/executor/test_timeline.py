@@ -45,6 +45,17 @@ def test_computations_follow_one_another_although_they_are_enqueued_at_once() ->
     assert first.end - first.start > 0.5 * (after - before)  # the second, which is short, only waited for it
 
 
+def test_a_computation_is_seen_although_each_of_its_results_is_taken_at_once() -> None:
+    both = jax.jit(lambda v, w: (slow(v)[0], w + 1), donate_argnums=(0, 1))
+    values = [jnp.ones((400, 400)), jnp.ones((400, 400))]
+    both(*[value + 0 for value in values])[0].block_until_ready()
+    one = step("both", both)
+    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    for _ in range(4):
+        values = list(one.compiled(*values))
+    assert [computed.name for computed in timeline.stop(LIMIT_S)] == ["both"] * 4
+
+
 def test_nothing_is_recorded_and_nothing_is_wrapped_afterwards() -> None:
     one = step("slow", slow)
     timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
