@@ -48,7 +48,7 @@ class StageNodes:
         pieces = [PIECE_SPEC] * reduction.pieces
         self.leave = self._compiled("leave", reduction.leave, (sums,), pieces, donate=(0,))
         self.meet = self._compiled("meet", reduction.meet, ([PIECE_SPEC] * reduction.islands,), PIECE_SPEC)
-        self.arrive = self._compiled("arrive", reduction.arrive, (pieces,), master, donate=(0,))
+        self.arrive = self._compiled("arrive", reduction.arrive, (pieces,), master)
         self.tie = self._compiled("tie", lambda a, b: a + b, None, None)
         slots = update.slot_specs
         self.norm = self._compiled("norm", update.norm, (master,), (P(), P()))

@@ -15,7 +15,7 @@ import pathways_ray as pw
 from megatron_ptdp.errors import BatchError, SizesError
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
-from megatron_ptdp.parallel import order
+from megatron_ptdp.parallel import canonical, order, traffic
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.options import Options
@@ -99,6 +99,46 @@ class Step:
         """A copy, to be read while training goes on."""
         copied: State = self._copy(state)
         return copied
+
+    def gather(self, state: State) -> dict[str, Any]:
+        """The canonical whole state, see `canonical`. Waits."""
+        updates = [nodes.update for nodes in self.nodes[0]]
+        return canonical.gather(self.model, self.layout.stages, updates, state.params[0], state.slots[0])
+
+    def place(self, whole: Mapping[str, Any]) -> State:
+        """The state from a canonical whole state; the inverse of `gather`.
+
+        Raises:
+            CheckpointError: it is of another model or another optimizer.
+        """
+        parts = [
+            canonical.slots_of(self.model, stage, nodes.update, whole)
+            for stage, nodes in zip(self.layout.stages, self.nodes[0], strict=True)
+        ]
+        slots = tuple(
+            tuple(
+                pw.put(part, nodes.slice, nodes.update.slot_specs) if jax.tree.leaves(part) else part
+                for part, nodes in zip(parts, row, strict=True)
+            )
+            for row in self.nodes
+        )
+        return State(self._placed(whole["params"]), slots)
+
+    def first_bad(self, metrics: Mapping[str, Any]) -> tuple[int, str] | None:
+        """The first stage and parameter whose gradient had a value that was not finite; None if there is none. The
+        backward runs from the last stage to the first, so the last stage comes first here."""
+        for number in reversed(range(len(self.shapes))):
+            counts = np.asarray(metrics["bad"][number])
+            if counts.any():
+                return number, self.shapes[number].names()[int(counts.argmax())]
+        return None
+
+    def explain(self) -> str:
+        """What a step moves between stages, with scatter/gather and without, and what ZeRO cannot share."""
+        slices = [self.layout.slices[0][device] for device in self.schedule.placement]
+        text = traffic.explained(self.shapes, slices, self.sizes.microbatches)
+        alone = [f"  stage {number}: {name}" for number, name in traffic.unshared(self.shapes)]
+        return "\n".join([text, *(["held whole by every replica, as no dimension divides:", *alone] if alone else [])])
 
     # --- building -----------------------------------------------------------------------------------------------------
 

@@ -14,11 +14,20 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.parallel.shapes import StageShapes
 
 Optimizer: TypeAlias = Callable[[Tree], optax.GradientTransformation]
 """From the tree of booleans that says which parameters decay to the transformation of these parameters."""
+
+
+def _require_same(slot: Any, parameter: Any) -> None:
+    if slot.shape != parameter.shape:
+        raise ConfigError(
+            f"the optimizer keeps an array of shape {slot.shape} for a parameter of shape {parameter.shape}; only "
+            "optimizers that work element by element can be cut into stages (adamw, adam, sgd, lion, ...)"
+        )
 
 
 class Update:
@@ -44,6 +53,7 @@ class Update:
         self.transform = optimizer(jax.tree.map(lambda p: p.decay, shapes.parameters))
         self.master = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, master), shapes.parameters)
         self.slots = jax.eval_shape(self.transform.init, self.master)
+        optax.tree.map_params(self.transform, _require_same, self.slots, self.master)
 
     @property
     def slot_specs(self) -> Any:
