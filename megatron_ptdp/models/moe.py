@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from megatron_ptdp.models.config import Compute, ModelConfig
-from megatron_ptdp.models.interface import TENSOR, Tree
-from megatron_ptdp.models.layers import activate, leave, own_part, vary, wide
+from megatron_ptdp.models.interface import Tree
+from megatron_ptdp.models.layers import activate, leave, own_part, wide
 
 
 def experts(x: jax.Array, params: Tree, config: ModelConfig, compute: Compute) -> tuple[jax.Array, jax.Array]:
     """A block's input [B, S, H] through its experts; out of the block, with the balance loss of each example [B].
 
-    Every member routes all tokens for itself. So the balance is the same on all, and typed as different.
+    Every member routes all tokens for itself, with a router that is typed as varying: its gradient is a partial sum, as
+    a member's experts need a part of the weights only. So the balance is the same on all, and typed as different.
     """
-    # Typed as varying, the router's gradient is a partial sum like that of the experts' own matrices.
-    weights, balance = route(wide(x) @ wide(vary(params["router"]["weight"], TENSOR)), config.top_k)
+    weights, balance = route(wide(x) @ wide(params["router"]["weight"]), config.top_k)
     own = own_part(weights, 2).astype(x.dtype)
     y = jnp.einsum("bsh,ehf->besf", x, params["in"]["weight"])
     if config.bias:

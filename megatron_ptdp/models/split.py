@@ -82,9 +82,12 @@ def join(model: Model, stages: Sequence[Stage], parts: Sequence[Tree]) -> Tree:
     Raises:
         ConfigError: the stages are not the whole model.
     """
-    order = sorted(range(len(stages)), key=lambda i: (stages[i].first, stages[i].last, not stages[i].embeds))
+    order = sorted(
+        range(len(stages)), key=lambda i: (stages[i].first, stages[i].last, not stages[i].embeds, stages[i].scores)
+    )
     rows = [stages[i] for i in order]
-    if len(parts) != len(rows) or rows != cut(model, [stage.last - stage.first for stage in rows]):
+    counts = [stage.last - stage.first for stage in rows]
+    if len(parts) != len(rows) or sum(counts) != model.layers or rows != cut(model, counts):
         raise ConfigError(f"{len(parts)} trees of the stages {rows} are not a whole model of {model.layers} layers")
     declared = [model.parameters(stage) for stage in rows]
 

@@ -112,10 +112,15 @@ class Transformer:
     def prepared(self, params: Tree) -> Tree:
         """The parameters of layers and norms as they meet activations.
 
-        With sequence parallelism each member sees a part of the tokens: gradients of what all hold are summed over
-        TENSOR. Casting here, outside of the loop over layers, does so once for all layers.
+        With sequence parallelism each member sees a part of the tokens, and each member's experts need a part of what
+        the router gives: then gradients of what all hold are summed over TENSOR. Casting here, outside of the loop over
+        layers, does so once for all layers.
         """
-        return layers.vary(params, TENSOR) if self.compute.sequence_parallel else params
+        if self.compute.sequence_parallel:
+            return layers.vary(params, TENSOR)
+        if "router" in params.get("ffn", {}):
+            return {**params, "ffn": {**params["ffn"], "router": layers.vary(params["ffn"]["router"], TENSOR)}}
+        return params
 
     def feed_forward(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
         """The second half of a layer: x + FFN(norm(x)), and the balance [B] of its experts."""
