@@ -1,0 +1,241 @@
+"""`pathways-train` on the real runtime, through its command line: a tiny GPT on the default corpus.
+
+All runs have one curve: whatever stops a training, what it is resumed with, and however it is cut, each step has the
+loss that it has in the run without interruptions. To the bit where the sizes are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+STEPS = 20
+LIMIT_S = 300.0
+MODEL = ("model=gpt-tiny", "layers=2", "hidden=32", "heads=2", "sequence=32")
+SETTINGS = (
+    *MODEL,
+    "pipeline=2",
+    "microbatches=4",
+    "microbatch=2",
+    "learning_rate=5e-3",
+    "warmup_steps=2",
+    f"steps={STEPS}",
+    "checkpoint_every=5",
+    "log_every=1",
+    "peak_flops=1e10",
+)
+
+
+class Trainer:
+    """Starts `pathways-train` in processes of their own."""
+
+    def __init__(self, python: Any, tokens: Path) -> None:
+        self.python, self.tokens = python, tokens
+
+    def start(self, directory: Path, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        words = itertools.chain.from_iterable(
+            ("--set", setting) for setting in (*SETTINGS, f"path={self.tokens}", f"directory={directory}", *settings)
+        )
+        process: subprocess.Popen[str] = self.python.command(
+            "-m", "megatron_ptdp.train.cli", "run", *words, *options, RAY_ADDRESS=""
+        )
+        return process
+
+    def run(self, directory: Path, *settings: str, options: tuple[str, ...] = (), status: int = 0) -> str:
+        """Runs to the end; what it said on stderr."""
+        process = self.start(directory, *settings, options=options)
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, f"exit status {process.returncode}\n{out}\n{err}"
+        return err
+
+
+def curve(directory: Path) -> list[tuple[int, float, float]]:
+    """(step, loss, norm) of every step."""
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"], line["norm"]) for line in lines]
+
+
+def wait_until(reached: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Waits for something that a running training brings about."""
+    deadline = time.monotonic() + LIMIT_S
+    while not reached():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not come so far"
+        time.sleep(0.02)
+
+
+def steps_done(directory: Path) -> int:
+    metrics = directory / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def trainer(python: Any, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """With the default corpus."""
+    tokens = tmp_path_factory.mktemp("corpus") / "corpus.tokens"
+    prepare = python.command("-m", "megatron_ptdp.train.cli", "prepare", "--output", str(tokens))
+    out = python.finish(prepare)
+    assert "vocabulary 256, uint8, tokenizer bytes" in out
+    return Trainer(python, tokens)
+
+
+@pytest.fixture(scope="module")
+def whole(trainer: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run without interruptions, of which step 12 was drawn."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    trainer.run(directory, options=("--trace-step", "12"))
+    return directory
+
+
+def test_loss_falls_and_the_run_leaves_its_records(whole: Path) -> None:
+    losses = [loss for _, loss, _ in curve(whole)]
+    assert len(losses) == STEPS
+    assert sum(losses[-3:]) / 3 < losses[0] - 0.8
+    assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["15", "20"]
+    assert list((whole / "events").iterdir())
+    about = json.loads((whole / "run.json").read_text())
+    assert about["bubble_of_ideal"] == pytest.approx(1 / 4)
+    assert (about["devices"], about["peak_source"]) == (2, "as configured")
+    line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["mfu"] == pytest.approx(line["hardware_flops_utilization"])  # nothing is computed again
+    assert line["tokens_per_second"] == pytest.approx(8 * 32 / line["seconds"])
+
+
+def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
+    assert (whole / "step-12.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((whole / "step-12.trace.json").read_text())["traceEvents"]
+    ran = {event["name"] for event in events if event["pid"] == 0 and event["ph"] == "X"}
+    predicted = {event["name"] for event in events if event["pid"] == 10 and event["ph"] == "X"}
+    first = {f"0{kind}{microbatch}" for kind in "FB" for microbatch in range(4)}
+    last = {f"1B{microbatch}" for microbatch in range(4)}  # its forwards run in these
+    assert ran >= first | last
+    assert predicted >= first | last
+    assert "stage0_update" in ran
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    process = trainer.start(directory)
+    wait_until(lambda: steps_done(directory) >= 6, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+    done = steps_done(directory)
+    assert 6 <= done < STEPS
+    assert f"{done} of {STEPS} steps done" in out
+    assert (directory / "checkpoints" / str(done)).is_dir()
+    trainer.run(directory)
+    assert curve(directory) == curve(whole)
+    trainer.python.assert_none_left()
+
+
+def test_what_is_damaged_or_of_another_model_is_refused_before_anything_starts(
+    trainer: Trainer, whole: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.tokens"
+    cut.write_bytes(trainer.tokens.read_bytes()[:-100])
+    err = trainer.run(tmp_path / "a", f"path={cut}", status=2)
+    assert "pathways-train: TokenFileError: token file" in err
+    assert "is truncated" in err
+    assert "TokenFileError: " in trainer.run(tmp_path / "a", "vocabulary=300", status=2)
+
+    directory = tmp_path / "b"
+    shutil.copytree(whole, directory)
+    err = trainer.run(directory, "layers=4", status=2)
+    assert "is of another model: layers is 2 there and 4 here" in err
+    for step in ("15", "20"):
+        data = max((directory / "checkpoints" / step / "state").rglob("*"), key=lambda path: path.stat().st_size)
+        os.truncate(data, data.stat().st_size // 2)
+    err = trainer.run(directory, status=2)
+    assert "CheckpointError: no checkpoint in" in err
+    assert "can be used: checkpoint 20 in" in err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory)
+    data = max((directory / "checkpoints" / "20" / "state").rglob("*"), key=lambda path: path.stat().st_size)
+    os.truncate(data, data.stat().st_size // 2)
+    err = trainer.run(directory)
+    assert "warning: checkpoint 20 in" in err
+    assert "going on from step 15" in err
+    assert curve(directory) == curve(whole)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "sizes", [("pipeline=1", "tensor=2"), ("pipeline=1", "data=2", "microbatches=2", "zero=1"), ("schedule=gpipe",)]
+)
+def test_a_checkpoint_is_loaded_under_other_sizes(
+    trainer: Trainer, whole: Path, tmp_path: Path, sizes: tuple[str, ...]
+) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory)
+    shutil.rmtree(directory / "checkpoints" / "20")
+    trainer.run(directory, *sizes)
+    for (step, loss, norm), (same, expected, other) in zip(curve(directory), curve(whole), strict=True):
+        assert step == same
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert norm == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_loss_that_is_not_finite_stops_with_step_stage_and_tensor(trainer: Trainer, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    trainer.run(directory, "steps=3", "checkpoint_every=3")
+    before = curve(directory)
+    err = trainer.run(directory, "optimizer=sgd", "learning_rate=1e38", "clip=0", "beta1=0", status=2)
+    assert "CheckpointError" in err  # of another optimizer
+    other = tmp_path / "other"
+    err = trainer.run(
+        other, "optimizer=sgd", "learning_rate=1e38", "clip=0", "beta1=0", "decay=constant", "warmup_steps=0",
+        "checkpoint_every=1", status=1,
+    )  # fmt: skip
+    assert "pathways-train: NotFinite: step 2 is not finite: loss" in err
+    assert "first: stage 1: " in err
+    assert "the checkpoint of step 1 is kept" in err
+    assert [path.name for path in (other / "checkpoints").iterdir()] == ["1"]
+    assert len(curve(other)) == 1
+    assert len(before) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_killed_host_is_an_error_or_a_restart_with_the_same_bits(
+    trainer: Trainer, whole: Path, tmp_path: Path
+) -> None:
+    for restarts, status in ((0, 1), (1, 0)):
+        directory = tmp_path / f"run{restarts}"
+        process = trainer.start(directory, options=("--max-restarts", str(restarts)))
+        wait_until(lambda directory=directory: steps_done(directory) >= 7, process)  # type: ignore[misc]
+        _hosts(process)[1].kill()
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, f"{out}\n{err}"
+        if restarts:
+            assert "restart 1 of 1 from step 5" in err
+            assert curve(directory) == curve(whole)
+        else:
+            assert "pathways-train: HostLost: " in err or "pathways-train: BufferLost: " in err
+            assert "--max-restarts N" in err
+            assert curve(directory) == curve(whole)[: steps_done(directory)]
+
+
+def _hosts(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The hosts of a running training, in the order in which they were started."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return sorted((one for one in children if "HostExecutor" in "".join(one.cmdline())), key=lambda one: one.pid)
