@@ -2,8 +2,9 @@
 
 The life of a launch: *waiting* (its program is being compiled, too many launches of its session fly, or its islands
 have as many crossing launches as they take) → *in flight* (every island it touches has its `Run`) → one outcome. A
-session's launches are admitted in the order in which it made them; admission numbers all launches of the cluster in one
-sequence. Since a launch only consumes what earlier launches produced, that linear order respects data dependencies, and
+session's launches are admitted in the order in which it made them, but for those that wait for a host or a compilation:
+what has nothing to do with them may pass (`aside`). Admission numbers all launches of the cluster in one sequence.
+Since a launch only consumes what was produced by launches before it, that linear order respects data dependencies, and
 islands keep it for all launches that run on several of them.
 
 Outcomes. A launch ends when every island it touches has reported, or at once when a host it needs is lost. A failed
@@ -20,11 +21,12 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from pathways_ray.controller import quotas
+from pathways_ray.controller.aside import Aside
 from pathways_ray.controller.crossings import UNMEASURED_S, Crossings
 from pathways_ray.controller.programs import Held, PlannedProgram
 from pathways_ray.controller.quarantine import Quarantine
@@ -58,6 +60,9 @@ from pathways_ray.transport.messages import (
     Run,
     RunFailed,
 )
+
+Admission: TypeAlias = Literal["done", "absent", "no room"]
+"""It is on its way or over; its hosts are away or have not compiled it; too many fly, or it is not its turn."""
 
 HOST_ABSENCE_LIMIT_S = 20.0
 """A launch waits this long for a lost host's successor before it fails."""
@@ -128,7 +133,7 @@ class Launches:
         if state is None:
             return []
         self.crossings.held.pop(session, None)
-        for message in state.waiting:
+        for message in (*state.aside, *state.waiting):
             if isinstance(message, Launch):
                 self.ledger.leave(state.usage)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
@@ -179,7 +184,7 @@ class Launches:
                 return self._refuse(state, message, refused)
             self.ledger.enter(state.usage)
         state.waiting.append(message)
-        return self._admit_waiting(state) if len(state.waiting) == 1 else []
+        return self._admit_waiting(state) if len(state.waiting) == 1 else []  # behind another one it has to wait
 
     def _refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Command]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
@@ -195,21 +200,39 @@ class Launches:
             return commands  # what is admitted may end at once; the loop below goes on by itself
         session.admitting = True
         was_held = session.id in self.crossings.held
-        while session.waiting:
-            head = session.waiting.popleft()
-            match head:
-                case Launch():
-                    if not self._admit(session, head, commands):
-                        session.waiting.appendleft(head)
-                        break
-                case Put():
-                    self._put(session, head, commands)
-                case Free():
-                    self._free(session, head.buffers, commands)
+        again = deque(session.aside)
+        aside = Aside()
+        while again or (session.waiting and not aside.full):
+            queue: deque[Any] = again or session.waiting
+            call = queue.popleft()
+            if not self._work_off(session, call, aside, commands):
+                queue.appendleft(call)
+                break
+        aside.calls += again
+        session.aside = aside
         session.admitting = False
         if was_held and session.id not in self.crossings.held:
             commands += self._release()  # those it held back may go
         return commands
+
+    def _work_off(self, session: Session, call: Launch | Put | Free, aside: Aside, commands: list[Command]) -> bool:
+        """Does what was called, or sets it aside; False when it has to wait, and all that was called after it."""
+        match call:
+            case Put():
+                self._put(session, call, commands)
+            case Free():
+                self._free(session, aside.keep(call.buffers), commands)
+            case Launch():
+                program = session.programs.get(call.program)
+                islands, results = (program.plans, len(program.results)) if program is not None else ((), 0)
+                # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
+                known = all(n in session.buffers or n in aside.numbers for n in call.arguments)
+                stopped = known and aside.stops(call, islands, results)
+                admitted = "absent" if stopped else self._admit(session, call, commands)
+                if admitted == "absent":
+                    aside.add(call, islands, results)
+                return admitted != "no room"
+        return True
 
     def _put(self, session: Session, put: Put, commands: list[Command]) -> None:
         """Notes a buffer. One of a type or on a slice that cannot be is not made; a launch with it says so."""
@@ -227,14 +250,14 @@ class Launches:
                 commands.append(SendIsland(place.island, Drop(session.id, (put.buffer,))))
                 commands.append(SendClient(session.id, BuffersLost((put.buffer,), failure)))
 
-    def _admit(self, session: Session, launch: Launch, commands: list[Command]) -> bool:
-        """Sends a launch on its way, or ends it with an error; False when it has to wait."""
+    def _admit(self, session: Session, launch: Launch, commands: list[Command]) -> Admission:
+        """Sends a launch on its way, or ends it with an error, unless it has to wait."""
         program = session.programs.get(launch.program)
         if program is None:
             self.ledger.leave(session.usage)
             text = f"launch {launch.launch} names program {launch.program}, never registered"
             commands += self._refuse(session, launch, Failure("WireError", text))
-            return True
+            return "done"
         failure = (
             program.failure
             or self.quarantine.refusal(program.digest)
@@ -246,20 +269,20 @@ class Launches:
         )
         if failure is None:
             if session.in_flight >= self.max_in_flight:
-                return False
+                return "no room"
             if len(program.ready) < len(program.hosts) or (self.away and self._away(program)):
                 failure = self._absence(program)
                 if failure is None:
-                    return False
+                    return "absent"
         if failure is not None:
             self.crossings.held.pop(session.id, None)
             self.ledger.leave(session.usage)
             commands += self._refuse(session, launch, failure)
-            return True
+            return "done"
         if program.crossing and not self.crossings.may_start(session.id, session.usage, tuple(program.plans), self.now):
-            return False
+            return "no room"
         self._start(session, program, launch, commands)
-        return True
+        return "done"
 
     def _release(self) -> list[Command]:
         """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
@@ -421,7 +444,7 @@ class Launches:
         if self.crossings.held:
             commands += self._release()
         for session in sessions.values():
-            if session.waiting:
+            if session.backlog:
                 commands += self._admit_waiting(session)
 
     def _settle(self, record: InFlight) -> None:
@@ -593,7 +616,7 @@ class Launches:
             for island in record.program.plans if record.program.crossing else ():
                 under_way[island] = under_way.get(island, 0) + 1
         assert under_way == {island: n for island, n in self.crossings.under_way.items() if n}
-        assert self.crossings.held.keys() <= {s.id for s in self.sessions.values() if s.waiting}
+        assert self.crossings.held.keys() <= {s.id for s in self.sessions.values() if s.backlog}
 
 
 def _batched(commands: list[Command]) -> list[Command]:

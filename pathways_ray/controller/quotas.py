@@ -21,8 +21,8 @@ def launches(session: Session) -> Failure | None:
             f"tenant {session.tenant.name!r} may have {allowed} launches without an outcome; it has {held} and asks "
             "for 1 more",
         )
-    if len(session.waiting) >= BACKLOG:
-        return Failure("QuotaExceeded", f"{BACKLOG} calls of a session may wait; there are {len(session.waiting)}")
+    if session.backlog >= BACKLOG:
+        return Failure("QuotaExceeded", f"{BACKLOG} calls of a session may wait; there are {session.backlog}")
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pathways_ray.controller.aside import Aside
 from pathways_ray.controller.programs import Held, PlannedProgram
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
@@ -41,7 +42,8 @@ class Buffer:
 class Session:
     """One connection of a tenant.
 
-    `waiting` keeps the session's order while its head cannot be admitted, `admitting` is set while it is worked off.
+    `waiting` keeps the session's order while its head cannot be admitted, `admitting` is set while it is worked off;
+    calls in `aside` come before it, and may be passed.
     `places` remembers released slices too, since buffers may outlive them. `device_bytes` is what its buffers take.
     """
 
@@ -53,9 +55,15 @@ class Session:
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     waiting: deque[Launch | Put | Free] = field(default_factory=deque)
+    aside: Aside = field(default_factory=Aside)
     in_flight: int = 0
     device_bytes: int = 0
     admitting: bool = False
+
+    @property
+    def backlog(self) -> int:
+        """Calls that wait."""
+        return len(self.aside) + len(self.waiting)
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""

@@ -41,7 +41,7 @@ class Report:
         found = []
         for usage in accounts:
             mine = [s for s in held if s.tenant.name == usage.tenant]
-            waiting = sum(len(s.waiting) for s in mine)
+            waiting = sum(s.backlog for s in mine)
             found.append(
                 {
                     "tenant": usage.tenant,

@@ -24,7 +24,7 @@ def of_launches(launches: Launches, names: Mapping[int, str]) -> dict[str, Any]:
                 "bytes": sum(b.held.type.nbytes for b in s.buffers.values()),
                 "programs": len(s.programs),
                 "in_flight": s.in_flight,
-                "waiting": len(s.waiting),
+                "waiting": s.backlog,
             }
             for s in sessions.values()
         ],

@@ -143,3 +143,33 @@ def test_a_killed_scheduler_comes_back_and_a_killed_controller_fails_all(python:
     out = python.run(KILLED, process)
     print(out)
     assert python.alive() == []
+
+
+PASSED = """
+    import os, signal, time
+    import jax.numpy as jnp, numpy as np
+    import pathways_ray as pw
+
+    with pw.init(2, 1, 1) as session:
+        ones = [pw.compiled(lambda: jnp.ones(3), slice=pw.virtual_slice((1,), island=k)) for k in (0, 1)]
+        twice = pw.compiled(lambda v: 2 * v, slice=ones[0].slice)
+        for f in ones:
+            np.asarray(twice(ones[0]())) if f is ones[0] else np.asarray(f())
+        os.kill(pw.islands()[0]["hosts"][0]["pid"], signal.SIGKILL)
+        while pw.islands()[0]["hosts"][0]["up"]:
+            time.sleep(0.01)
+        waiting = [ones[0]()]
+        waiting.append(twice(waiting[0]))
+        passing = [ones[1]() for _ in range(100)]
+        for y in passing:
+            assert np.asarray(y).tolist() == [1, 1, 1]
+        print("ready before:", [y.is_ready() for y in waiting])
+        print([np.asarray(y)[0] for y in waiting])
+"""
+
+
+def test_launches_on_other_islands_pass_those_that_wait_for_a_lost_host(python: Any) -> None:
+    """All of one session, called after them."""
+    out = python.run(PASSED)
+    assert "ready before: [False, False]" in out
+    assert "[np.float32(1.0), np.float32(2.0)]" in out

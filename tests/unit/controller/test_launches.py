@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_ray.controller.aside import MOST
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
@@ -162,7 +163,8 @@ def test_a_failed_value_fails_its_consumers_with_the_same_cause() -> None:
 def test_launches_wait_for_their_program_and_leave_in_order() -> None:
     """
     1. Program 1 is on two hosts and not compiled on either; program 2 is ready.
-    2. Launch 1 of program 1, then launch 2 of program 2, a put and a free: all wait behind launch 1.
+    2. Launch 1 of program 1, then launch 2 of program 2, on the same island and with the same array, and a free of
+       that: all wait behind launch 1. A put has nothing to do with them.
     3. One host is ready: still nothing. The other one is: all leave, in the order of the calls.
     """
     front = Front()
@@ -173,12 +175,61 @@ def test_launches_wait_for_their_program_and_leave_in_order() -> None:
     assert front.launch(2, (1,), 20, program=2) == []
     assert front.put(30) == []
     assert front.free(1) == []
-    assert front.buffers() == {1}
+    assert front.buffers() == {1, 30}
     assert front.ready(waited_for, 0) == []
     commands = front.ready(waited_for, 2)
     assert [type(m) for m in to_island(commands, 0)] == [Run, Run, Drop]
     assert [m.sequence for m in to_island(commands, 0, Run)] == [1, 2]
     assert front.buffers() == {10, 20, 30}
+
+
+def test_what_has_nothing_to_do_with_a_lost_host_passes() -> None:
+    """
+    1. Host 2, all of island 1, is away. Launch 1 is for it and waits, and so does launch 2, of what launch 1 makes.
+    2. Launches on islands 0 and 2 pass. One that needs islands 0 and 1 waits; from then on island 0 has to as well.
+    3. A free of launch 1's argument and of another array frees the other one.
+    4. The host is back: what waited leaves in the order of the calls.
+    """
+    front = Front()
+    over = [front.register(program_over(*slices, key=k), k) for k, slices in enumerate([(2,), (1,), (3,), (1, 2)], 1)]
+    front.down(2)
+    for number, slice in enumerate([2, 1, 3, 1, 1], 1):
+        front.put(number, slice=slice)
+    assert front.launch(1, (1,), 10, program=1) == []
+    assert front.launch(2, (10,), 20, program=1) == []
+    assert len(to_island(front.launch(3, (2,), 30, program=2), 0, Run)) == 1
+    assert len(to_island(front.launch(4, (3,), 40, program=3), 2, Run)) == 1
+    assert front.launch(5, (4,), 50, program=4) == []
+    assert front.launch(6, (5,), 60, program=2) == []
+    assert [m.buffers for m in to_island(front.free(1, 2), 0, Drop)] == [(2,)]
+    assert front.buffers() == {1, 3, 4, 5, 30, 40}
+    commands = front.up(2, epoch=2)
+    for program in over:
+        commands += front.ready(program, 2)
+    runs = {island: [m.results for m in to_island(commands, island, Run)] for island in (0, 1, 2)}
+    assert runs == {0: [50, 60], 1: [10, 20, 50], 2: []}
+    assert front.buffers() == {3, 4, 5, 10, 20, 30, 40, 50, 60}
+
+
+def test_a_launch_is_not_set_aside_for_a_buffer_that_may_come_to_be() -> None:
+    front = Front()
+    front.register(program_over(2), 1, ready=False)
+    front.put(1, slice=2)
+    assert front.launch(1, (1,), 10, program=1) == []
+    assert "77" in failure_of(front.launch(2, (77,), 20, program=1)).message
+
+
+def test_only_so_many_are_passed() -> None:
+    """A launch over the limit of those set aside holds up what comes after it, as one in flight too many does."""
+    front = Front()
+    front.register(program_over(2), 1, ready=False)
+    front.register(program_over(1, key=2), 2)
+    front.put(1, slice=2)
+    front.put(2)
+    for k in range(MOST):
+        assert front.launch(1 + k, (1,), 100 + k, program=1) == []
+    assert front.launch(500, (2,), 500, program=2) == []
+    assert front.launches.sessions[1].backlog == MOST + 1
 
 
 def test_one_session_waiting_does_not_hold_up_another() -> None:
