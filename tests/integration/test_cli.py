@@ -151,6 +151,7 @@ def check_dispatch(result: dict[str, Any]) -> None:
     assert all(0 < ratio["min"] <= ratio["median"] <= ratio["max"] for ratio in result["ratios"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_bench_dispatch(run, python, tmp_path) -> None:
     figure = tmp_path / "new" / "dispatch.png"

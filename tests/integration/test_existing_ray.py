@@ -134,7 +134,7 @@ def test_beside_ray_start(python, apart, head) -> None:
 
 @pytest.mark.parametrize(
     "addresses",
-    [["", "", ""], ["127.0.0.2", "127.0.0.3", "127.0.0.4"]],
+    [pytest.param(["", "", ""], marks=pytest.mark.long), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]],
     ids=["nodes at one address", "each node at its own"],
 )
 def test_hosts_are_spread_over_nodes(python, apart, addresses: list[str]) -> None:

@@ -261,7 +261,14 @@ def test_an_up_that_cannot_be_leaves_nothing(python, run, options, code, says) -
     assert_nothing_left(python)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_up_cleans_up(python, shared_head, run, number) -> None:
     process = begin(python, shared_head)
     process.send_signal(number)
@@ -272,6 +279,7 @@ def test_an_interrupted_up_cleans_up(python, shared_head, run, number) -> None:
     assert run("down")[1].startswith("no runtime named")
 
 
+@pytest.mark.long
 def test_down_after_half_a_start(python, shared_head, run) -> None:
     process = begin(python, shared_head)
     process.kill()
@@ -361,7 +369,7 @@ SURVIVOR = """
 """
 
 
-@pytest.mark.parametrize("kind", ["Controller", "ResourceManager"])
+@pytest.mark.parametrize("kind", ["Controller", pytest.param("ResourceManager", marks=pytest.mark.long)])
 def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, kind: str) -> None:
     """
     1. The controller (or the resource manager, which the controller follows) gets SIGKILL with launches under way.
