@@ -89,6 +89,7 @@ _gather.defvjp(lambda x: (_gather(x), None), lambda _, ct: (_scatter(ct),))
 _scatter.defvjp(lambda x: (_scatter(x), None), lambda _, ct: (_gather(ct),))
 
 
+@partial(jax.checkpoint, prevent_cse=False)  # of this its input is kept, of several arrays of that size it makes
 def norm(x: jax.Array, params: Tree) -> jax.Array:
     """Over the last dimension: with a bias a LayerNorm (eps 1e-5, as GPT), without the RMSNorm of T5 (eps 1e-6)."""
     y = wide(x)
@@ -99,6 +100,7 @@ def norm(x: jax.Array, params: Tree) -> jax.Array:
     return (y + params["bias"] if "bias" in params else y).astype(x.dtype)
 
 
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
 def activate(x: jax.Array, activation: Activation) -> jax.Array:
     return jax.nn.gelu(x, approximate=True) if activation == "gelu" else jax.nn.relu(x)
 
@@ -150,7 +152,8 @@ def _core(
         scores = scores + bias
     if causal:
         seen = jnp.arange(key.shape[1])[None, :] <= jnp.arange(query.shape[1])[:, None]
-        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+        # Added, not chosen: the backward need not keep a mask of the scores' size.
+        scores = scores + jnp.where(seen, 0, jnp.finfo(scores.dtype).min / 2)
     return jnp.einsum("bask,bkad->bsad", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
 
 
@@ -173,13 +176,30 @@ def token_losses(x: jax.Array, table: jax.Array, targets: jax.Array, vocabulary:
     The logits stay shared: each member has those of its rows [V/t, H] of the table, of which those past `vocabulary`
     are padding.
     """
-    logits = wide(jnp.einsum("bsh,vh->bsv", x, table))
     own = lax.axis_index(TENSOR) * table.shape[0] + jnp.arange(table.shape[0])
+    return _cross_entropy(wide(jnp.einsum("bsh,vh->bsv", x, table)), own, targets, vocabulary)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _cross_entropy(logits: jax.Array, own: jax.Array, targets: jax.Array, vocabulary: int) -> jax.Array:
+    """For own logits [B, S, V/t] of the tokens `own` [V/t]: whole [B, S]. The backward keeps one array of that size."""
+    return _cross_entropy_forward(logits, own, targets, vocabulary)[0]
+
+
+def _cross_entropy_forward(
+    logits: jax.Array, own: jax.Array, targets: jax.Array, vocabulary: int
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     logits = jnp.where(own < vocabulary, logits, jnp.finfo(logits.dtype).min)
-    # The largest logit only keeps exp in range, so it has no gradient.
-    largest = lax.pmax(jnp.max(lax.stop_gradient(logits), axis=-1), TENSOR)
-    shifted = logits - largest[..., None]
-    total = jnp.sum(jnp.exp(shifted), axis=-1)
-    target = jnp.sum(jnp.where(own == targets[..., None], shifted, 0), axis=-1)
-    total, target = lax.psum((total, target), TENSOR)
-    return jnp.log(total) - target
+    logits = logits - lax.pmax(jnp.max(logits, axis=-1), TENSOR)[..., None]
+    target = jnp.sum(jnp.where(own == targets[..., None], logits, 0), axis=-1)
+    shares = jnp.exp(logits)
+    total, target = lax.psum((jnp.sum(shares, axis=-1), target), TENSOR)
+    return jnp.log(total) - target, (shares / total[..., None], own, targets)
+
+
+def _cross_entropy_backward(_: int, kept: tuple[jax.Array, ...], ct: jax.Array) -> tuple[jax.Array, None, None]:
+    shares, own, targets = kept
+    return (shares - (own == targets[..., None])) * ct[..., None], None, None
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
