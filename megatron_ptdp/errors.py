@@ -4,7 +4,6 @@ PathwaysError
 ├── UsageError (also ValueError)      the question has to change: the message says what was seen and what would do
 │   ├── BadSizes                      parallel sizes that do not divide, or need more devices than there are
 │   ├── ConfigError                   a setting that there is not, or a value it cannot have
-│   │   └── SizesError                sizes that do not divide, or do not fit the devices that there are
 │   ├── BatchError                    a batch of other arrays or shapes than the step was built for
 │   ├── TokenFileError                a token file, a text or a tokenizer that is missing, damaged or of another kind
 │   └── CheckpointError               a checkpoint that is damaged, or of another model
@@ -35,10 +34,6 @@ class ConfigError(UsageError, ValueError):
 
 class BadSizes(UsageError, ValueError):
     """Parallel sizes that do not fit each other, the model, the schedule or the devices."""
-
-
-class SizesError(ConfigError):
-    """Sizes that do not divide, or do not fit the devices that there are."""
 
 
 class BatchError(UsageError, ValueError):

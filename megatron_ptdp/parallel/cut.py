@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from megatron_ptdp.errors import SizesError
+from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models.interface import Stage
 
 
@@ -19,12 +19,12 @@ def cut(layers: int, stages: int, lighter: int = 0, counts: Sequence[int] | None
         counts: the layers of each stage; given, `lighter` is not looked at.
 
     Raises:
-        SizesError: there are fewer layers than stages, or they do not divide so.
+        BadSizes: there are fewer layers than stages, or they do not divide so.
     """
     if counts is None:
         counts = _even(layers, stages, lighter)
     elif len(counts) != stages or sum(counts) != layers or min(counts) < 0:
-        raise SizesError(
+        raise BadSizes(
             f"layers per stage are {list(counts)}: {len(counts)} stages with {sum(counts)} layers, but {stages} stages "
             f"with {layers} layers together are needed"
         )
@@ -37,14 +37,14 @@ def cut(layers: int, stages: int, lighter: int = 0, counts: Sequence[int] | None
 
 def _even(layers: int, stages: int, lighter: int) -> list[int]:
     if layers < stages:
-        raise SizesError(
+        raise BadSizes(
             f"{layers} layers cannot fill {stages} stages (pipeline × chunks); choose at most {layers} stages"
         )
     edges = min(stages, 2) * lighter if stages > 1 else 0
     full, rest = divmod(layers + edges, stages)
     if rest or (edges and full - lighter < 1) or lighter < 0:
         light = f" where the first and the last have {lighter} fewer" if lighter else ""
-        raise SizesError(
+        raise BadSizes(
             f"{layers} layers do not divide into {stages} stages{light}; choose other sizes, or give the layers of "
             "each stage"
         )

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 import pathways_ray as pw
-from megatron_ptdp.errors import SizesError
+from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models.interface import DATA, TENSOR, Model, Stage
 from megatron_ptdp.parallel.cut import cut
 from megatron_ptdp.parallel.sizes import Sizes
@@ -27,10 +27,10 @@ def islands_of(sizes: Sizes, islands: Sequence[int], placement: Placement) -> li
         placement: where each group's devices lie; a group has len(islands) // r of them.
 
     Raises:
-        SizesError: there are fewer islands than r.
+        BadSizes: there are fewer islands than r.
     """
     if len(islands) < sizes.islands:
-        raise SizesError(
+        raise BadSizes(
             f"replicas are to lie on {sizes.islands} islands, but there are {len(islands)}; start more, or choose "
             f"islands={len(islands)}; the sizes are {sizes}"
         )
@@ -79,7 +79,7 @@ class Layout:
             islands: to be used, by number; left out, all that there are
 
         Raises:
-            SizesError: the model, or the devices, do not fit the sizes.
+            BadSizes: the model, or the devices, do not fit the sizes.
         """
         stages = cut(model.layers, sizes.stages, lighter, counts)
         there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
@@ -88,7 +88,7 @@ class Layout:
         shape = (sizes.members, sizes.tensor)
         for island, count in Counter(chain.from_iterable(places)).items():
             if there.get(island, 0) < count * shape[0] * shape[1]:
-                raise SizesError(
+                raise BadSizes(
                     f"island {island} is to hold {count} pipeline devices of {shape[0]} × {shape[1]} (data × tensor), "
                     f"which are {count * shape[0] * shape[1]} devices, but has {there.get(island, 0)}; choose smaller "
                     f"sizes or another placement; the sizes are {sizes}"

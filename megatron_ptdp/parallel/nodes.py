@@ -101,6 +101,9 @@ class StageNodes:
     def _compiled(
         self, what: str, function: Callable[..., Any], inputs: Any, outputs: Any, donate: tuple[int, ...] = ()
     ) -> Any:
+        if self.math.mistakes:
+            donate = ()  # some mistakes take an array a second time
+
         def run(*arguments: Tree) -> Any:
             return function(*arguments)
 

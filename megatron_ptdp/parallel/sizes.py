@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ptdp.errors import SizesError
+from megatron_ptdp.errors import BadSizes
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sizes:
         islands: r, over how many islands the replicas lie; d/r of them are members of the axis DATA of each slice
 
     Raises:
-        SizesError: one is below 1, or the replicas cannot be spread evenly.
+        BadSizes: one is below 1, or the replicas cannot be spread evenly.
     """
 
     pipeline: int = 1
@@ -35,9 +35,9 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SizesError(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
+                raise BadSizes(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
         if self.data % self.islands:
-            raise SizesError(
+            raise BadSizes(
                 f"{self.data} data-parallel replicas cannot lie evenly on {self.islands} islands; choose data as a "
                 f"multiple of islands; the sizes are {self}"
             )
@@ -65,10 +65,10 @@ class Sizes:
         """Makes sure that p·t·d are no more devices than there are.
 
         Raises:
-            SizesError: they are.
+            BadSizes: they are.
         """
         if self.devices > there:
-            raise SizesError(
+            raise BadSizes(
                 f"pipeline {self.pipeline} × tensor {self.tensor} × data {self.data} are {self.devices} devices, but "
                 f"there are {there}; choose sizes whose product is at most {there}"
             )
@@ -80,11 +80,11 @@ class Sizes:
         """The sizes with m = B/(d·b).
 
         Raises:
-            SizesError: the batch is not a multiple of d·b.
+            BadSizes: the batch is not a multiple of d·b.
         """
         sizes = cls(pipeline, tensor, data, chunks, 1, examples, islands)
         if batch < 1 or batch % (data * examples):
-            raise SizesError(
+            raise BadSizes(
                 f"a batch of {batch} examples cannot be cut into microbatches of {examples} on each of {data} "
                 f"replicas: it must be a multiple of {data * examples}"
             )

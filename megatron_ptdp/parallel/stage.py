@@ -28,6 +28,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models.interface import DATA, Model, Tree
+from megatron_ptdp.parallel import mistakes
 from megatron_ptdp.parallel.reduce import scattered
 from megatron_ptdp.parallel.residuals import AXES, Pullback, vary
 from megatron_ptdp.parallel.shapes import StageShapes, is_float
@@ -49,11 +50,11 @@ class StageMath:
         compute: str,
         master: str,
         direct: bool = True,
-        mistakes: frozenset[str] = frozenset(),
+        planted: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.shapes, self.mesh = model, shapes, mesh
         self.microbatches, self.compute, self.master = microbatches, compute, master
-        self.keep_input, self.direct, self.mistakes = keep_input, direct, mistakes
+        self.keep_input, self.direct, self.mistakes = keep_input, direct, planted
         self.pullback: Pullback | None = None
         self.batch_types = {
             name: jax.ShapeDtypeStruct((microbatches, *shape), jnp.dtype(dtype))
@@ -72,7 +73,7 @@ class StageMath:
 
         if self.shapes.zero == 3:
             params = jax.tree.map(gathered, params, self.shapes.shared)
-        return vary(params, (DATA,))
+        return mistakes.loosened(vary(params, (DATA,)), self.mistakes)
 
     def _function(self, values: Tree, batch: Mapping[str, Any], k: Any) -> tuple[Callable[..., Any], list[Any]]:
         """The stage as a function of parameters and floating values, and these values. It gives floating outputs, and
@@ -85,7 +86,8 @@ class StageMath:
         def run(params: Tree, moved: list[Any]) -> tuple[list[Any], list[Any]]:
             rest = iter(moved)
             full = [next(rest) if floating else leaf for floating, leaf in zip(floats, leaves, strict=True)]
-            out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one)
+            with mistakes.planted(self.mistakes):
+                out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one)
             if shapes.stage.scores:
                 return [vary(out, (DATA,))], []
             kinds = jax.tree.leaves(shapes.outgoing)
@@ -143,7 +145,7 @@ class StageMath:
             dtype = jnp.float64 if self.master == "float64" else jnp.float32
             upstream = [vary(upstream[0].astype(dtype), (DATA,))]
         gradients, downstream = pull(upstream)
-        return gradients, downstream, loss
+        return mistakes.tightened(gradients, self.mistakes), downstream, loss
 
     def _added(self, sums: Tree, gradients: Tree) -> Tree:
         """The sums with one microbatch more."""

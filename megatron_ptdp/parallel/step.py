@@ -12,11 +12,12 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from megatron_ptdp.errors import BatchError, SizesError
+from megatron_ptdp.errors import BadSizes, BatchError
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
 from megatron_ptdp.parallel import canonical, order, traffic
 from megatron_ptdp.parallel.layout import Layout
+from megatron_ptdp.parallel.mistakes import checked
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.options import Options
 from megatron_ptdp.parallel.reduce import Reduction
@@ -130,7 +131,7 @@ class Step:
         for number in reversed(range(len(self.shapes))):
             counts = np.asarray(metrics["bad"][number])
             if counts.any():
-                return number, self.shapes[number].names()[int(counts.argmax())]
+                return number, self.shapes[number].names()[int(np.flatnonzero(counts)[0])]
         return None
 
     def explain(self) -> str:
@@ -271,15 +272,17 @@ class Step:
         gradients: list[list[Tree]] = [[None] * len(self.shapes) for _ in passes]
         sent: dict[int, list[list[Any]]] = {}
         for action in self.actions:
+            stage = self.completing.get(action)
+            before = [each.sums[stage] for each in passes] if stage is not None else []
             for each in passes:
                 each.act(action)
-            stage = self.completing.get(action)
             if stage is None:
                 continue
+            complete = before if "early-update" in self.mistakes else [each.sums[stage] for each in passes]
             if len(passes) == 1:
-                gradients[0][stage] = self.nodes[0][stage].reduce(passes[0].sums[stage])
+                gradients[0][stage] = self.nodes[0][stage].reduce(complete[0])
             else:
-                sent[stage] = [row[stage].leave(each.sums[stage]) for row, each in zip(self.nodes, passes, strict=True)]
+                sent[stage] = [row[stage].leave(sums) for row, sums in zip(self.nodes, complete, strict=True)]
         for stage, pieces in sent.items():
             met = [
                 self.nodes[c % len(passes)][stage].meet(list(same)) for c, same in enumerate(zip(*pieces, strict=True))
@@ -292,11 +295,9 @@ class Step:
 
     def _tie(self, row: list[StageNodes], gradients: list[Tree]) -> None:
         """Gives all stages that hold an array the sum of its gradients, added in the same order everywhere."""
-        for path, stages in self.tied.items():
+        for path, stages in self.tied.items() if "stale-tied" not in self.mistakes else ():
             parts = [_at(gradients[stage], path) for stage in stages]
             for stage in stages:
-                if "stale-tied" in self.mistakes and stage == stages[-1]:
-                    continue
                 total = parts[0]
                 for part in parts[1:]:
                     total = row[stage].tie(total, part)
@@ -366,7 +367,7 @@ def build_step(
         mistakes: only for the proof that mistakes are found
 
     Raises:
-        SizesError: the schedule is for other sizes than the layout.
+        BadSizes: the schedule is for other sizes than the layout.
         ConfigError: an option cannot be, or does not fit the sizes.
     """
     options = options or Options()
@@ -374,11 +375,11 @@ def build_step(
     options.check(sizes)
     asked = (sizes.pipeline, sizes.stages, sizes.microbatches)
     if (schedule.devices, schedule.stages, schedule.microbatches) != asked:
-        raise SizesError(
+        raise BadSizes(
             f"the schedule {schedule.name} has {schedule.devices} devices, {schedule.stages} stages and "
             f"{schedule.microbatches} microbatches, but the sizes have {asked[0]}, {asked[1]} and {asked[2]}"
         )
-    return Step(model, optimizer, layout, schedule, options, mistakes)
+    return Step(model, optimizer, layout, schedule, options, checked(mistakes))
 
 
 def _at(tree: Tree, path: tuple[str, ...]) -> Any:
