@@ -60,6 +60,11 @@ class Loop:
     saved: int = -1
     landed_at: float = 0.0
 
+    def __post_init__(self) -> None:
+        config = self.training.config
+        self._rate = rate(config.optimizer, config.run.steps)
+        self._flops = flops_per_token(config.model, config.parallel.recompute)
+
     def run(self, state: Any, done: int) -> int:
         """Trains until all steps are done or an end was asked for; returns the steps that are done.
 
@@ -117,16 +122,15 @@ class Loop:
             self.display.step(one.number, seen)
 
     def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> Seen:
-        config = self.training.config
         speed = one.tokens / seconds
-        flops = flops_per_token(config.model, config.parallel.recompute)
-        share = Utilization.of(speed, flops, self.peak, self.training.sizes.devices)
-        learning_rate = float(rate(config.optimizer, config.run.steps)(one.number - 1))
+        share = Utilization.of(speed, self._flops, self.peak, self.training.sizes.devices)
+        learning_rate = float(self._rate(one.number - 1))
         return Seen(loss, norm, learning_rate, seconds, speed, share.mfu, share.hardware)
 
     def _what_is_not_finite(self, one: InFlight, loss: float, norm: float) -> str:
         found = self.training.step.first_bad(one.metrics)
-        where = str(found) if found else "no gradient is, so it is the loss itself, on the last stage"
+        last = len(self.training.layout.stages) - 1
+        where = f"stage {found[0]}: the gradient of {found[1]}" if found else f"stage {last}: the loss or the norm"
         steps = self.checkpoints.steps()
         kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
         return (

@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(trainer: Trainer, who
     directory = tmp_path / "run"
     process = trainer.start(directory)
     wait_until(lambda: steps_done(directory) >= 6, process)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all processes of the run
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     done = steps_done(directory)
@@ -160,6 +160,18 @@ def test_what_is_damaged_or_of_another_model_is_refused_before_anything_starts(
     err = trainer.run(directory, status=2)
     assert "CheckpointError: no checkpoint in" in err
     assert "can be used: checkpoint 20 in" in err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_second_signal_ends_a_run_at_once_and_leaves_nothing(trainer: Trainer, tmp_path: Path) -> None:
+    process = trainer.start(tmp_path / "run", "steps=100000")
+    wait_until(lambda: steps_done(tmp_path / "run") >= 1, process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30.0)
+    assert process.returncode in (130, 143)
+    trainer.python.assert_none_left(within_s=60.0)
 
 
 @pytest.mark.long
