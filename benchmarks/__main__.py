@@ -6,7 +6,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import dispatch, figures, memory, report, scale, scale_figure, startup, tenants
+from benchmarks import (
+    dispatch,
+    figures,
+    memory,
+    report,
+    scale,
+    scale_figure,
+    startup,
+    tenants,
+    training,
+    training_figure,
+)
 
 SMOKE_LAUNCHES = 400
 
@@ -25,6 +36,7 @@ def main() -> int:
         (memory, {"launches": SMOKE_LAUNCHES} if options.smoke else {}),
         (tenants, {"settings": tenants.SMOKE} if options.smoke else {}),
         (scale, {"settings": scale.SMOKE} if options.smoke else {}),
+        (training, {"settings": training.SMOKE} if options.smoke else {}),
     ):
         results.append(module.run(**settings))
         module.show(results[-1], console)
@@ -32,6 +44,7 @@ def main() -> int:
     figures.dispatch(results[1], options.output / "dispatch.png")
     figures.tenants(results[3], options.output)
     scale_figure.draw(results[4], options.output / "scale.png")
+    training_figure.draw(results[5], options.output / "training.png")
     report.main([*map(str, sorted(options.output.glob("*.json"))), "--html", str(options.output / "report.html")])
     return 1 if results[2]["buffers_left"] else 0
 

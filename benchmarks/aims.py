@@ -40,6 +40,7 @@ class Aim:
 
 BOTH = ("dispatch", "peers")
 PEERS = ("peers",)
+TRAINING = ("training",)
 JAX = "jax*"  # called directly in one process (dispatch), or with a process for each host (peers)
 
 AIMS = (
@@ -70,6 +71,15 @@ AIMS = (
         1.5,
         most=True,
     ),
+    Aim("SPMD training / plain JAX", TRAINING, "pathways / plain JAX*", 0.98),
+    Aim("Pipeline / SPMD, of the ideal", TRAINING, "pipeline / ideal*", 0.95),
+    Aim("Pipeline across islands / inside one", TRAINING, "pipeline across islands / inside one*", 0.95),
+    Aim("Data parallel on two islands / on one", TRAINING, "two islands / one*", 0.95),
+    Aim("Training / torch pipelining", TRAINING, "pathways / torch pipelining*", 1.5),
+    Aim("Interleaved 1F1B / 1F1B", TRAINING, "interleaved / 1f1b*", 1.0),
+    Aim("Bubble, off its prediction", TRAINING, "bubble, off its prediction*", 0.1, most=True),
+    Aim("Bubble of ZB-H1 / of 1F1B", TRAINING, "bubble of zb-h1*", 1.0, most=True),
+    Aim("Loss, off that of the first system", TRAINING, "loss, off*", 1e-4, most=True, unit="nats"),
 )
 """In the order of the page. Names are those of the results; `report` adds to them what a record says beside its name:
 payload, hosts x devices of each, milliseconds of a computation."""

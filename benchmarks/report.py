@@ -32,6 +32,7 @@ TITLES = {
     "tenants": "Tenants on the same devices (Figures 8, 9 and 11)",
     "metg": "Smallest task at half the efficiency (Task Bench)",
     "scale": "Controller and schedulers beyond this machine",
+    "training": "Training: SPMD, pipelines, islands (Tables 1 and 2, Figures 10 and 12)",
     "startup": "From nothing to the first result",
     "memory": "What a launch leaves behind",
     "paper_tables": "Predictions beside the papers' tables",
@@ -164,11 +165,18 @@ def _draw_pipeline(data: dict[str, Any], folder: Path) -> None:
     pipeline.draw(data, folder / "pipeline.png")
 
 
+def _draw_training(data: dict[str, Any], folder: Path) -> None:
+    from benchmarks import training_figure
+
+    training_figure.draw(data, folder / "training.png")
+
+
 DRAW: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "dispatch": _draw_dispatch,
     "tenants": _draw_tenants,
     "scale": _draw_scale,
     "pipeline": _draw_pipeline,
+    "training": _draw_training,
 }
 """How a result is drawn, into PNG files of a folder. matplotlib is loaded when one is."""
 
