@@ -69,6 +69,17 @@ def slots_of(model: Model, stage: Stage, update: Update, whole: Mapping[str, Any
     return jax.tree.unflatten(jax.tree.structure(update.slots), leaves)
 
 
+def unpadded(model: Model, tree: Tree) -> Tree:
+    """The whole model's tree without the padding that some of its arrays have, if it is such a tree at all."""
+    parameters = model.parameters(split.whole(model))
+    found: Any = jax.tree.structure(tree)
+    if found != jax.tree.structure(parameters):
+        return tree
+    return jax.tree.map(
+        lambda array, p: split.unpad(np.asarray(array), p) if np.shape(array) == p.shape else array, tree, parameters
+    )
+
+
 def _places(update: Update) -> list[tuple[str, Path | None]]:
     """For each leaf of the optimizer's state: its name, and the path of its parameter, None where it has none."""
     paths = jax.tree_util.tree_map_with_path(lambda path, _: _Path(path), update.master)

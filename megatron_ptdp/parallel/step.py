@@ -12,10 +12,11 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from megatron_ptdp.errors import BadSizes, BatchError
+from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
 from megatron_ptdp.parallel import canonical, order, traffic
+from megatron_ptdp.parallel.feed import Feed
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.mistakes import checked
 from megatron_ptdp.parallel.nodes import StageNodes
@@ -62,6 +63,8 @@ class Step:
         self.shapes = self._stage_shapes()
         self.tied = self._tied()
         self.nodes = self._nodes(optimizer)
+        scales = "float64" if options.master == "float64" else "float32"
+        self.feed = Feed(model, self.sizes, self._wanted(), scales, mistakes)
         self.numbers = [
             [[pw.put(np.int32(k), slice, P()) for k in range(self.sizes.microbatches)] for slice in row]
             for row in layout.slices
@@ -79,21 +82,21 @@ class Step:
         Raises:
             BatchError: the batch has other arrays or shapes than the model and the sizes ask for.
         """
-        made: tuple[State, dict[str, Any]] = self._step(state, *self._given(batch))
+        made: tuple[State, dict[str, Any]] = self._step(state, *self.feed(batch))
         return made
 
     def gradients(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[float, Tree]:
         """The loss, and its gradient as the whole model's tree of NumPy arrays. Waits; the state stays."""
-        loss, parts = self._gradients(state, *self._given(batch))
+        loss, parts = self._gradients(state, *self.feed(batch))
         return float(loss), split.join(self.model, self.layout.stages, jax.tree.map(np.asarray, parts))
 
     def initial(self, whole: Tree) -> State:
-        """The state to begin with, from NumPy parameters of the whole model.
+        """The state to begin with, from NumPy parameters of the whole model, with their padding or without.
 
         Raises:
             CheckpointError: they are not those of this model.
         """
-        params = self._placed(whole)
+        params = self._placed(canonical.unpadded(self.model, whole))
         return State(params, self._begin(params))
 
     def snapshot(self, state: State) -> State:
@@ -206,44 +209,11 @@ class Step:
             for row in self.nodes
         )
 
-    # --- what a launch is given ---------------------------------------------------------------------------------------
-
-    def _given(self, batch: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-        """The batch for each slice that looks at it, as [m, examples, ...], and the scale of the loss."""
-        sizes = self.sizes
-        expected = self.model.batch(sizes.batch)
-        arrays = {}
-        for name, (shape, dtype) in expected.items():
-            found = np.asarray(batch[name]) if name in batch else None
-            if found is None or found.shape != shape:
-                raise BatchError(
-                    f"the batch's {name!r} is {'missing' if found is None else f'of shape {found.shape}'}, but "
-                    f"{shape} is needed: {sizes.microbatches} microbatches of {sizes.examples} examples on each of "
-                    f"{sizes.data} replicas"
-                )
-            arrays[name] = found.astype(dtype, copy=False).reshape(sizes.microbatches, sizes.data, -1, *shape[1:])
-        tokens = float(self.model.tokens(batch))
-        if not tokens > 0:
-            raise BatchError(f"the weights of the batch's tokens add up to {tokens}: nothing is to be predicted")
-        placed = []
-        for group in range(sizes.islands):
-            mine = slice(group * sizes.members, (group + 1) * sizes.members)
-            rows = {
-                name: np.ascontiguousarray(array[:, mine]).reshape(sizes.microbatches, -1, *array.shape[3:])
-                for name, array in arrays.items()
-            }
-            placed.append([{name: rows[name] for name in sorted(names)} for names in self._wanted()])
-        dtype = "float64" if self.options.master == "float64" else "float32"
-        scale = 1.0 / tokens
-        if "mean-twice" in self.mistakes:
-            scale /= sizes.microbatches
-        return placed, [np.asarray(scale, dtype) for _ in range(sizes.islands)]
-
-    def _wanted(self) -> list[set[str]]:
+    def _wanted(self) -> list[frozenset[str]]:
         """The arrays of the batch that each pipeline device looks at."""
-        wanted: list[set[str]] = [set() for _ in range(self.schedule.devices)]
+        wanted: list[frozenset[str]] = [frozenset()] * self.schedule.devices
         for nodes in self.nodes[0]:
-            wanted[self.schedule.placement[nodes.number]] |= set(nodes.math.wanted)
+            wanted[self.schedule.placement[nodes.number]] |= frozenset(nodes.math.wanted)
         return wanted
 
     # --- traced -------------------------------------------------------------------------------------------------------
