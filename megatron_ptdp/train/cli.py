@@ -1,10 +1,11 @@
-"""The command line `pathways-train`: text to tokens, and training.
+"""The command line `pathways-train`: text to tokens, training, and the proof that it is right.
 
     pathways-train prepare --output corpus.tokens
     pathways-train run --config tiny.toml --set pipeline=4
+    pathways-train verify --grid full
 
 An error ends a command with one line, `pathways-train: what happened`; exit status 2 where the question has to change,
-1 where training could not go on.
+1 where training could not go on, or where a check of parity failed.
 """
 
 from __future__ import annotations
@@ -110,6 +111,29 @@ def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_s
     config = load(path, settings)
     done = train(config, Wishes(max_restarts, trace_step or 0), console())
     click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")
+
+
+@commands.command()
+@click.option("--grid", type=click.Choice(["small", "full"]), default="small", show_default=True, help="which cases")
+@click.option(
+    "--only", multiple=True, metavar="NAME=VALUE,...", help="checks with these settings: p=2,t=2 (repeatable)"
+)
+@click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="where to write all figures")
+@click.option("--mistakes", is_flag=True, help="plant mistakes instead, one by one: each must be found")
+def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mistakes: bool) -> None:
+    """Compare loss and gradients with one device, in many combinations of settings.
+
+    Exit status 1 if anything differs by more than it may, or a planted mistake is not found.
+    """
+    from megatron_ptdp.verify.command import verify as proven
+
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)  # see `run`
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = PLAIN_WIDTH
+    if not proven(grid, dtype, only, mistakes, path, console(), out):
+        raise click.exceptions.Exit(1)
 
 
 def main() -> None:

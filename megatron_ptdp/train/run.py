@@ -87,7 +87,10 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
                 "choose a later one"
             )
         stop = Stop(lambda text: console.print(text, markup=False))
-        with stop.listening(), cluster_of(config, sizes) as session:
+        # In this order: Ray sets a handler for SIGTERM of its own.
+        with cluster_of(config, sizes) as session, stop.listening():
+            if own := getattr(session, "cluster", None):
+                stop.before_leaving = own.stop
             run = Run(config, wishes, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
             return run.to_the_end(restored)
 

@@ -5,23 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+LEAVE_LIMIT_S = 5.0
+"""How long the end at once may take."""
+
+
 class Stop:
-    """Whether an end was asked for."""
+    """Whether an end was asked for.
+
+    Attributes:
+        before_leaving: ends what would outlive the process, when it is ended at once
+    """
 
     def __init__(self, said: Callable[[str], None], leave: Callable[[int], None] = os._exit) -> None:
         self.asked = False
+        self.before_leaving: Callable[[], None] = lambda: None
         self._said, self._leave = said, leave
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """What a signal does."""
         name = signal.Signals(number).name
         if self.asked:
+            last = threading.Thread(target=self.before_leaving, daemon=True)  # what it needs may be locked here
+            last.start()
+            last.join(LEAVE_LIMIT_S)
             self._leave(128 + number)
         self.asked = True
         self._said(f"{name}: ends after this step and a checkpoint; once more, and it ends at once")

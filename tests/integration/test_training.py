@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,13 +23,12 @@ import pytest
 
 STEPS = 20
 LIMIT_S = 300.0
-MODEL = ("model=gpt-tiny", "layers=2", "hidden=32", "heads=2", "sequence=32")
 SETTINGS = (
-    *MODEL,
+    "model=gpt-tiny",
     "pipeline=2",
     "microbatches=4",
     "microbatch=2",
-    "learning_rate=5e-3",
+    "learning_rate=3e-3",
     "warmup_steps=2",
     f"steps={STEPS}",
     "checkpoint_every=5",
@@ -109,7 +109,7 @@ def test_loss_falls_and_the_run_leaves_its_records(whole: Path) -> None:
     assert (about["devices"], about["peak_source"]) == (2, "as configured")
     line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["mfu"] == pytest.approx(line["hardware_flops_utilization"])  # nothing is computed again
-    assert line["tokens_per_second"] == pytest.approx(8 * 32 / line["seconds"])
+    assert line["tokens_per_second"] == pytest.approx(8 * 128 / line["seconds"])
 
 
 def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
@@ -152,8 +152,8 @@ def test_what_is_damaged_or_of_another_model_is_refused_before_anything_starts(
 
     directory = tmp_path / "b"
     shutil.copytree(whole, directory)
-    err = trainer.run(directory, "layers=4", status=2)
-    assert "is of another model: layers is 2 there and 4 here" in err
+    err = trainer.run(directory, "layers=6", status=2)
+    assert "is of another model: layers is 4 there and 6 here" in err
     for step in ("15", "20"):
         data = max((directory / "checkpoints" / step / "state").rglob("*"), key=lambda path: path.stat().st_size)
         os.truncate(data, data.stat().st_size // 2)
@@ -234,12 +234,13 @@ def test_a_killed_host_is_an_error_or_a_restart_with_the_same_bits(
     for restarts, status in ((0, 1), (1, 0)):
         directory = tmp_path / f"run{restarts}"
         process = trainer.start(directory, options=("--max-restarts", str(restarts)))
-        wait_until(lambda directory=directory: steps_done(directory) >= 7, process)  # type: ignore[misc]
+        first = directory / "checkpoints" / "5"
+        wait_until(lambda run=directory, first=first: steps_done(run) >= 7 and first.is_dir(), process)  # type: ignore[misc]
         _hosts(process)[1].kill()
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == status, f"{out}\n{err}"
         if restarts:
-            assert "restart 1 of 1 from step 5" in err
+            assert re.search(r"restart 1 of 1 from step (5|10|15)\b", err), err
             assert curve(directory) == curve(whole)
         else:
             assert "pathways-train: HostLost: " in err or "pathways-train: BufferLost: " in err

@@ -62,15 +62,16 @@ def test_a_directory_is_for_one_training_at_a_time(tmp_path: Path) -> None:
 
 def test_the_first_signal_asks_and_the_second_leaves() -> None:
     said: list[str] = []
-    left: list[int] = []
+    left: list[object] = []
     stop = Stop(said.append, left.append)
+    stop.before_leaving = lambda: left.append("cleaned up")
     with stop.listening():
         assert not stop.asked
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.asked
         assert left == []
         os.kill(os.getpid(), signal.SIGINT)
-    assert left == [130]
+    assert left == ["cleaned up", 130]
     assert said[0].startswith("SIGTERM: ends after this step")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
