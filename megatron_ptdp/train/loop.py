@@ -118,7 +118,7 @@ class Loop:
             now = time.perf_counter()
             seconds, self.landed_at = now - self.landed_at, now
             seen = self._seen(one, loss, norm, seconds)
-            self.records.write(one.number, seen._asdict())
+            self.records.write(one.number, {**seen._asdict(), "passes": self.batches.passes(one.number)})
             self.display.step(one.number, seen)
 
     def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> Seen:

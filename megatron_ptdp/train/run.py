@@ -161,6 +161,8 @@ class Run:
     def _stretch(self, training: Training, restored: Restored | None, peak: Peak) -> int:
         done = restored.about.step if restored else 0
         state = training.step.place(restored.state) if restored else training.first_state()
+        if restored:
+            restored.state.clear()  # as large as the model's whole state; after a restart it is read again
         bubble = f"{simulate(self.schedule).bubble.of_ideal:.1%}"
         run = self.config.run
         with (

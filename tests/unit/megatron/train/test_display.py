@@ -1,0 +1,56 @@
+"""What is shown of a run, utilization in both conventions, and what the page on training says of settings."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from megatron_ptdp.models import flops_per_token, preset
+from megatron_ptdp.train.config import SECTIONS, load
+from megatron_ptdp.train.display import Display, Seen
+from megatron_ptdp.train.setup import schedule_of, sizes_of
+from megatron_ptdp.train.speed import Peak, Utilization
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "training.md"
+SEEN = Seen(2.5, 1.0, 1e-3, 0.5, 12_345.0, 0.25, 0.333)
+
+
+def test_without_a_terminal_there_is_a_line_from_time_to_time_and_at_the_end() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=200), 0, 7, "25.0%", every=3) as display:
+        for step in range(1, 8):
+            display.step(step, SEEN)
+    lines = file.getvalue().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["step 3/7", "step 6/7", "step 7/7"]
+    assert lines[0].endswith("loss 2.5000, 12,345 tokens/s, bubble 25.0%, MFU 25.0% (hardware 33.3%)")
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=200, force_terminal=True), 2, 7, "25.0%", every=3) as display:
+        display.step(3, SEEN)
+    assert "3/7" in file.getvalue()
+    assert "loss 2.5000" in file.getvalue()
+
+
+def test_recomputation_counts_in_one_convention_only() -> None:
+    flops = flops_per_token(preset("gpt-small"), "full")
+    share = Utilization.of(1000.0, flops, Peak(1e12, "as configured"), 4)
+    assert share.mfu == pytest.approx(1000 * flops.model / 4e12)
+    assert 1.2 < share.hardware / share.mfu < 4 / 3  # 4/3 of the layers, not of the logits
+
+
+def test_sizes_follow_from_the_batch_and_the_schedule() -> None:
+    config = load(None, ["model=gpt-tiny", "pipeline=2", "data=2", "microbatch=2", "batch=32", "schedule=zb-v"])
+    schedule = schedule_of(config)
+    sizes = sizes_of(config, schedule)
+    assert (sizes.microbatches, sizes.chunks, sizes.batch, sizes.devices) == (8, 2, 32, 4)
+
+
+def test_the_page_names_every_setting() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    assert {name for kind in SECTIONS.values() for name in kind.__struct_fields__} - named == set()
