@@ -1,0 +1,173 @@
+"""The checks: each one question with a measured answer.
+
+    gradients   loss and every gradient of a case are those of one device
+    training    so are losses, norms and parameters of `truth.STEPS` clipped optimizer steps; float64 only
+    bits        two cases that must compute the same bits do; a case with itself: run twice
+    mistake     a mistake planted into the step of a case is found by one of the comparisons above
+
+What must be the same to the bit. Each stage adds gradients up over microbatches, and the same additions in the same
+order give the same bits. gpipe, 1f1b and interleaved run the backwards of every stage in the order of the microbatches,
+and cut the same layers into the same stages where p·v is the same; so does scatter/gather, which only moves. Not
+compared: looped-bfs and dualpipe-v, which run backwards of a stage in another order; zb-h1, interleaved-zb and zb-v,
+whose backwards are two computations, which XLA compiles otherwise than the one; other t and d, as sums over members
+have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two stages of one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.parallel import MISTAKES
+from megatron_ptdp.verify import cases, compare, models, runs, truth
+from megatron_ptdp.verify.cases import Case, Grid
+from megatron_ptdp.verify.compare import Difference, DType
+
+Kind: TypeAlias = Literal["gradients", "training", "bits", "mistake"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question.
+
+    Attributes:
+        kind: see the module
+        case: what is run
+        other: of "bits", what it is compared with
+        mistake: of "mistake", its name
+        trains: of "mistake", whether a training must find it, and not the gradients
+    """
+
+    kind: Kind
+    case: Case
+    other: Case | None = None
+    mistake: str = ""
+    trains: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """By name, as `--only` knows them."""
+        named = {"check": self.kind, **cases.settings(self.case)}
+        return {**named, "mistake": self.mistake} if self.mistake else named
+
+    def label(self) -> str:
+        """In one line."""
+        if self.mistake:
+            return f"{self.mistake}: {self.case.label()}"
+        if self.other == self.case:
+            return f"{self.case.label()}, twice"
+        return f"{self.case.label()} = {self.other.label()}" if self.other else self.case.label()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer.
+
+    Attributes:
+        check: the question
+        difference: the worst tensor; None when the case did not run
+        passed: of a mistake: it was found
+        seconds: it took
+        failure: why the case did not run, else ""
+    """
+
+    check: Check
+    difference: Difference | None
+    passed: bool
+    seconds: float
+    failure: str = ""
+
+
+_BITS = Case("gpt", p=2, m=4)
+_BITS_FOUR = Case("gpt", p=4, m=4)
+_BITS_INSIDE = Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart")
+
+BITS: Sequence[tuple[Case, Case]] = (
+    (_BITS_INSIDE, _BITS_INSIDE),
+    (_BITS, replace(_BITS, schedule="gpipe")),
+    (replace(_BITS, keep="input"), replace(_BITS, keep="input", schedule="gpipe")),
+    (_BITS_FOUR, replace(_BITS, v=2, schedule="interleaved")),
+    (Case("moe", p=2, t=2, m=4), Case("moe", p=2, t=2, m=4, sg=False, schedule="gpipe")),
+)
+
+TRAININGS: Sequence[Case] = (
+    Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart"),
+    Case("moe", p=2, t=2, d=2, m=2, r=2, zero=0, cut="uneven"),
+    Case("t5", p=2, v=2, d=2, m=4, schedule="interleaved", zero=2),
+    Case("gpt-untied", t=2, d=2, zero=3),
+)
+
+PLANTED = Case("gpt", p=2, t=2, d=2, m=2, sp=True, place="apart")
+"""Where mistakes are planted: tied, padded, with weights, members of every axis. Each of `MISTAKES` shows here."""
+
+BY_TRAINING = ("replicated-counted-twice",)
+"""Mistakes that no gradient shows: they are in what comes after."""
+
+
+def mistakes() -> list[Check]:
+    """The case without a mistake, which must pass, and then with each of them."""
+    planted = [Check("mistake", PLANTED, mistake=name, trains=name in BY_TRAINING) for name in MISTAKES]
+    return [Check("gradients", PLANTED), Check("training", PLANTED), *planted]
+
+
+def listed(grid: Grid, dtype: DType) -> list[Check]:
+    """The checks of a grid. The small one has one training and the first two pairs of bits."""
+    few = grid == "small"
+    checks = [Check("gradients", case) for case in cases.grid(grid)]
+    checks += [Check("bits", case, other) for case, other in (BITS[:2] if few else BITS)]
+    if dtype == "float64":
+        checks += [Check("training", case) for case in (TRAININGS[:1] if few else TRAININGS)]
+    return checks
+
+
+def chosen(grid: Grid, dtype: DType, planted: bool, only: Sequence[str]) -> list[Check]:
+    """The checks that are asked for.
+
+    Raises:
+        ConfigError: `only` matches nothing, or mistakes are asked for in float32.
+    """
+    if planted and dtype != "float64":
+        raise ConfigError("mistakes are planted in float64, where nothing else is in the way; leave --dtype out")
+    found = mistakes() if planted else listed(grid, dtype)
+    return [found[number] for number in cases.selected([check.settings() for check in found], only)]
+
+
+def measured(check: Check, dtype: DType) -> Difference:
+    """Runs a check on the current session.
+
+    Raises:
+        BadSizes, ConfigError, ScheduleError: the case does not fit the devices.
+    """
+    case, config = check.case, models.CONFIGS[check.case.model]
+    planted = frozenset({check.mistake} - {""})
+    if check.kind == "training" or check.trains:
+        return compare.trained_apart(config, runs.trained(case, planted), truth.trained(case.model))
+    found = runs.gradients(case, dtype, planted)
+    if check.other is not None:
+        return compare.bits_apart(config, found, runs.gradients(check.other, dtype))
+    return compare.gradients_apart(config, dtype, found, truth.gradients(case.model, dtype))
+
+
+def answered(check: Check, dtype: DType, clock: Callable[[], float] = time.perf_counter) -> Outcome:
+    """Runs a check. What goes wrong is an outcome: a proof goes on with its other cases."""
+    start = clock()
+    try:
+        apart = measured(check, dtype)
+    except Exception as error:  # whatever it was, this case is not proven
+        return Outcome(check, None, False, clock() - start, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return Outcome(check, apart, apart.passed != bool(check.mistake), clock() - start)
+
+
+def record(outcome: Outcome) -> Mapping[str, Any]:
+    """As a line of JSON."""
+    check, apart = outcome.check, outcome.difference
+    made = {**check.settings(), "label": check.label(), "passed": outcome.passed, "seconds": round(outcome.seconds, 2)}
+    if check.other is not None:
+        made["other"] = cases.settings(check.other)
+    if apart is None:
+        return {**made, "failure": outcome.failure}
+    # JSON has no infinity.
+    error = apart.error if apart.error != float("inf") else "inf"
+    return {**made, "worst": apart.worst, "error": error, "bound": apart.bound, "tensors": apart.tensors}
