@@ -28,6 +28,8 @@ MISTAKES: Mapping[str, str] = {
     "microbatch-twice": "the last microbatch's gradient of the first stage is added twice",
     "wrong-activation": "a backward takes what the microbatch before left (2 microbatches or more)",
     "padding-counted": "the padding of the vocabulary is among what the loss is normalised by (padded)",
+    "positions-unshifted": "all members add the first part of the positions (sequence parallel, positions)",
+    "tied-counted-twice": "what two stages both hold counts as often in the norm (tied, 2 stages or more)",
     "early-update": "gradients are reduced before the last backward of a stage has added its own",
 }
 """By name: what is wrong, and what sizes it needs to matter."""
@@ -44,15 +46,17 @@ def checked(names: frozenset[str]) -> frozenset[str]:
 @contextlib.contextmanager
 def planted(names: frozenset[str]) -> Iterator[None]:
     """Plants those of the model for as long as it is traced."""
-    kept = layers.leave, layers.token_losses
+    kept = layers.leave, layers.token_losses, layers.own_part
     if "dropped-all-reduce" in names:
         layers.leave = lambda x, compute: kept[0](_only_first(x), compute)
     if "padding-counted" in names:
         layers.token_losses = lambda x, table, targets, vocabulary: kept[1](x, table, targets, vocabulary << 20)
+    if "positions-unshifted" in names:
+        layers.own_part = lambda x, dimension: _first_part(x) if dimension == 0 else kept[2](x, dimension)
     try:
         yield
     finally:
-        layers.leave, layers.token_losses = kept
+        layers.leave, layers.token_losses, layers.own_part = kept
 
 
 def loosened(params: Tree, names: frozenset[str]) -> Tree:
@@ -78,6 +82,10 @@ def tightened(gradients: Tree, names: frozenset[str]) -> Tree:
 
 def _is_norm(path: Any) -> bool:
     return any("norm" in str(key.key) or key.key == "final" for key in path)
+
+
+def _first_part(x: Any) -> Any:
+    return layers.vary(x, TENSOR)[: x.shape[0] // jax.lax.axis_size(TENSOR)]
 
 
 def _only_first(x: Any) -> Any:

@@ -184,7 +184,8 @@ class Step:
             reduction = Reduction(shapes, mesh, sizes.islands, pieces, direct, self.mistakes)
             counted = jax.tree_util.tree_map_with_path(
                 lambda path, _, number=number: (
-                    number == self.tied.get(tuple(entry.key for entry in path), (number,))[0]
+                    "tied-counted-twice" in self.mistakes
+                    or number == self.tied.get(tuple(entry.key for entry in path), (number,))[0]
                 ),
                 shapes.parameters,
             )
@@ -268,9 +269,9 @@ class Step:
         for path, stages in self.tied.items() if "stale-tied" not in self.mistakes else ():
             parts = [_at(gradients[stage], path) for stage in stages]
             for stage in stages:
-                total = parts[0]
+                total, add = parts[0], row[stage].add(_at(row[stage].shapes.master_specs, path))
                 for part in parts[1:]:
-                    total = row[stage].tie(total, part)
+                    total = add(total, part)
                 gradients[stage] = _with(gradients[stage], path, total)
 
     def _loss(self, passes: list[Pass]) -> list[Any]:
@@ -300,9 +301,10 @@ class Step:
 
     def _differentiate(self, state: State, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
         passes, gradients = self._passes(state, batch, scale)
-        zero = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
-        decided = self.nodes[0][-1].decide(None)(self._loss(passes), [z for z, _ in zero], [b for _, b in zero])
-        return decided["loss"], gradients[0]
+        loss, *others = self._loss(passes)
+        for other in others:
+            loss = self.nodes[0][-1].add(P())(loss, other)
+        return loss, gradients[0]
 
     def _first_slots(self, params: Any) -> tuple[tuple[Any, ...], ...]:
         return tuple(

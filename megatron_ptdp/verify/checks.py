@@ -102,7 +102,7 @@ TRAININGS: Sequence[Case] = (
 PLANTED = Case("gpt", p=2, t=2, d=2, m=2, sp=True, place="apart")
 """Where mistakes are planted: tied, padded, with weights, members of every axis. Each of `MISTAKES` shows here."""
 
-BY_TRAINING = ("replicated-counted-twice",)
+BY_TRAINING = ("replicated-counted-twice", "tied-counted-twice")
 """Mistakes that no gradient shows: they are in what comes after."""
 
 
