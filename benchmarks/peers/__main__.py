@@ -5,10 +5,11 @@ python -m benchmarks.peers --hosts 2x1 --only pathways,jax-multicontroller --mod
 """
 
 import argparse
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from benchmarks import measure
 from benchmarks.peers import comparisons, rounds
 from benchmarks.peers.process import adopt_orphans, end_in_order, end_orphans
 from benchmarks.peers.protocol import CHAIN
-from benchmarks.peers.systems import SYSTEMS
+from benchmarks.peers.systems import SYSTEMS, SystemInfo
 
 ROUNDS = 7
 DEVICES_OF_HOSTS = {1: 4, 2: 1, 4: 1}  # what `--hosts` stands for
@@ -44,6 +45,7 @@ def run(
     target_s: float = rounds.TARGET_S,
     say: Callable[[str], None] = lambda text: None,
     save: Callable[[dict[str, Any]], object] = lambda result: None,
+    apart: bool = False,
 ) -> dict[str, Any]:
     """Measures and returns the result as it is written to JSON.
 
@@ -54,6 +56,7 @@ def run(
         target_s: how long a run is to take.
         say: told what is under way.
         save: given the result after each topology, so that what was measured is not lost with what comes after.
+        apart: devices have a core for themselves (`measure.devices_apart`). Only for systems whose payload is JAX.
     """
     result: dict[str, Any] = {
         "benchmark": "peers",
@@ -64,6 +67,21 @@ def run(
         "ratios": [],
     }
     wanted = {name: info for name, info in SYSTEMS.items() if name in systems}
+    with contextlib.ExitStack() as stack:
+        result["devices_apart"] = apart and stack.enter_context(measure.devices_apart())
+        return _measured(result, wanted, topologies, number, (modes, payloads, target_s), say, save)
+
+
+def _measured(
+    result: dict[str, Any],
+    wanted: Mapping[str, SystemInfo],
+    topologies: Sequence[tuple[int, int]],
+    number: int,
+    cases: tuple[Sequence[str], Sequence[str], float],
+    say: Callable[[str], None],
+    save: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:
+    modes, payloads, target_s = cases
     for hosts, devices in topologies:
         with rounds.session(hosts, devices, wanted, lambda text: say(f"{hosts}x{devices}: {text}")) as made:  # noqa: B023
             made.warm_up(made.cases(modes, payloads), target_s)
@@ -146,6 +164,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SYSTEMS), help=f"of {names}")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=[], help="default: all")
     parser.add_argument("--payloads", type=lambda text: text.split(","), default=[], help="of allreduce, noop")
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="give JAX devices the first core for themselves, and everything else the others; for --only "
+        "pathways,jax-multicontroller, as the devices of others are not threads of their own",
+    )
     parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
     options = parser.parse_args(arguments)
     unknown = set(options.only) - set(SYSTEMS)
@@ -175,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             SMOKE_TARGET_S if options.smoke else rounds.TARGET_S,
             say=lambda text: print(text, file=sys.stderr, flush=True),
             save=save,
+            apart=options.apart,
         )
     finally:
         end_orphans()

@@ -8,8 +8,11 @@ processes the all-reduce goes over gloo; inside one it is XLA's own. The pool of
 has as many as NPROC says, which the benchmark sets as this runtime does for its hosts.
 """
 
+import contextlib
 import functools
+import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START
@@ -48,6 +51,20 @@ def chain_of_computations(v: Any, payload: str, n: int) -> Any:
     return jax.lax.fori_loop(0, CHAIN, lambda _, v: computation(v, payload, n), v)
 
 
+@contextlib.contextmanager
+def on_its_core(host: int) -> Iterator[None]:
+    """Device threads made inside run where a host of the runtime would have them (`pathways_ray.executor.cores`, which
+    not all environments can import)."""
+    cores = [int(core) for core in os.environ.get("PATHWAYS_CPU_CORES", "").split(",") if core]
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, {cores[host % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class JaxHost:
     """One process of the gang. The value stays on the devices unless a method returns it.
 
@@ -66,6 +83,8 @@ class JaxHost:
         if hosts > 1:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
             jax.distributed.initialize(coordinator, hosts, host, initialization_timeout=JOIN_LIMIT_S)
+        with on_its_core(host):
+            jax.local_devices()
         self._jax, self._np = jax, np
         n = hosts * devices
         mesh = jax.make_mesh((n,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -1,0 +1,250 @@
+"""Where the time of a launch goes: a blocking round trip in parts, and what a stream of launches costs each process.
+
+    round trip: call -> client sends -> controller -> scheduler -> host enqueues -> device ends -> client knows -> value
+
+The round trip is one launch at a time of a function of one node that adds 1 to its argument. Its parts are read off one
+clock: the client's, and the host's trace of what ran. The stream is as many launches as `launches` says, none waited
+for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts run chains of
+small launches as one computation, and once without (`fusion=False`), where every launch is one call of JAX.
+
+Run it with `python -m benchmarks.hotpath --json hotpath.json`; it takes about a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import measure
+
+PROCESSES = {"client": "", "controller": "ray::Controller", "scheduler": "ray::IslandScheduler", "host": "ray::HostEx"}
+TRACED = 300
+"""Round trips whose parts are looked at."""
+
+PARTS = {
+    "call": "the client's call returns",
+    "to the device": "client, controller, scheduler, host: until it is enqueued on the devices",
+    "device": "until the host sees that it is over",
+    "to the client": "host, scheduler, controller, client: until block_until_ready returns",
+    "value": "fetching the value: client, host, client",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Args:
+        devices: of the host, and of the slice.
+        round_trips: that count.
+        launches: of the stream.
+        rounds: of everything, each on a cluster with fusion and on one without.
+        apart: devices have a core for themselves, see `measure.devices_apart`.
+    """
+
+    devices: tuple[int, ...] = (1, 4)
+    round_trips: int = 1000
+    launches: int = 20_000
+    rounds: int = 3
+    apart: bool = True
+
+
+SMOKE = Settings((1,), round_trips=20, launches=200, rounds=1)
+
+
+def run(settings: Settings = Settings()) -> dict[str, Any]:
+    """Measures and returns the result as it is written to JSON; makes clusters of its own."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        machine = measure.machine()
+        apart = settings.apart and stack.enter_context(measure.devices_apart())
+        for devices in settings.devices:
+            for fusion in (True, False):
+                rows.append({"devices": devices, "fusion": fusion, **on_a_cluster(devices, fusion, settings)})
+    return {
+        "benchmark": "profile",
+        "machine": machine,
+        "devices_apart": apart,
+        "measured": " ".join(__doc__.split("\n\n")[2].split()),
+        "settings": asdict(settings),
+        "rows": rows,
+        "figures": [
+            {"name": f"blocking round trip, {row['devices']} devices", "unit": "us", **row["round_trip_us"]["known"]}
+            for row in rows
+            if row["fusion"]
+        ],
+    }
+
+
+def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, Any]:
+    """Everything for one number of devices, with or without chains."""
+    from jax.sharding import PartitionSpec as P
+
+    import pathways_ray as pw
+
+    with pw.init(devices_per_host=devices, fusion=fusion) as session:
+        where = pw.virtual_slice((devices,), ("x",))
+        step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"))
+        start = pw.put(np.zeros(devices, np.float32), slice=where, spec=P("x"))
+        stream(step, start, min(settings.launches, 2000), devices)  # everything is compiled, chains too
+        trips, streams = [], []
+        for _ in range(settings.rounds):
+            trips.append(round_trips(step, start, settings.round_trips))
+            with cpu(session) as used:
+                began = time.perf_counter()
+                stream(step, start, settings.launches, devices)
+                elapsed = time.perf_counter() - began
+            streams.append({"elapsed": elapsed, **used})
+        parts = traced(session, step, start, min(TRACED, settings.round_trips))
+    per_launch = {name: measure.spread([1e6 * one[name] / settings.launches for one in streams]) for name in streams[0]}
+    known, value = ([one[k] for one in trips] for k in (0, 1))
+    return {
+        "round_trip_us": {"known": spread_of(known), "value": spread_of(value)},
+        "parts_us": parts,
+        "stream_us_per_launch": per_launch,
+    }
+
+
+def spread_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The median of all, with the medians of the best and the worst round beside it; and what 99 of 100 stay below."""
+    medians = [statistics.median(one) for one in rounds]
+    together = sorted(value for one in rounds for value in one)
+    return {
+        "min": min(medians),
+        "median": statistics.median(together),
+        "max": max(medians),
+        "p99": together[min(len(together) - 1, round(0.99 * len(together)))],
+    }
+
+
+def round_trips(step: Any, start: Any, count: int) -> tuple[list[float], list[float]]:
+    """Microseconds from a call until the client knows that it is over, and until it has the value."""
+    known, valued = [], []
+    for _ in range(count):
+        began = time.perf_counter()
+        result = step(start)
+        result.block_until_ready()
+        ready = time.perf_counter()
+        np.asarray(result)
+        valued.append(1e6 * (time.perf_counter() - began))
+        known.append(1e6 * (ready - began))
+    return known, valued
+
+
+def stream(step: Any, start: Any, count: int, devices: int) -> None:
+    """Launches, each with the result of the one before; waits for the last, which must be right."""
+    value = start
+    for _ in range(count):
+        value = step(value)
+    found = np.asarray(value)
+    if found.tolist() != [float(count)] * devices:
+        raise AssertionError(f"after {count} launches the value is {found}")
+
+
+def traced(session: Any, step: Any, start: Any, count: int) -> dict[str, dict[str, float]]:
+    """The parts of round trips, in microseconds: medians, and the middle half of them."""
+    (host,) = session.cluster.hosts.values()
+    ray.get(host.record.remote(), timeout=60)
+    seen = []
+    for _ in range(count):
+        times = [time.perf_counter()]
+        result = step(start)
+        times.append(time.perf_counter())
+        result.block_until_ready()
+        times.append(time.perf_counter())
+        np.asarray(result)
+        seen.append([*times, time.perf_counter()])
+    ran = ray.get(host.recorded.remote(), timeout=60)
+    found: dict[str, list[float]] = {name: [] for name in PARTS}
+    for (called, returned, known, valued), one in zip(seen, ran[-count:], strict=True):
+        begun = max(returned, one.start)
+        parts = (returned - called, begun - returned, one.end - begun, known - one.end, valued - known)
+        for name, seconds in zip(PARTS, parts, strict=True):
+            found[name].append(1e6 * seconds)
+    quarters = {name: statistics.quantiles(values, n=4) for name, values in found.items()}
+    return {name: dict(zip(("low", "median", "high"), three, strict=True)) for name, three in quarters.items()}
+
+
+@contextlib.contextmanager
+def cpu(session: Any) -> Iterator[dict[str, float]]:
+    """CPU seconds of each process of the runtime, filled in at the end."""
+    watched = {"client": psutil.Process()}
+    raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
+    for process in raylet.children():
+        title = " ".join(process.cmdline())
+        watched |= {name: process for name, words in PROCESSES.items() if words and words in title}
+    missing = PROCESSES.keys() - watched.keys()
+    if missing:
+        raise RuntimeError(f"no process of the runtime was found for: {', '.join(sorted(missing))}")
+
+    def seconds() -> dict[str, float]:
+        return {name: sum(process.cpu_times()[:2]) for name, process in watched.items()}
+
+    before, used = seconds(), {}
+    yield used
+    used.update({name: after - before[name] for name, after in seconds().items()})
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Prints what was measured, on what, and the numbers."""
+    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
+    trips = Table("devices", "chains", *PARTS, "known", "99 %", "with value", title="blocking round trip, us")
+    streams = Table(
+        "devices", "chains", "elapsed", *PROCESSES, title="stream of launches: us per launch, CPU by process"
+    )
+    for row in result["rows"]:
+        head = (str(row["devices"]), "yes" if row["fusion"] else "no")
+        trip = row["round_trip_us"]
+        trips.add_row(
+            *head,
+            *(f"{row['parts_us'][name]['median']:.0f}" for name in PARTS),
+            f"{trip['known']['median']:.0f} ({trip['known']['min']:.0f} to {trip['known']['max']:.0f})",
+            f"{trip['known']['p99']:.0f}",
+            f"{trip['value']['median']:.0f}",
+        )
+        spent = row["stream_us_per_launch"]
+        streams.add_row(*head, *(f"{spent[name]['median']:.1f}" for name in ("elapsed", *PROCESSES)))
+    for table in (trips, streams):
+        console.print(table)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    usual = Settings()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hotpath", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--smoke", action="store_true", help="a few launches, to see that everything runs")
+    parser.add_argument("--devices", type=int, nargs="+", default=usual.devices, help="default: %(default)s")
+    for name in ("round-trips", "launches", "rounds"):
+        default = getattr(usual, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
+    parser.add_argument(
+        "--together", dest="apart", action="store_false", help="let devices and everything else share the cores"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = parse(arguments)
+    given = {name: getattr(options, name) for name in asdict(SMOKE)}
+    result = run(SMOKE if options.smoke else Settings(**{**given, "devices": tuple(given["devices"])}))
+    show(result, Console())
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+if __name__ == "__main__":
+    main()
