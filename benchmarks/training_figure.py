@@ -18,9 +18,9 @@ SHOWN = 4  # recorded steps that are drawn
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Tokens per second over the number of microbatches, ratios with their spread, and recorded steps."""
     found = result["bubbles"][:SHOWN]
-    figure = Figure(figsize=(11, 4.6 + 1.0 * len(found)), layout="constrained")
+    figure = Figure(figsize=(11, 5.2 + 1.0 * len(found)), layout="constrained")
     above, *below = figure.subfigures(
-        1 + bool(found), 1, height_ratios=[4.6, 1.0 * len(found)][: 1 + bool(found)], squeeze=False
+        1 + bool(found), 1, height_ratios=[5.2, 1.0 * len(found)][: 1 + bool(found)], squeeze=False
     )[:, 0]
     left, right = above.subplots(1, 2, width_ratios=[1, 1])
     rates(left, result)
@@ -64,7 +64,8 @@ def rates(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.set_ylim(0, None)
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="microbatches of a step", ylabel="tokens per second", title="Throughput on two cores")
-    axes.legend(frameon=False, fontsize=6.5, ncols=2, loc="lower left")
+    axes.set_xlim(microbatches[0] / 1.3, microbatches[-1] * 1.3)
+    axes.legend(frameon=False, fontsize=6.5, ncols=3, loc="upper left", bbox_to_anchor=(-0.1, -0.14))
     axes.spines[["top", "right"]].set_visible(False)
 
 

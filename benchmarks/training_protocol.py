@@ -1,6 +1,6 @@
 """How `benchmarks.training` holds the systems it compares with: one process that it asks, and one for each device.
 
-    {"configure": {"sizes": {...}, "parameters": "/tmp/.../parameters.npz", "cores": [0, 1]}}
+    {"configure": {"sizes": {...}, "parameters": "parameters.npz", "cores": [0, 1]}}
         -> {"versions": {...}}
     {"prepare": {"case": "1f1b", "microbatches": 8, "steps": 3}}        the first losses, from the given parameters on
         -> {"losses": [5.6, 5.5, 5.4]}

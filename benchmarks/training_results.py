@@ -56,6 +56,7 @@ class Samples:
         rate = measure.spread(values)
         tokens = self.sizes.tokens(case.microbatches)
         row = {
+            "name": case.name,
             "system": case.system,
             "how": case.how,
             "devices": case.devices,
@@ -131,7 +132,7 @@ class Samples:
             first = next(other for other in self.losses if other.microbatches == case.microbatches)
             if case != first:
                 differences = [abs(a - b) for a, b in zip(losses, self.losses[first], strict=True)]
-                yield {"name": f"loss, off that of {first.name}: {case.name}", "median": max(differences)}
+                yield {"name": f"loss, off the first: {case.name}", "median": max(differences)}
         if self.stages is not None:
             for case, rates in self.rates.items():
                 if case.devices == 4:
@@ -156,13 +157,13 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
     for system, error in result["errors"].items():
         console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
-    table = Table("system", "how", "S", "M", "place", title="training, tokens per second")
-    for heading in ("tokens/s", "min", "max", "ms/step", "predicted"):
+    table = Table("", title="training, tokens per second", padding=0)
+    for heading in ("median", "min", "max", "ms/step", "predicted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
         rate = row["tokens_per_second"]
         table.add_row(
-            *(str(row[name]) for name in ("system", "how", "devices", "microbatches", "place")),
+            row["name"],
             *(f"{rate[name]:,.0f}" for name in ("median", "min", "max")),
             f"{row['step_ms']:.1f}",
             f"{row['predicted_tokens_per_second']:,.0f}" if "predicted_tokens_per_second" in row else "",
@@ -185,7 +186,7 @@ def show_named(found: Sequence[Mapping[str, Any]], title: str, console: Console)
 
     if not found:
         return
-    table = Table("name", title=title)
+    table = Table("", title=title, padding=0)
     for heading in ("median", "min", "max", "aim", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
@@ -197,8 +198,12 @@ def show_named(found: Sequence[Mapping[str, Any]], title: str, console: Console)
 
 
 def show_bubbles(found: Sequence[Mapping[str, Any]], console: Console) -> None:
-    table = Table("case", title="bubble of recorded steps, idle / busy (means)")
-    for heading in ("formula", "predicted", "measured", "predicted ms", "measured ms", "busy ms", "rest ms"):
+    table = Table(
+        "",
+        title="recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest",
+        padding=0,
+    )
+    for heading in ("formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"):
         table.add_column(heading, justify="right", no_wrap=True)
     names = ("predicted", "measured", "predicted_ms", "makespan_ms", "busy_ms", "others_ms")
     for one in found:
