@@ -170,11 +170,11 @@ SMALL: Sequence[Case] = (
     Case("gpt-untied", p=2, d=2, m=2, zero=2, cut="uneven"),
     Case("moe", p=2, t=2, m=4, sp=True, recompute="full"),
     Case("moe", t=4, d=2, r=2, schedule="gpipe"),
-    Case("moe", p=2, v=2, d=2, m=4, schedule="dualpipe-v", zero=1),
+    Case("moe", p=2, v=2, m=4, schedule="dualpipe-v"),
     Case("t5", p=2, t=2, m=4, cut="uneven"),
     Case("t5", p=2, t=2, v=2, d=2, m=4, schedule="interleaved", sp=True, place="apart", recompute="selective"),
     Case("t5", p=2, v=2, m=8, schedule="looped-bfs", keep="input"),
-    Case("t5-moe", p=2, t=2, d=2, v=2, m=4, r=2, schedule="interleaved-zb", sp=True),
+    Case("t5-moe", p=2, t=2, v=2, m=4, schedule="interleaved-zb", sp=True),
 )
 """By hand: every value of every factor, and the combinations in which mistakes are made most."""
 

@@ -1,0 +1,101 @@
+"""`pathways-train verify` on the real runtime: parity holds, mistakes are found, and a proof that fails says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ptdp.parallel import MISTAKES
+from megatron_ptdp.verify import cases
+
+# One cluster for all of it: starting one takes as long as three cases.
+A_FEW = """
+import json
+import jax
+jax.config.update("jax_enable_x64", True)
+import pathways_ray as pw
+from megatron_ptdp.verify.cases import Case, ISLANDS, DEVICES
+from megatron_ptdp.verify.checks import PLANTED, Check, answered, record
+todo = [
+    Check("gradients", PLANTED),
+    Check("mistake", PLANTED, mistake="stale-tied"),
+    Check("mistake", PLANTED, mistake="norm-unsummed"),
+    Check("mistake", Case("gpt-untied", t=2), mistake="stale-tied"),  # changes nothing: nothing is tied
+    Check("gradients", Case("gpt-untied", p=4, t=4)),
+]
+with pw.init(ISLANDS, 1, DEVICES):
+    print(json.dumps([record(answered(check, "float64")) for check in todo]))
+"""
+
+
+def test_a_case_has_parity_and_two_mistakes_in_it_are_found(python: Any) -> None:
+    good, stale, norms, harmless, large = json.loads(python.run(A_FEW).splitlines()[-1])
+    assert good["passed"], good
+    assert good["error"] <= 1e-12
+    assert good["tensors"] > 40
+    assert (stale["passed"], stale["worst"]) == (True, "embedding/tokens")
+    assert stale["error"] > 1e-3
+    assert norms["passed"]
+    assert "norm" in norms["worst"]
+    assert norms["error"] > 1e-3
+    assert not harmless["passed"]  # a mistake that the comparison does not see is a failure of the proof
+    assert harmless["error"] <= 1e-12
+    assert not large["passed"]
+    assert large["failure"].startswith("BadSizes: pipeline 4 × tensor 4 × data 1 are 16 devices, but there are 8")
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (("--only", "p=3"), "ConfigError: --only p=3 matches none of the"),
+        (("--only", "pipeline=2"), "ConfigError: there is no setting of a check 'pipeline'"),
+        (("--mistakes", "--dtype", "float32"), "ConfigError: mistakes are planted in float64"),
+        (("--json", "/no/such/folder/out.json"), "ConfigError: --json /no/such/folder/out.json cannot be written"),
+    ],
+)
+def test_bad_input_is_refused_before_a_cluster_starts(python: Any, arguments: tuple[str, ...], text: str) -> None:
+    process = python.command("-m", "megatron_ptdp.train.cli", "verify", *arguments)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert f"pathways-train: {text}" in err
+
+
+def verified(python: Any, path: Path, *arguments: str) -> dict[str, Any]:
+    """What the command wrote, which must end well."""
+    process = python.command("-m", "megatron_ptdp.train.cli", "verify", "--json", str(path), *arguments)
+    out = python.finish(process, timeout=800)
+    print(out)
+    made: dict[str, Any] = json.loads(path.read_text())
+    assert made["passed"]
+    assert "all as they must be" in out
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_small_grid_holds_in_float64(python: Any, tmp_path: Path) -> None:
+    made = verified(python, tmp_path / "out.json")
+    gradients = [check for check in made["checks"] if check["check"] == "gradients"]
+    assert len(gradients) == len(cases.SMALL)
+    assert max(check["error"] for check in gradients) <= 1e-12
+    assert {check["check"] for check in made["checks"]} == {"gradients", "bits", "training"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_small_grid_holds_in_float32_within_its_bound(python: Any, tmp_path: Path) -> None:
+    made = verified(python, tmp_path / "out.json", "--dtype", "float32")
+    errors = [check["error"] for check in made["checks"] if check["check"] == "gradients"]
+    assert min(errors) > 1e-9  # it was computed in float32
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_mistake_is_found(python: Any, tmp_path: Path) -> None:
+    made = verified(python, tmp_path / "out.json", "--mistakes")
+    planted = [check for check in made["checks"] if check["check"] == "mistake"]
+    assert [check["mistake"] for check in planted] == list(MISTAKES)
+    assert all(check["error"] > 1e6 * check["bound"] for check in planted)
