@@ -8,6 +8,7 @@ other. What lies in it does not depend on (p, t, d, v), nor on how the state was
 from __future__ import annotations
 
 import contextlib
+import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -95,9 +96,9 @@ class Checkpoints:
     def __init__(self, folder: Path, model: ModelConfig, keep: int, warn: Callable[[str], None]) -> None:
         self.folder, self.model, self.warn = folder.absolute(), model, warn
         self._unfinished = sorted(self.folder.glob(f"*{_PARTIAL}*"))
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
-        )
+        for path in self._unfinished:
+            shutil.rmtree(path)  # Orbax would do it in a thread that nobody waits for
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None

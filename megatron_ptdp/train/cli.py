@@ -10,7 +10,9 @@ An error ends a command with one line, `pathways-train: what happened`; exit sta
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from megatron_ptdp.errors import ConfigError
 from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-train"
@@ -58,6 +61,19 @@ def console() -> Console:
     return made
 
 
+@contextlib.contextmanager
+def needing_extras() -> Iterator[None]:
+    """Says how to install what is missing.
+
+    Raises:
+        ConfigError: a package of the extra `train` is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"training needs the package {error.name}: pip install '.[train]'") from error
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def commands() -> None:
     """Train models with pipeline, tensor and data parallelism on a Pathways runtime."""
@@ -76,8 +92,8 @@ def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> No
 
     Without TEXTS: Python's own reference text and the sources of its standard library.
     """
-    from megatron_ptdp import data
-
+    with needing_extras():
+        from megatron_ptdp import data
     files = data.files_in(texts) if texts else data.default_corpus()
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console()) as progress:
@@ -103,9 +119,9 @@ def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_s
 
     SIGINT or SIGTERM ends it after the step that runs, with a checkpoint; a second one at once.
     """
-    from megatron_ptdp.train.config import load
-    from megatron_ptdp.train.run import Wishes, train
-
+    with needing_extras():
+        from megatron_ptdp.train.config import load
+        from megatron_ptdp.train.run import Wishes, train
     # Ray starts its processes with fork and exec at once, which is safe; jax, once imported, warns of every fork.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     config = load(path, settings)

@@ -81,11 +81,7 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
             if restored.about.step >= config.run.steps:
                 warn(f"all {config.run.steps} steps are done; set steps to more to go on")
                 return restored.about.step
-        if 0 < wishes.trace_step <= (restored.about.step if restored else 0) + 1:
-            raise ConfigError(
-                f"--trace-step {wishes.trace_step} is done already, or is the first step of this run, which compiles; "
-                "choose a later one"
-            )
+        _check_traced(wishes.trace_step, restored.about.step if restored else 0, config.run.steps)
         stop = Stop(lambda text: console.print(text, markup=False))
         # In this order: Ray sets a handler for SIGTERM of its own.
         with cluster_of(config, sizes) as session, stop.listening():
@@ -93,6 +89,15 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
                 stop.before_leaving = own.stop
             run = Run(config, wishes, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
             return run.to_the_end(restored)
+
+
+def _check_traced(number: int, done: int, steps: int) -> None:
+    """Raises `ConfigError` for a step that this run cannot draw; 0 is none."""
+    if number and not done + 1 < number <= steps:
+        raise ConfigError(
+            f"--trace-step {number} cannot be drawn: this run has steps {done + 1} to {steps}, and the first one "
+            "compiles; choose another, or set steps to more"
+        )
 
 
 def _compare(restored: Restored, data: Mapping[str, int], warn: Any) -> None:
