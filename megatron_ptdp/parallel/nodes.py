@@ -49,7 +49,6 @@ class StageNodes:
         self.leave = self._compiled("leave", reduction.leave, (sums,), pieces, donate=(0,))
         self.meet = self._compiled("meet", reduction.meet, ([PIECE_SPEC] * reduction.islands,), PIECE_SPEC)
         self.arrive = self._compiled("arrive", reduction.arrive, (pieces,), master)
-        self.tie = self._compiled("tie", lambda a, b: a + b, None, None)
         slots = update.slot_specs
         self.norm = self._compiled("norm", update.norm, (master,), (P(), P()))
         self.apply = self._compiled(
@@ -87,6 +86,10 @@ class StageNodes:
                 donate=(2, 6) if weights else (6,),
             )
         return self._backwards[key]
+
+    def add(self, spec: P) -> Any:
+        """The sum of two arrays that lie so."""
+        return self._compiled("add", lambda a, b: a + b, (spec, spec), spec)
 
     def total_loss(self) -> Any:
         """From the losses of all microbatches in their order, [members] each, and the scale: the loss."""
