@@ -124,6 +124,17 @@ def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
     assert "stage0_update" in ran
 
 
+def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory)
+    shutil.rmtree(directory / "checkpoints" / "20")
+    trainer.run(directory)
+    assert curve(directory) == curve(whole)
+    trainer.python.assert_none_left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     process = trainer.start(directory)
