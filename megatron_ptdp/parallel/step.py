@@ -97,6 +97,8 @@ class Step:
             CheckpointError: they are not those of this model.
         """
         params = self._placed(canonical.unpadded(self.model, whole))
+        if not jax.tree.leaves([nodes.update.slots for nodes in self.nodes[0]]):  # plain SGD keeps nothing
+            return State(params, tuple(tuple(nodes.update.slots for nodes in row) for row in self.nodes))
         return State(params, self._begin(params))
 
     def snapshot(self, state: State) -> State:
@@ -254,6 +256,8 @@ class Step:
                 gradients[0][stage] = self.nodes[0][stage].reduce(complete[0])
             else:
                 sent[stage] = [row[stage].leave(sums) for row, sums in zip(self.nodes, complete, strict=True)]
+        # Behind all actions: on a host, what stands behind a node that waits for another island waits too. The pieces
+        # themselves are on their way since their stage was complete.
         for stage, pieces in sent.items():
             met = [
                 self.nodes[c % len(passes)][stage].meet(list(same)) for c, same in enumerate(zip(*pieces, strict=True))
