@@ -14,7 +14,8 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,12 @@ def cases_of(settings: Settings) -> list[Case]:
     return list(dict.fromkeys(found))
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
-    """Measures and returns the result as it is written to JSON; makes a cluster of its own."""
+def run(settings: Settings | None = None, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Measures and returns the result as it is written to JSON; makes a cluster of its own. `say` is told how far."""
     settings = settings or Settings()
     machine = measure.machine()
     with cores_listed() as cores, cluster(settings.fusion) as session, peers_of(settings, cores) as peers:
-        bench = Bench(Runtime(session, settings.sizes), peers, settings)
+        bench = Bench(Runtime(session, settings.sizes), peers, settings, say)
         found = bench.measured()
     return {
         "benchmark": "training",
@@ -127,20 +128,25 @@ def peers_of(settings: Settings, cores: Sequence[int]) -> Iterator[Peers]:
 class Bench:
     """All cases, prepared once and measured in turn."""
 
-    def __init__(self, runtime: Runtime, peers: Peers, settings: Settings) -> None:
-        self.runtime, self.peers, self.settings = runtime, peers, settings
+    def __init__(self, runtime: Runtime, peers: Peers, settings: Settings, say: Callable[[str], None]) -> None:
+        self.runtime, self.peers, self.settings, self.say = runtime, peers, settings, say
         self.steps: dict[Case, int] = {}
 
     def measured(self) -> dict[str, Any]:
         settings = self.settings
         losses: dict[Case, list[float]] = {}
-        for case in cases_of(settings):
+        cases = cases_of(settings)
+        for number, case in enumerate(cases, 1):
+            start = time.monotonic()
             found = self._prepared(case)
             if found is not None:
                 losses[case] = found
+            self.say(f"[{number}/{len(cases)}] {case.name}: ready after {time.monotonic() - start:.0f} s")
+        self.say(f"{settings.rounds} rounds")
         samples = Samples(settings.sizes, losses)
         rates = measure.interleaved(list(losses), self._rate, settings.rounds)
         samples.rates = {case: values for case, values in rates.items() if not any(map(math.isnan, values))}
+        self.say("single steps")
         if "bubbles" in settings.parts:
             samples.bubbles = [self._bubble(case) for case in samples.rates if case.system == "pathways"]
             samples.bubbles = [found for found in samples.bubbles if found]
@@ -219,7 +225,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    found = run(settings_of(options))
+    progress = Console(stderr=True)
+    found = run(settings_of(options), lambda text: progress.print(text, highlight=False, markup=False))
     training_results.show(found, Console())
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
