@@ -5,12 +5,15 @@
     bits        two cases that must compute the same bits do; a case with itself: run twice
     mistake     a mistake planted into the step of a case is found by one of the comparisons above
 
-What must be the same to the bit. Each stage adds gradients up over microbatches, and the same additions in the same
-order give the same bits. gpipe, 1f1b and interleaved run the backwards of every stage in the order of the microbatches,
-and cut the same layers into the same stages where p·v is the same; so does scatter/gather, which only moves. Not
-compared: looped-bfs and dualpipe-v, which run backwards of a stage in another order; zb-h1, interleaved-zb and zb-v,
-whose backwards are two computations, which XLA compiles otherwise than the one; other t and d, as sums over members
-have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two stages of one.
+What must be the same to the bit. Each stage adds gradients up over microbatches, and the same computations in the same
+order give the same bits. That is so where `same_computations` holds: each stage runs the backwards of the microbatches
+in the same order, each backward is one computation, and the last stage runs the same microbatches' forward and
+backward as one. gpipe, 1f1b and interleaved do, for the same cut, if backwards compute the forward again (keep=input).
+If residuals are kept, 1f1b and interleaved do and gpipe does not: it runs the forward of the last stage for itself,
+which XLA compiles otherwise than the two in one. Scatter/gather only moves. Not compared: looped-bfs and dualpipe-v,
+which run backwards in another order; zb-h1, interleaved-zb and zb-v, whose backwards are two computations; other t and
+d, as sums over members have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two
+stages of one.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from megatron_ptdp import schedules
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.parallel import MISTAKES
+from megatron_ptdp.parallel import MISTAKES, order
 from megatron_ptdp.verify import cases, compare, models, runs, truth
 from megatron_ptdp.verify.cases import Case, Grid
 from megatron_ptdp.verify.compare import Difference, DType
@@ -55,7 +59,7 @@ class Check:
     def label(self) -> str:
         """In one line."""
         if self.mistake:
-            return f"{self.mistake}: {self.case.label()}"
+            return f"{self.mistake}: {MISTAKES[self.mistake]}"
         if self.other == self.case:
             return f"{self.case.label()}, twice"
         return f"{self.case.label()} = {self.other.label()}" if self.other else self.case.label()
@@ -80,17 +84,34 @@ class Outcome:
     failure: str = ""
 
 
-_BITS = Case("gpt", p=2, m=4)
-_BITS_FOUR = Case("gpt", p=4, m=4)
-_BITS_INSIDE = Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart")
+_INSIDE = Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart")
+_AGAIN = Case("gpt", p=2, m=4, keep="input")
+_FOUR = Case("gpt", p=4, m=4)
+_EXPERTS = Case("moe", p=2, t=2, m=4, keep="input")
 
 BITS: Sequence[tuple[Case, Case]] = (
-    (_BITS_INSIDE, _BITS_INSIDE),
-    (_BITS, replace(_BITS, schedule="gpipe")),
-    (replace(_BITS, keep="input"), replace(_BITS, keep="input", schedule="gpipe")),
-    (_BITS_FOUR, replace(_BITS, v=2, schedule="interleaved")),
-    (Case("moe", p=2, t=2, m=4), Case("moe", p=2, t=2, m=4, sg=False, schedule="gpipe")),
+    (_INSIDE, _INSIDE),
+    (_AGAIN, replace(_AGAIN, schedule="gpipe")),
+    (_FOUR, replace(_FOUR, p=2, v=2, schedule="interleaved")),
+    (replace(_FOUR, schedule="gpipe", keep="input"), replace(_FOUR, p=2, v=2, schedule="interleaved", keep="input")),
+    (_EXPERTS, replace(_EXPERTS, schedule="gpipe", sg=False)),
 )
+"""Of each pair, the two must compute the same bits. The first is one case, run twice."""
+
+
+def same_computations(one: Case, other: Case) -> bool:
+    """Whether two cases, alike but for their schedules, run the same computations in the same order on each stage."""
+    found = []
+    for case in (one, other):
+        schedule = schedules.build(case.schedule, case.p, case.m, case.v)
+        backwards: list[list[tuple[str, int]]] = [[] for _ in range(schedule.stages)]
+        for action in order.enqueued(schedule):
+            if action.kind != "F":
+                backwards[action.stage].append((action.kind, action.microbatch))
+        joined = order.joined(schedule) if case.keep == "residuals" else frozenset()
+        found.append((backwards, joined, case.counts, case.keep))
+    return found[0] == found[1]
+
 
 TRAININGS: Sequence[Case] = (
     Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart"),

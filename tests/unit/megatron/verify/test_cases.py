@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from megatron_ptdp import schedules
@@ -81,3 +83,27 @@ def test_every_mistake_is_planted_after_the_case_passes_without_it() -> None:
 def test_float32_has_no_training_as_no_bound_is_stated() -> None:
     assert "training" not in {check.kind for check in checks.listed("full", "float32")}
     assert "training" in {check.kind for check in checks.listed("small", "float64")}
+
+
+@pytest.mark.parametrize("pair", checks.BITS, ids=lambda pair: pair[1].label())
+def test_pairs_that_are_compared_to_the_bit_run_the_same_computations(pair: tuple[Case, Case]) -> None:
+    assert checks.same_computations(*pair)
+
+
+@pytest.mark.parametrize(
+    "schedule, keep, same",
+    [
+        ("gpipe", "input", True),
+        ("gpipe", "residuals", False),  # the last stage's forward is a computation of its own
+        ("zb-h1", "input", False),
+    ],
+)
+def test_schedules_that_compute_otherwise_are_not_compared_to_the_bit(schedule: str, keep: str, same: bool) -> None:
+    plain = Case("gpt", p=2, m=4, keep=keep)  # type: ignore[arg-type]
+    assert checks.same_computations(plain, dataclasses.replace(plain, schedule=schedule)) == same
+
+
+@pytest.mark.parametrize("schedule", ["looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v"])
+def test_neither_are_those_with_chunks_but_interleaved(schedule: str) -> None:
+    four = Case("gpt", p=4, m=4, keep="input")
+    assert not checks.same_computations(four, dataclasses.replace(four, p=2, v=2, schedule=schedule))

@@ -24,7 +24,7 @@ SAME = Outcome(Check("bits", checks.BITS[0][0], checks.BITS[0][1]), Difference("
 
 def printed(*outcomes: Outcome) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(report.table(outcomes, "float64"))
+    Console(file=out, width=200).print(report.table(outcomes, "float64"))
     return out.getvalue()
 
 
