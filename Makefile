@@ -12,6 +12,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.project
 
+# Tests that start no processes of the runtime share the cores; the others run one after the other.
+PURE = $(PY) -m pytest -q -m "not long" --numprocesses 2 --dist worksteal tests/unit tests/simulation
+# What pytest returns when ARGS leave no test of one kind.
+NONE := 5
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo check test test-long bench-smoke peers lock clean
@@ -27,14 +32,15 @@ help:  ## list the targets
 demo: $(READY)  ## start a small cluster on this machine and run a program on it
 	@$(VENV)/bin/pathways demo
 
-check: $(READY)  ## format, lint, types and the tests that need no cluster (about two minutes)
+check: $(READY)  ## format, lint, types and the tests that need no cluster (about three minutes)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest tests/unit -q $(ARGS)
+	$(PURE) $(ARGS)
 
-test: $(READY)  ## all tests but those marked long
-	$(PY) -m pytest -q -m "not long" $(ARGS)
+test: $(READY)  ## all tests but those marked long (about a quarter of an hour)
+	$(PURE) $(ARGS) || [ $$? -eq $(NONE) ]
+	$(PY) -m pytest -q -m "not long" tests/integration tests/deploy $(ARGS) || [ $$? -eq $(NONE) ]
 
 test-long: $(READY)  ## the tests marked long
 	$(PY) -m pytest -q -m long -o faulthandler_timeout=7200 $(ARGS)
