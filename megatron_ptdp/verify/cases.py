@@ -49,6 +49,7 @@ class Case:
         sp: sequence parallelism
         recompute: "none", "selective", "full"
         keep: what forwards keep, "residuals" or "input"
+        join: forward and backward of the last stage as one computation, where they follow each other
         zero: 0 to 3
         sg: scatter/gather of what moves between stages
         r: islands that the replicas lie on
@@ -66,6 +67,7 @@ class Case:
     sp: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
     keep: Literal["residuals", "input"] = "residuals"
+    join: bool = False
     zero: int = 0
     sg: bool = True
     r: int = 1
@@ -95,7 +97,7 @@ class Case:
         words += [f"v={self.v}"] if self.v > 1 else []
         words += [f"m={self.m}", self.schedule]
         default = Case()
-        for name in ("sp", "recompute", "keep", "zero", "sg", "r", "place", "cut"):
+        for name in ("sp", "recompute", "keep", "join", "zero", "sg", "r", "place", "cut"):
             value = getattr(self, name)
             if value != getattr(default, name):
                 words.append(f"{name}={text(value)}")
@@ -119,6 +121,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "recompute": ("none", "selective", "full"),
     "sp": (False, True),
     "keep": ("residuals", "input"),
+    "join": (False, True),
     "sg": (True, False),
     "r": (1, 2),
     "place": ("together", "apart"),
@@ -154,6 +157,8 @@ RULES: Sequence[Rule] = (
     Rule(("sg", "p", "t", "sp"), lambda sg, p, t, sp: sg or (p > 1 and t > 1 and not sp)),  # else it changes nothing
     Rule(("zero", "d", "r"), lambda zero, d, r: not zero or d // r > 1),  # members of one island share
     Rule(("zero", "p", "v"), lambda zero, p, v: zero < 3 or p * v == 1),
+    Rule(("join", "keep"), lambda join, keep: keep == "residuals" or not join),  # else they are one anyway
+    Rule(("join", "schedule"), lambda join, schedule: schedule != "gpipe" or not join),  # they never follow each other
     Rule(("cut", "p"), lambda cut, p: cut == "even" or p > 1),
 )
 
@@ -167,11 +172,11 @@ SMALL: Sequence[Case] = (
     Case("gpt", d=4, zero=3),
     Case("gpt-untied", t=4, sp=True, recompute="selective", keep="input"),
     Case("gpt-untied", p=2, t=2, v=2, m=4, schedule="zb-v", recompute="selective"),
-    Case("gpt-untied", p=2, d=2, m=2, zero=2, cut="uneven"),
+    Case("gpt-untied", p=2, d=2, m=2, join=True, zero=2, cut="uneven"),
     Case("moe", p=2, t=2, m=4, sp=True, recompute="full"),
     Case("moe", t=4, d=2, r=2, schedule="gpipe"),
     Case("moe", p=2, v=2, m=4, schedule="dualpipe-v"),
-    Case("t5", p=2, t=2, m=4, cut="uneven"),
+    Case("t5", p=2, t=2, m=4, join=True, cut="uneven"),
     Case("t5", p=2, t=2, v=2, d=2, m=4, schedule="interleaved", sp=True, place="apart", recompute="selective"),
     Case("t5", p=2, v=2, m=8, schedule="looped-bfs", keep="input"),
     Case("t5-moe", p=2, t=2, v=2, m=4, schedule="interleaved-zb", sp=True),

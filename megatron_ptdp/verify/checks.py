@@ -7,13 +7,12 @@
 
 What must be the same to the bit. Each stage adds gradients up over microbatches, and the same computations in the same
 order give the same bits. That is so where `same_computations` holds: each stage runs the backwards of the microbatches
-in the same order, each backward is one computation, and the last stage runs the same microbatches' forward and
-backward as one. gpipe, 1f1b and interleaved do, for the same cut, if backwards compute the forward again (keep=input).
-If residuals are kept, 1f1b and interleaved do and gpipe does not: it runs the forward of the last stage for itself,
-which XLA compiles otherwise than the two in one. Scatter/gather only moves. Not compared: looped-bfs and dualpipe-v,
-which run backwards in another order; zb-h1, interleaved-zb and zb-v, whose backwards are two computations; other t and
-d, as sums over members have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two
-stages of one.
+in the same order, each backward is one computation, and the last stage joins forward and backward of the same
+microbatches. So it is for gpipe, 1f1b and interleaved, for the same cut, if nothing is joined. Scatter/gather only
+moves. Not compared: `join`, as XLA compiles two computations in one otherwise; looped-bfs and dualpipe-v, which run
+backwards in another order; zb-h1, interleaved-zb and zb-v, whose backwards are two computations; other t and d, as
+sums over members have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two stages of
+one.
 """
 
 from __future__ import annotations
@@ -85,13 +84,13 @@ class Outcome:
 
 
 _INSIDE = Case("gpt", p=2, t=2, d=2, m=4, sp=True, zero=1, place="apart")
-_AGAIN = Case("gpt", p=2, m=4, keep="input")
+_TWO = Case("gpt", p=2, m=4)
 _FOUR = Case("gpt", p=4, m=4)
-_EXPERTS = Case("moe", p=2, t=2, m=4, keep="input")
+_EXPERTS = Case("moe", p=2, t=2, m=4)
 
 BITS: Sequence[tuple[Case, Case]] = (
     (_INSIDE, _INSIDE),
-    (_AGAIN, replace(_AGAIN, schedule="gpipe")),
+    (_TWO, replace(_TWO, schedule="gpipe")),
     (_FOUR, replace(_FOUR, p=2, v=2, schedule="interleaved")),
     (replace(_FOUR, schedule="gpipe", keep="input"), replace(_FOUR, p=2, v=2, schedule="interleaved", keep="input")),
     (_EXPERTS, replace(_EXPERTS, schedule="gpipe", sg=False)),
@@ -108,7 +107,7 @@ def same_computations(one: Case, other: Case) -> bool:
         for action in order.enqueued(schedule):
             if action.kind != "F":
                 backwards[action.stage].append((action.kind, action.microbatch))
-        joined = order.joined(schedule) if case.keep == "residuals" else frozenset()
+        joined = order.joined(schedule) if case.join else frozenset()
         found.append((backwards, joined, case.counts, case.keep))
     return found[0] == found[1]
 

@@ -30,7 +30,13 @@ def built(
     try:
         schedule = schedules.build(case.schedule, case.p, case.m, case.v)
         options = Options(
-            clip=clip, zero=case.zero, scatter_gather=case.sg, keep=case.keep, master=dtype, compute=dtype
+            clip=clip,
+            zero=case.zero,
+            scatter_gather=case.sg,
+            keep=case.keep,
+            join=case.join,
+            master=dtype,
+            compute=dtype,
         )
         yield build_step(model, truth.optimizer, layout, schedule, options, mistakes)
     finally:
