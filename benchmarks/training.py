@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from benchmarks import measure, training_model, training_results
@@ -30,6 +31,7 @@ from benchmarks.training_runtime import SPMD, Case, Runtime, bubbles, cluster, c
 
 PARTS = ("spmd", "pipelines", "data", "bubbles", "torch", "bytes")
 FIRST_STEPS = 3  # whose losses are compared
+IDLE_S = 3.0  # over which the machine is looked at before the rounds
 RECORDS = 5  # steps that are recorded for each bubble
 
 
@@ -142,7 +144,8 @@ class Bench:
             if found is not None:
                 losses[case] = found
             self.say(f"[{number}/{len(cases)}] {case.name}: ready after {time.monotonic() - start:.0f} s")
-        self.say(f"{settings.rounds} rounds")
+        idle = busy_cores(IDLE_S)
+        self.say(f"{settings.rounds} rounds; {idle:.2f} cores are busy while nothing is measured")
         samples = Samples(settings.sizes, losses)
         rates = measure.interleaved(list(losses), self._rate, settings.rounds)
         samples.rates = {case: values for case, values in rates.items() if not any(map(math.isnan, values))}
@@ -157,6 +160,7 @@ class Bench:
             "measured": training_results.described(settings, self.peers.cores),
             "versions": self.peers.versions,
             "errors": self.peers.errors,
+            "busy_cores_between_rounds": idle,
             **samples.result(),
             "bytes": moved,
         }
@@ -188,6 +192,11 @@ class Bench:
         if case.how == SPMD or case.devices > 2:
             return {}
         return bubbles(case, [self.runtime.recorded(case) for _ in range(self.settings.records)])
+
+
+def busy_cores(seconds: float) -> float:
+    """What the machine does while nothing is measured: idle systems, and other people's work."""
+    return psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

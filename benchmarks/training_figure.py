@@ -61,9 +61,9 @@ def rates(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(microbatches, map(str, microbatches))
     axes.minorticks_off()
-    axes.set_ylim(0, None)
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel="microbatches of a step", ylabel="tokens per second", title="Throughput on two cores")
+    axes.set(xlabel="microbatches of a step", ylabel="tokens per second", ylim=(0, None))
+    axes.set_title("Throughput on two cores", fontsize=10)
     axes.set_xlim(microbatches[0] / 1.3, microbatches[-1] * 1.3)
     axes.legend(frameon=False, fontsize=6.5, ncols=3, loc="upper left", bbox_to_anchor=(-0.1, -0.14))
     axes.spines[["top", "right"]].set_visible(False)
@@ -81,7 +81,7 @@ def bars(axes: Axes, result: Mapping[str, Any]) -> None:
         axes.plot([aim.bound] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1, zorder=2)
     axes.set_yticks(range(len(found)), [one["name"] for one, _ in found], fontsize=6.5)
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_title("Ratios, round by round; black: the aim")
+    axes.set_title("Ratios, round by round; black: the aim", fontsize=10, loc="right")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -155,6 +155,9 @@ def described(settings: Any, cores: Sequence[int]) -> str:
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Prints what was measured, on what, and the numbers."""
     console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
+    if "busy_cores_between_rounds" in result:
+        busy = result["busy_cores_between_rounds"]
+        console.print(f"Before the rounds, nothing measured, {busy:.2f} cores were busy.", highlight=False)
     for system, error in result["errors"].items():
         console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
     table = Table("", title="training, tokens per second", padding=0)

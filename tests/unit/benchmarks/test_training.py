@@ -125,6 +125,47 @@ def test_a_peer_that_is_not_built_is_reported(monkeypatch: pytest.MonkeyPatch, t
     assert "No matching distribution" in peers.errors["torch"]
 
 
+class Known:
+    """In place of a cluster: steps of a known time."""
+
+    def prepare(self, case: Case, steps: int) -> list[float]:
+        return [1.0] * steps
+
+    def seconds(self, case: Case, steps: int) -> float:
+        return 0.1 * steps
+
+
+class Failing(Peers):
+    """Plain JAX that is there at first, and fails when it is to train the second time; torch is not there."""
+
+    trained = 0
+
+    def prepare(self, case: Case, steps: int) -> list[float] | None:
+        return None if case.system == "torch" else [1.0] * steps
+
+    def seconds(self, case: Case, steps: int) -> float:
+        self.trained += 1
+        return 0.2 * steps if self.trained == 1 else math.nan
+
+
+def test_a_peer_that_fails_on_the_way_leaves_the_others_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(training, "IDLE_S", 0.01)
+    settings = Settings(sizes=TINY, microbatches=(8,), rounds=2, parts=("spmd", "torch"))
+    runtime: Any = Known()
+    result = training.Bench(runtime, Failing(TINY, tmp_path, []), settings, lambda text: None).measured()
+    assert [row["name"] for row in result["rows"]] == [
+        "pathways spmd, S 2, M 8, inside",
+        "pathways 1f1b, S 2, M 8, inside",
+        "pathways gpipe, S 2, M 8, inside",
+    ]
+    for row in result["rows"]:
+        assert row["tokens_per_second"]["median"] == pytest.approx(TINY.tokens(8) / 0.1)
+    assert value(result["ratios"], "pipeline / SPMD, 1f1b, S 2, M 8, inside") == pytest.approx(1.0)
+    assert result["busy_cores_between_rounds"] >= 0
+
+
 def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     samples = known()
     samples.stages = (Costs.uniform(4), 0.5)
