@@ -133,6 +133,7 @@ class Bench:
     def __init__(self, runtime: Runtime, peers: Peers, settings: Settings, say: Callable[[str], None]) -> None:
         self.runtime, self.peers, self.settings, self.say = runtime, peers, settings, say
         self.steps: dict[Case, int] = {}
+        self.cpu: dict[Case, list[float]] = {}
 
     def measured(self) -> dict[str, Any]:
         settings = self.settings
@@ -148,6 +149,7 @@ class Bench:
         self.say(f"{settings.rounds} rounds; {idle:.2f} cores are busy while nothing is measured")
         samples = Samples(settings.sizes, losses)
         rates = measure.interleaved(list(losses), self._rate, settings.rounds)
+        samples.cpu = self.cpu
         samples.rates = {case: values for case, values in rates.items() if not any(map(math.isnan, values))}
         self.say("single steps")
         if "bubbles" in settings.parts:
@@ -186,12 +188,26 @@ class Bench:
 
     def _rate(self, case: Case) -> float:
         """Tokens a second; nan of a peer that failed."""
-        return self.steps[case] * self.settings.sizes.tokens(case.microbatches) / self._seconds(case)
+        before = cpu_seconds()
+        seconds = self._seconds(case)
+        self.cpu.setdefault(case, []).append((cpu_seconds() - before) / self.steps[case])
+        return self.steps[case] * self.settings.sizes.tokens(case.microbatches) / seconds
 
     def _bubble(self, case: Case) -> dict[str, Any]:
         if case.how == SPMD or case.devices > 2:
             return {}
         return bubbles(case, [self.runtime.recorded(case) for _ in range(self.settings.records)])
+
+
+def cpu_seconds() -> float:
+    """What this process and all below it, which are all systems, have taken of all cores so far."""
+    total = 0.0
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def busy_cores(seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +34,7 @@ class Samples:
         sizes: of the model
         losses: of the first steps of each case
         rates: tokens a second of each case in each round
+        cpu: seconds of all cores that one step took of all systems together, those that were idle too
         bubbles: as `training_runtime.bubbles` gives them
         stages: for four stages, the costs of their actions alone on a core, and seconds of the rest of a step
     """
@@ -41,6 +42,7 @@ class Samples:
     sizes: Sizes
     losses: Mapping[Case, list[float]]
     rates: Mapping[Case, list[float]] = field(default_factory=dict)
+    cpu: Mapping[Case, list[float]] = field(default_factory=dict)
     bubbles: list[dict[str, Any]] = field(default_factory=list)
     stages: tuple[Costs, float] | None = None
 
@@ -66,6 +68,8 @@ class Samples:
             "step_ms": 1e3 * tokens / rate["median"],
             "losses": self.losses[case],
         }
+        if case in self.cpu:
+            row["cpu_ms"] = 1e3 * median(self.cpu[case])
         if self.stages is not None and case.devices == 4:
             row["predicted_tokens_per_second"] = tokens / self.predicted_seconds(case)
         return row
@@ -161,7 +165,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     for system, error in result["errors"].items():
         console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
     table = Table("", title="training, tokens per second", padding=0)
-    for heading in ("median", "min", "max", "ms/step", "predicted"):
+    for heading in ("median", "min", "max", "ms/step", "CPU ms", "predicted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
         rate = row["tokens_per_second"]
@@ -169,6 +173,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
             row["name"],
             *(f"{rate[name]:,.0f}" for name in ("median", "min", "max")),
             f"{row['step_ms']:.1f}",
+            f"{row['cpu_ms']:.0f}" if "cpu_ms" in row else "",
             f"{row['predicted_tokens_per_second']:,.0f}" if "predicted_tokens_per_second" in row else "",
         )
     console.print(table)
