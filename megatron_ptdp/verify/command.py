@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -40,17 +40,23 @@ def verify(
     jax.config.update("jax_enable_x64", True)
     start = time.perf_counter()
     with pw.init(ISLANDS, 1, DEVICES):
-        outcomes = _all(todo, dtype, seen)
+        outcomes = _all(todo, dtype, seen, lambda so_far: _write(path, so_far, len(todo), dtype, start))
     seconds = time.perf_counter() - start
     out.print(report.table(outcomes, dtype))
     out.print(report.summary(outcomes, seconds), soft_wrap=True, markup=False)
-    if path is not None:
-        report.written(path, outcomes, dtype, seconds)
     return all(outcome.passed for outcome in outcomes)
 
 
-def _all(todo: Sequence[Check], dtype: DType, seen: Console) -> list[Outcome]:
-    outcomes = []
+def _write(path: Path | None, outcomes: Sequence[Outcome], asked: int, dtype: DType, start: float) -> None:
+    """After every check: what ends a long run early leaves what was proven until then."""
+    if path is not None:
+        report.written(path, outcomes, asked, dtype, time.perf_counter() - start)
+
+
+def _all(
+    todo: Sequence[Check], dtype: DType, seen: Console, done: Callable[[Sequence[Outcome]], None]
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
     columns = (
         MofNCompleteColumn(),
         BarColumn(),
@@ -63,6 +69,7 @@ def _all(todo: Sequence[Check], dtype: DType, seen: Console) -> list[Outcome]:
             progress.update(line, description=f"{check.kind} {check.label()}")
             outcomes.append(checks.answered(check, dtype))
             progress.advance(line)
+            done(outcomes)
             if not outcomes[-1].passed:
                 progress.console.print(f"failed: {check.kind} {check.label()}", markup=False, soft_wrap=True)
     return outcomes

@@ -53,7 +53,7 @@ def test_the_summary_counts_and_gives_the_worst_share_of_a_bound() -> None:
 
 def test_json_has_every_setting_and_figure(tmp_path: Path) -> None:
     path = tmp_path / "parity.json"
-    report.written(path, [GOOD, BAD, BROKEN, FOUND, SAME], "float64", 12.3)
+    report.written(path, [GOOD, BAD, BROKEN, FOUND, SAME], 5, "float64", 12.3)
     whole = json.loads(path.read_text(), parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
     assert (whole["passed"], whole["dtype"], whole["seconds"]) == (False, "float64", 12.3)
     good, bad, broken, found, same = whole["checks"]
@@ -68,3 +68,11 @@ def test_json_has_every_setting_and_figure(tmp_path: Path) -> None:
     assert broken["failure"] == "BadSizes: too many [devices]"
     assert (found["mistake"], found["passed"]) == ("stale-tied", True)
     assert same["other"]["schedule"] == "1f1b"
+
+
+def test_json_of_a_run_that_did_not_end_has_not_passed(tmp_path: Path) -> None:
+    path = tmp_path / "parity.json"
+    report.written(path, [GOOD, SAME], 3, "float64", 1.0)
+    assert json.loads(path.read_text())["passed"] is False
+    report.written(path, [GOOD, SAME], 2, "float64", 1.0)
+    assert json.loads(path.read_text())["passed"] is True
