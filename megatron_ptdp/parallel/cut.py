@@ -46,7 +46,7 @@ def _even(layers: int, stages: int, lighter: int) -> list[int]:
         light = f" where the first and the last have {lighter} fewer" if lighter else ""
         raise BadSizes(
             f"{layers} layers do not divide into {stages} stages{light}; choose other sizes, or give the layers of "
-            "each stage"
+            f"each of the {stages} stages (stage_layers)"
         )
     counts = [full] * stages
     if edges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeAlias
@@ -42,6 +42,32 @@ def islands_of(sizes: Sizes, islands: Sequence[int], placement: Placement) -> li
             mine = mine[:1]
         found.append([mine[device * len(mine) // sizes.pipeline] for device in range(sizes.pipeline)])
     return found
+
+
+def places_on(
+    there: Mapping[int, int], sizes: Sizes, placement: Placement, islands: Sequence[int] | None = None
+) -> list[list[int]]:
+    """`islands_of`, where the islands have the devices for it.
+
+    Args:
+        there: how many devices each island has
+        sizes, placement: as there
+        islands: to be used, by number; left out, all
+
+    Raises:
+        BadSizes: there are fewer devices or islands, or an island is to hold more than it has.
+    """
+    sizes.require_devices(sum(there.values()))
+    places = islands_of(sizes, sorted(there) if islands is None else islands, placement)
+    each = sizes.members * sizes.tensor
+    for island, count in Counter(chain.from_iterable(places)).items():
+        if there.get(island, 0) < count * each:
+            raise BadSizes(
+                f"island {island} is to hold {count} pipeline devices of {sizes.members} × {sizes.tensor} (data × "
+                f"tensor), which are {count * each} devices, but has {there.get(island, 0)}; choose smaller sizes or "
+                f"another placement; the sizes are {sizes}"
+            )
+    return places
 
 
 @dataclass(frozen=True)
@@ -83,16 +109,8 @@ class Layout:
         """
         stages = cut(model.layers, sizes.stages, lighter, counts)
         there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
-        sizes.require_devices(sum(there.values()))
-        places = islands_of(sizes, sorted(there) if islands is None else islands, placement)
+        places = places_on(there, sizes, placement, islands)
         shape = (sizes.members, sizes.tensor)
-        for island, count in Counter(chain.from_iterable(places)).items():
-            if there.get(island, 0) < count * shape[0] * shape[1]:
-                raise BadSizes(
-                    f"island {island} is to hold {count} pipeline devices of {shape[0]} × {shape[1]} (data × tensor), "
-                    f"which are {count * shape[0] * shape[1]} devices, but has {there.get(island, 0)}; choose smaller "
-                    f"sizes or another placement; the sizes are {sizes}"
-                )
         slices = tuple(
             tuple(
                 pw.virtual_slice(shape, (DATA, TENSOR), island=island, name=f"stage{device}.{group}")

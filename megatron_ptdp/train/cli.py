@@ -2,6 +2,7 @@
 
     pathways-train prepare --output corpus.tokens
     pathways-train run --config tiny.toml --set pipeline=4
+    pathways-train compare runs/a runs/b
     pathways-train verify --grid full
 
 An error ends a command with one line, `pathways-train: what happened`; exit status 2 where the question has to change,
@@ -149,6 +150,23 @@ def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mist
     if not out.is_terminal:
         out.width = PLAIN_WIDTH
     if not proven(grid, dtype, only, mistakes, path, console(), out):
+        raise click.exceptions.Exit(1)
+
+
+@commands.command()
+@click.argument("one", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@click.option("--bound", type=click.FloatRange(0), default=1e-4, show_default=True, help="for losses, in nats a token")
+def compare(one: Path, other: Path, bound: float) -> None:
+    """Compare the losses of two runs, given by their directories, at the steps that both have.
+
+    Exit status 1 if they differ by more than the bound.
+    """
+    with needing_extras():
+        from megatron_ptdp.train.compare import difference
+    found = difference(one, other)
+    click.echo(str(found))
+    if not found.loss <= bound:
         raise click.exceptions.Exit(1)
 
 

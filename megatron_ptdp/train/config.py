@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -36,6 +36,8 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     Attributes:
         pipeline, tensor, data: p, t, d
         chunks: v, stages on each pipeline device; 0: as many as the schedule has by itself
+        lighter: how many layers fewer the first and the last stage have
+        stage_layers: the layers of each stage, instead
         microbatch: b, examples of one microbatch on one replica
         microbatches: m; 0: what the batch makes of it, or 1
         batch: examples of a step; 0: m·b·d
@@ -51,6 +53,8 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tensor: int = 1
     data: int = 1
     chunks: int = 0
+    lighter: int = 0
+    stage_layers: tuple[int, ...] = ()
     microbatch: int = 1
     microbatches: int = 0
     batch: int = 0
@@ -268,14 +272,19 @@ def _convert(values: dict[str, Any], kind: type[Section], section: str) -> Any:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"table {section}: {_in_words(str(error), values)}") from error
+        raise ConfigError(f"table {section}: {_in_words(str(error), values, kind)}") from error
 
 
-def _in_words(message: str, values: dict[str, Any]) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.pipeline`" with the name in front, and the value."""
+def _in_words(message: str, values: dict[str, Any], kind: type[Section]) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.pipeline`" with the name in front, and the values that can be."""
     text, _, place = message.partition(" - at `$.")
-    name = place.rstrip("`")
-    return f"{name} is {values[name]!r}: {text}" if name in values else message
+    name = place.rstrip("`").partition("[")[0]
+    if name not in values:
+        return message
+    allowed = get_type_hints(kind)[name]
+    if get_origin(allowed) is Literal:
+        return f"{name} is {values[name]!r}, must be one of {', '.join(map(str, get_args(allowed)))}"
+    return f"{name} is {values[name]!r}: {text}"
 
 
 def _model(values: dict[str, Any]) -> ModelConfig:
@@ -313,6 +322,8 @@ def _check(config: Config) -> None:
             if not value >= (1 if name in _POSITIVE else 0) or value == float("inf"):
                 least = "at least 1" if name in _POSITIVE else "0 or more, and finite"
                 raise ConfigError(f"table {section}: {name} is {value}, must be {least}")
+    if any(layers < 0 for layers in config.parallel.stage_layers):
+        raise ConfigError(f"table parallel: stage_layers is {config.parallel.stage_layers}, each must be 0 or more")
     if config.parallel.schedule not in schedule_names():
         raise ConfigError.unknown("schedule", config.parallel.schedule, schedule_names())
     for name in ("beta1", "beta2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ class Seen(NamedTuple):
 
 
 class Display:
-    """A context manager; `step` is told of every step.
+    """A context manager; `step` is told of every step. Speeds are means over the last `every` steps: single ones arrive
+    in bursts, since some are in flight at once, and behind a checkpoint.
 
     Args:
         done, steps: of the run
@@ -42,6 +44,7 @@ class Display:
         self._progress = Progress(*columns, console=console, expand=True) if console.is_terminal else None
         self._line = self._progress.add_task("", total=steps, completed=done, status="") if self._progress else None
         self.bubble = bubble
+        self._last: deque[Seen] = deque(maxlen=every)
 
     def __enter__(self) -> Display:
         if self._progress:
@@ -56,14 +59,19 @@ class Display:
 
     def step(self, number: int, seen: Seen) -> None:
         """Shows a step that is done."""
-        status = (
-            f"loss {seen.loss:.4f}, {seen.tokens_per_second:,.0f} tokens/s, bubble {self.bubble}, "
-            f"MFU {seen.mfu:.1%} (hardware {seen.hardware_flops_utilization:.1%})"
-        )
+        self._last.append(seen)
+        speed, mfu, hardware = map(self._mean, ("tokens_per_second", "mfu", "hardware_flops_utilization"))
+        utilization = f"MFU {mfu:.1%} (hardware {hardware:.1%})"
+        status = f"loss {seen.loss:.4f}, {speed:,.0f} tokens/s, bubble {self.bubble}, {utilization}"
         if self._progress and self._line is not None:
             self._progress.update(self._line, completed=number, status=status)
         elif number % self.every == 0 or number == self.steps:
             self.say(f"step {number}/{self.steps}: {status}")
+
+    def _mean(self, name: str) -> float:
+        """Of a rate, over the time of the last steps."""
+        total: float = sum(getattr(seen, name) * seen.seconds for seen in self._last)
+        return total / sum(seen.seconds for seen in self._last)
 
     def say(self, text: str) -> None:
         """Prints a line, above the bar."""

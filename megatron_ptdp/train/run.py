@@ -23,7 +23,15 @@ from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.display import Display
 from megatron_ptdp.train.loop import Loop
 from megatron_ptdp.train.records import CHECKPOINTS, Records, alone_in
-from megatron_ptdp.train.setup import Training, batches_of, cluster_of, schedule_of, sizes_of
+from megatron_ptdp.train.setup import (
+    Training,
+    batches_of,
+    cluster_of,
+    options_of,
+    own_cluster,
+    schedule_of,
+    sizes_of,
+)
 from megatron_ptdp.train.speed import Peak, peak_of
 from megatron_ptdp.train.stop import Stop
 from pathways_ray.errors import BufferLost, HostLost, LaunchTimeout
@@ -61,8 +69,7 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
     except ScheduleError as error:
         raise ConfigError(str(error)) from error
     sizes = sizes_of(config, schedule)
-    tried = build(config.model, Compute(config.parallel.tensor, config.parallel.sequence_parallel))
-    cut(tried.layers, sizes.stages)
+    require_fitting(config, sizes)
     if wishes.trace_step and config.cluster.url:
         raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
     batches, data = batches_of(config, sizes.batch)
@@ -89,6 +96,20 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
                 stop.before_leaving = own.stop
             run = Run(config, wishes, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
             return run.to_the_end(restored)
+
+
+def require_fitting(config: Config, sizes: Sizes) -> None:
+    """Finds before a cluster starts what would be found when the model is cut and placed on it.
+
+    Raises:
+        ConfigError, BadSizes: model, sizes, options and the cluster that is asked for do not fit each other.
+    """
+    parallel = config.parallel
+    model = build(config.model, Compute(parallel.tensor, parallel.sequence_parallel))
+    cut(model.layers, sizes.stages, parallel.lighter, parallel.stage_layers or None)
+    options_of(config).check(sizes)
+    if not config.cluster.url:
+        own_cluster(config, sizes)
 
 
 def _check_traced(number: int, done: int, steps: int) -> None:

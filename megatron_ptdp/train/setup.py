@@ -15,6 +15,7 @@ from megatron_ptdp.data.order import lengths_of
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import Compute, ModelConfig, build, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, Sizes, build_step
+from megatron_ptdp.parallel.layout import places_on
 from megatron_ptdp.schedules import Schedule
 from megatron_ptdp.schedules import build as build_schedule
 from megatron_ptdp.train.config import Config
@@ -42,6 +43,22 @@ def sizes_of(config: Config, schedule: Schedule) -> Sizes:
     )
 
 
+def own_cluster(config: Config, sizes: Sizes) -> tuple[int, int]:
+    """Islands, and devices of each host, of a cluster for this run alone: as configured, else what the sizes need.
+
+    Raises:
+        BadSizes: the configured ones do not hold the sizes.
+    """
+    asked, placement = config.cluster, config.parallel.placement
+    apart = sizes.pipeline if placement == "apart" else 1
+    islands = asked.islands or apart * sizes.islands
+    each = max(1, islands // sizes.islands) if placement == "apart" else 1
+    needed = -(-sizes.pipeline // each) * sizes.members * sizes.tensor
+    devices = asked.devices_per_host or -(-needed // asked.hosts_per_island)
+    places_on(dict.fromkeys(range(islands), asked.hosts_per_island * devices), sizes, placement)
+    return islands, devices
+
+
 @contextlib.contextmanager
 def cluster_of(config: Config, sizes: Sizes) -> Iterator[pw.Session]:
     """The cluster that the configuration names, or one made for the run, which ends with the block.
@@ -56,11 +73,7 @@ def cluster_of(config: Config, sizes: Sizes) -> Iterator[pw.Session]:
         with pw.connect(asked.url, asked.token, name="pathways-train", ca=asked.ca or None) as session:
             yield session
         return
-    apart = sizes.pipeline if config.parallel.placement == "apart" else 1
-    islands = asked.islands or apart * sizes.islands
-    each = max(1, islands // sizes.islands) if config.parallel.placement == "apart" else 1
-    needed = -(-sizes.pipeline // each) * sizes.members * sizes.tensor
-    devices = asked.devices_per_host or -(-needed // asked.hosts_per_island)
+    islands, devices = own_cluster(config, sizes)
     with pw.init(
         islands,
         asked.hosts_per_island,
@@ -91,6 +104,19 @@ def master_of(config: Config) -> str:
     return "float64" if config.run.dtype == "float64" else "float32"
 
 
+def options_of(config: Config) -> Options:
+    """How a step computes. For float64 it switches JAX to 64 bits, so it is called before the first array is made."""
+    if config.run.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    return Options(
+        clip=config.optimizer.clip or None,
+        zero=config.parallel.zero,
+        scatter_gather=config.parallel.scatter_gather,
+        master=master_of(config),
+        compute=config.run.dtype,
+    )
+
+
 @dataclass
 class Training:
     """What a loop needs of a configuration; slices are taken when it is made, and given back by `release`."""
@@ -109,18 +135,16 @@ class Training:
         Raises:
             ConfigError: the model, the sizes and the devices do not fit each other.
         """
-        if config.run.dtype == "float64":
-            jax.config.update("jax_enable_x64", True)
         parallel = config.parallel
         model = build(config.model, compute_of(config))
-        layout = Layout.of(model, sizes, placement=parallel.placement)
-        options = Options(
-            clip=config.optimizer.clip or None,
-            zero=parallel.zero,
-            scatter_gather=parallel.scatter_gather,
-            master=master_of(config),
-            compute=config.run.dtype,
+        layout = Layout.of(
+            model,
+            sizes,
+            lighter=parallel.lighter,
+            counts=parallel.stage_layers or None,
+            placement=parallel.placement,
         )
+        options = options_of(config)
         optimizer = transformation(config.optimizer, config.run.steps)
         return cls(config, schedule, sizes, model, layout, build_step(model, optimizer, layout, schedule, options))
 

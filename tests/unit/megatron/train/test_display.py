@@ -29,6 +29,19 @@ def test_without_a_terminal_there_is_a_line_from_time_to_time_and_at_the_end() -
     assert lines[0].endswith("loss 2.5000, 12,345 tokens/s, bubble 25.0%, MFU 25.0% (hardware 33.3%)")
 
 
+def test_speeds_are_means_over_the_time_of_the_steps_since_the_last_line() -> None:
+    file = io.StringIO()
+    slow, fast = (
+        SEEN._replace(seconds=3.0, tokens_per_second=100.0),
+        SEEN._replace(seconds=1.0, tokens_per_second=300.0),
+    )
+    with Display(Console(file=file, width=200), 0, 4, "25.0%", every=2) as display:
+        for step, seen in enumerate((SEEN, SEEN, slow, fast), 1):
+            display.step(step, seen)
+    assert "12,345 tokens/s" in file.getvalue().splitlines()[0]
+    assert " 150 tokens/s" in file.getvalue().splitlines()[1]  # 600 tokens in 4 s
+
+
 def test_on_a_terminal_there_is_a_bar() -> None:
     file = io.StringIO()
     with Display(Console(file=file, width=200, force_terminal=True), 2, 7, "25.0%", every=3) as display:

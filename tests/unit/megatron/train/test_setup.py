@@ -1,0 +1,55 @@
+"""What does not fit is found before a cluster starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from megatron_ptdp.errors import BadSizes, ConfigError
+from megatron_ptdp.train.config import load
+from megatron_ptdp.train.run import require_fitting
+from megatron_ptdp.train.setup import own_cluster, schedule_of, sizes_of
+
+
+def check(*settings: str) -> tuple[int, int]:
+    """Islands and devices of each host of the run's own cluster."""
+    config = load(None, ["model=gpt-tiny", *settings])
+    sizes = sizes_of(config, schedule_of(config))
+    require_fitting(config, sizes)
+    return own_cluster(config, sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["pipeline=2", "islands=1", "devices_per_host=1"], "are 2 devices, but there are 1"),
+        (["pipeline=2", "islands=2", "devices_per_host=2", "placement=together", "tensor=2"], "but has 2"),
+        (["data=2", "data_islands=2", "islands=1", "devices_per_host=2"], "replicas are to lie on 2 islands, but there are 1"),
+        (["pipeline=3"], "4 layers do not divide into 3 stages; choose other sizes, or give the layers"),
+        (["pipeline=8"], "4 layers cannot fill 8 stages"),
+        (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
+        (["pipeline=2", "stage_layers=[1,2]"], "layers per stage are [1, 2]: 2 stages with 3 layers"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_the_values(settings: list[str], message: str) -> None:
+    with pytest.raises(BadSizes, match=re.escape(message)):
+        check(*settings)
+
+
+def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"zero 3 .* here are pipeline 2 × chunks 1"):
+        check("pipeline=2", "zero=3")
+
+
+def test_uneven_stages_fit() -> None:
+    assert check("pipeline=2", "stage_layers=[1,3]") == (2, 1)
+    assert check("pipeline=4", "layers=6", "lighter=1") == (4, 1)
+
+
+def test_a_cluster_is_as_large_as_the_sizes_need() -> None:
+    assert check("pipeline=2", "tensor=2", "data=2") == (2, 4)
+    assert check("pipeline=2", "data=2", "data_islands=2") == (4, 1)
+    assert check("pipeline=2", "tensor=2", "placement=together") == (1, 4)
+    assert check("pipeline=2", "tensor=2", "hosts_per_island=2") == (2, 1)
+    assert check("pipeline=4", "islands=2") == (2, 2)
