@@ -18,7 +18,7 @@ from tests.simulation.planted import BUGS
 FAULTS = 5
 
 
-@pytest.mark.parametrize("first", [0, 250, 500, 750])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (250, 500, 750))])
 def test_a_thousand_seeds_with_faults_hold_every_invariant(first: int, capsys: pytest.CaptureFixture[str]) -> None:
     """At least 5 faults in each. What does not hold is printed with the command that shows it again."""
     assert main(["--first", str(first), "--seeds", "250", "--faults", str(FAULTS)]) == 0, capsys.readouterr().out
