@@ -22,7 +22,7 @@ def require_sizes(name: str, devices: int, microbatches: int, chunks: int, only_
         if size < 1:
             raise ScheduleError(f"{name} needs at least 1 of its {what}, but there are {size}")
     if only_chunks is not None and chunks != only_chunks:
-        raise ScheduleError(f"{name} has {only_chunks} chunks on each device, not {chunks}")
+        raise ScheduleError(f"{name} has {only_chunks} chunks on each device, not {chunks}; leave chunks out")
 
 
 def gpipe(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
