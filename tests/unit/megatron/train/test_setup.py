@@ -25,7 +25,10 @@ def check(*settings: str) -> tuple[int, int]:
     [
         (["pipeline=2", "islands=1", "devices_per_host=1"], "are 2 devices, but there are 1"),
         (["pipeline=2", "islands=2", "devices_per_host=2", "placement=together", "tensor=2"], "but has 2"),
-        (["data=2", "data_islands=2", "islands=1", "devices_per_host=2"], "replicas are to lie on 2 islands, but there are 1"),
+        (
+            ["data=2", "data_islands=2", "islands=1", "devices_per_host=2"],
+            "replicas are to lie on 2 islands, but there are 1",
+        ),
         (["pipeline=3"], "4 layers do not divide into 3 stages; choose other sizes, or give the layers"),
         (["pipeline=8"], "4 layers cannot fill 8 stages"),
         (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
