@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
+import pathways_ray as pw
+
 STEPS = 20
 LIMIT_S = 300.0
 SETTINGS = (
@@ -213,6 +215,42 @@ def test_a_checkpoint_is_loaded_under_other_sizes(
         assert step == same
         assert loss == pytest.approx(expected, rel=1e-5)
         assert norm == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model=t5-tiny",),
+        ("experts=4", "pipeline=1", "tensor=2"),
+        ("dtype=bfloat16", "peak_flops=0"),
+        ("dtype=float64",),
+        ("schedule=dualpipe-v", "sequence=32"),
+        ("hosts_per_island=2", "pipeline=1", "tensor=2", "sequence=32"),
+        ("data=2", "data_islands=2", "microbatches=2"),
+        ("stage_layers=[1,3]", "recompute=full"),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_the_configurations_of_the_page_train(trainer: Trainer, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    trainer.run(tmp_path / "run", "steps=6", "checkpoint_every=6", "warmup_steps=0", *settings)
+    losses = [loss for _, loss, _ in curve(tmp_path / "run")]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.1
+    assert (tmp_path / "run" / "checkpoints" / "6").is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_run_on_a_cluster_that_is_there_leaves_it(trainer: Trainer, session: Any, tmp_path: Path) -> None:
+    there = (f"url={session.url}", f"token={session.token}")
+    trainer.run(tmp_path / "run", "steps=3", "tensor=2", *there)
+    assert len(curve(tmp_path / "run")) == 3
+    assert session.token not in (tmp_path / "run" / "run.json").read_text()
+    err = trainer.run(tmp_path / "other", "pipeline=4", "tensor=4", *there, status=2)
+    assert "are 16 devices, but there are 8" in err
+    assert [len(island["hosts"]) for island in pw.islands()] == [1, 1]
 
 
 @pytest.mark.long
