@@ -63,6 +63,7 @@ def serve(make: Callable[[], Peer]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # so that a peer that ends leaves its last words
     peer: Peer | None = None
     try:
         for line in requests:

@@ -62,7 +62,9 @@ class Program:
         return self._lower(self._session(), tree, [_type_of(leaf) for leaf in leaves])
 
     def _session(self) -> Session:
-        return self.slice.session if self.slice is not None else current_session()
+        if self.slice is not None and not self.slice.session.closed_because:
+            return self.slice.session
+        return current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
         session.check_open()

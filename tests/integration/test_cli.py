@@ -176,6 +176,7 @@ def check_demo(result: dict[str, Any], steps: int) -> None:
     check_dispatch(result["dispatch"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_demo(run, python, tmp_path) -> None:
     results = tmp_path / "results"
@@ -189,6 +190,7 @@ def test_demo(run, python, tmp_path) -> None:
     assert list((tmp_path / records.folder().name).iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_the_demo_and_its_cluster(python, tmp_path) -> None:
     process = python.command(*CLI, "demo", "--output", str(tmp_path), TMPDIR=str(tmp_path), RAY_TMPDIR="/tmp")

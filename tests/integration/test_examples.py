@@ -53,7 +53,7 @@ def test_same_bits_sees_a_difference(trained) -> None:
     ("name", "arguments", "said"),
     [
         ("figure2", (), "f([1. 2.]) = [3. 5.], [2. 4.]"),
-        ("ping_pong", (), "bit-equal to plain JAX: True"),
+        pytest.param("ping_pong", (), "bit-equal to plain JAX: True", marks=pytest.mark.long),
         pytest.param(
             "language_model",
             ("--steps", "3"),

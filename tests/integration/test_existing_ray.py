@@ -132,6 +132,7 @@ def test_beside_ray_start(python, apart, head) -> None:
     assert last_line(python.run(PRELUDE + AFTERWARDS, **apart)) == {"nodes": 1, "idle": True, "answer": 42}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "addresses",
     [pytest.param(["", "", ""], marks=pytest.mark.long), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]],

@@ -68,7 +68,7 @@ LOAD = """
 """
 
 
-@pytest.mark.parametrize("hosts_per_island", [1, 2])
+@pytest.mark.parametrize("hosts_per_island", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.timeout(180)
 def test_killed_hosts_fail_their_launches_and_come_back(python: Any, hosts_per_island: int) -> None:
     """1. Launches on both islands and across them are under way. 2. A host gets SIGKILL. 3. Each launch ends in the

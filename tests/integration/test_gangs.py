@@ -178,6 +178,7 @@ with pw.init(hosts_per_island=2) as cluster:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_gang_that_one_host_cannot_enter_ends_on_the_others(python: Scripts) -> None:
     """A client says that an array is there, and gave one of two hosts nothing: the other one waits in a collective."""

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 ORDER = """
     import numpy as np
     import pathways_ray as pw
@@ -69,6 +71,7 @@ def test_before_init_after_shutdown_and_twice(python) -> None:
     python.assert_none_left()
 
 
+@pytest.mark.long
 def test_a_script_that_forgets_shutdown_leaves_nothing(python) -> None:
     source = """
         import numpy as np

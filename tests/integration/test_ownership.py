@@ -142,6 +142,7 @@ LOOPING = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_program_without_end_is_ended_and_after_three_times_refused(python: Any) -> None:
     assert "refused" in python.run(LOOPING, timeout=110)

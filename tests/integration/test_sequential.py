@@ -91,7 +91,9 @@ def run(python, **options) -> dict:
     return json.loads(python.run(BATTERY, json.dumps(options), timeout=110).splitlines()[-1])
 
 
-@pytest.mark.parametrize("options", [{"dispatch": "sequential"}, {"fusion": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"dispatch": "sequential"}, pytest.param({"fusion": False}, marks=pytest.mark.long)], ids=str
+)
 def test_options_do_not_change_a_bit(python, expected, options) -> None:
     found = run(python, **options)
     assert found.pop("dispatch") == options.get("dispatch", "parallel")

@@ -125,6 +125,7 @@ def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
     assert "stage0_update" in ran
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     shutil.copytree(whole, directory)
