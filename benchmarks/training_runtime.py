@@ -20,7 +20,7 @@ import numpy as np
 import pathways_ray as pw
 from benchmarks.training_model import Sizes
 from megatron_ptdp import schedules
-from megatron_ptdp.parallel import Layout, Step, build_step
+from megatron_ptdp.parallel import Layout, Options, Step, build_step
 from megatron_ptdp.parallel import Sizes as Cut
 from megatron_ptdp.schedules import Costs, Schedule
 from megatron_ptdp.train import timeline
@@ -146,7 +146,7 @@ class Runtime:
             islands=case.islands,
         )
         require_apart(layout)
-        step = build_step(model, self.sizes.optimizer, layout, case.schedule())
+        step = build_step(model, self.sizes.optimizer, layout, case.schedule(), Options(join=True))
         state = step.initial(self.whole)
         batch = {"tokens": self.sizes.batch(case.microbatches)}
         here = self.prepared[case] = Prepared(case, layout, step, batch, state)

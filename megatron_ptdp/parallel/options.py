@@ -30,6 +30,7 @@ class Options:
         keep: "input" or "residuals"; left out, "input" where the model recomputes "full", else "residuals".
         join: on the last stage, a forward that is followed at once by its backward becomes one computation with it.
             Less is kept; but XLA rounds otherwise, so bits differ from schedules where another action stands between.
+            A pipeline of one stage always does.
         master: dtype of parameters, optimizer state and sums of gradients
         compute: dtype of the copy of the parameters that forward and backward use
         pieces: into how many pieces per island the gradients of a stage are cut to cross islands

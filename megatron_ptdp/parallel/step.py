@@ -59,7 +59,8 @@ class Step:
         self.keep_input = options.keeps(model) == "input"
         self.actions = order.enqueued(schedule)
         self.completing = order.completing(self.actions)
-        self.joined = order.joined(schedule) if options.join else frozenset()
+        # With one stage there is no other schedule whose bits it could differ from.
+        self.joined = order.joined(schedule) if options.join or schedule.stages == 1 else frozenset()
         self.shapes = self._stage_shapes()
         self.tied = self._tied()
         self.nodes = self._nodes(optimizer)

@@ -43,6 +43,8 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         batch: examples of a step; 0: m·b·d
         schedule: one of `schedule_names()`
         zero: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters are cut over the replicas
+        join: a forward of the last stage that its backward follows at once is one computation with it: faster, but not
+            to the bit the same for all schedules
         scatter_gather: members send 1/t of what goes to the next stage, and gather it there
         placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
             "together" on one
@@ -63,6 +65,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     recompute: Recompute = "none"
     zero: Literal[0, 1, 2, 3] = 0
     scatter_gather: bool = True
+    join: bool = False
     placement: Literal["apart", "together"] = "apart"
     data_islands: int = 1
 

@@ -112,6 +112,7 @@ def options_of(config: Config) -> Options:
         clip=config.optimizer.clip or None,
         zero=config.parallel.zero,
         scatter_gather=config.parallel.scatter_gather,
+        join=config.parallel.join,
         master=master_of(config),
         compute=config.run.dtype,
     )
