@@ -7,7 +7,7 @@ in the order of its calls, and a buffer is freed after the last launch that was 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pathways_ray.transport.messages import Free, Launch
@@ -24,19 +24,13 @@ class Aside:
     islands: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
 
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __iter__(self) -> Iterator[Launch | Free]:
-        return iter(self.calls)
-
     @property
     def full(self) -> bool:
         return len(self.calls) >= MOST
 
     def stops(self, launch: Launch, islands: Collection[int], results: int) -> bool:
         """Whether a later launch has to do with one that was set aside."""
-        return bool(self.calls) and not (
+        return not (
             self.islands.isdisjoint(islands)
             and self.numbers.isdisjoint(launch.arguments)
             and self.numbers.isdisjoint(range(launch.results, launch.results + results))

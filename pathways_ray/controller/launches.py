@@ -133,7 +133,7 @@ class Launches:
         if state is None:
             return []
         self.crossings.held.pop(session, None)
-        for message in (*state.aside, *state.waiting):
+        for message in (*state.aside.calls, *state.waiting):
             if isinstance(message, Launch):
                 self.ledger.leave(state.usage)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
@@ -200,39 +200,45 @@ class Launches:
             return commands  # what is admitted may end at once; the loop below goes on by itself
         session.admitting = True
         was_held = session.id in self.crossings.held
-        again = deque(session.aside)
-        aside = Aside()
-        while again or (session.waiting and not aside.full):
-            queue: deque[Any] = again or session.waiting
+        again: deque[Any] | None = None
+        if session.aside.calls:
+            again, session.aside = deque(session.aside.calls), Aside()
+        while again or (session.waiting and not session.aside.full):
+            queue = again or session.waiting
             call = queue.popleft()
-            if not self._work_off(session, call, aside, commands):
+            if not self._work_off(session, call, commands):
                 queue.appendleft(call)
                 break
-        aside.calls += again
-        session.aside = aside
+        if again:
+            session.aside.calls += again
         session.admitting = False
         if was_held and session.id not in self.crossings.held:
             commands += self._release()  # those it held back may go
         return commands
 
-    def _work_off(self, session: Session, call: Launch | Put | Free, aside: Aside, commands: list[Command]) -> bool:
+    def _work_off(self, session: Session, call: Launch | Put | Free, commands: list[Command]) -> bool:
         """Does what was called, or sets it aside; False when it has to wait, and all that was called after it."""
+        aside = session.aside
         match call:
+            case Launch():
+                stopped = aside.calls and self._stopped(session, call)
+                admitted = "absent" if stopped else self._admit(session, call, commands)
+                if admitted == "absent":
+                    program = session.programs[call.program]
+                    aside.add(call, program.plans, len(program.results))
+                return admitted != "no room"
             case Put():
                 self._put(session, call, commands)
             case Free():
-                self._free(session, aside.keep(call.buffers), commands)
-            case Launch():
-                program = session.programs.get(call.program)
-                islands, results = (program.plans, len(program.results)) if program is not None else ((), 0)
-                # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
-                known = all(n in session.buffers or n in aside.numbers for n in call.arguments)
-                stopped = known and aside.stops(call, islands, results)
-                admitted = "absent" if stopped else self._admit(session, call, commands)
-                if admitted == "absent":
-                    aside.add(call, islands, results)
-                return admitted != "no room"
+                self._free(session, aside.keep(call.buffers) if aside.calls else call.buffers, commands)
         return True
+
+    def _stopped(self, session: Session, launch: Launch) -> bool:
+        """Whether a launch has to do with one that was set aside, and has to wait behind it."""
+        program, aside = session.programs.get(launch.program), session.aside
+        # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
+        known = all(n in session.buffers or n in aside.numbers for n in launch.arguments)
+        return program is not None and known and aside.stops(launch, program.plans, len(program.results))
 
     def _put(self, session: Session, put: Put, commands: list[Command]) -> None:
         """Notes a buffer. One of a type or on a slice that cannot be is not made; a launch with it says so."""

@@ -63,7 +63,7 @@ class Session:
     @property
     def backlog(self) -> int:
         """Calls that wait."""
-        return len(self.aside) + len(self.waiting)
+        return len(self.aside.calls) + len(self.waiting)
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
