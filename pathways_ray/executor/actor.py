@@ -174,9 +174,11 @@ class HostExecutor:
         return list(trace.ran)
 
     def record(self) -> None:
-        """Begins to note when each computation runs, until `recorded`."""
+        """Begins to note when each computation runs, until `recorded`; what was noted before is forgotten."""
         from pathways_ray.executor.timeline import Timeline
 
+        if self.timeline is not None:
+            self.timeline.release()  # whoever asked for it did not come back
         self.timeline = Timeline(list(self.dispatcher.programs.values()))
 
     def recorded(self, limit_s: float = 60.0) -> list[Computed]:

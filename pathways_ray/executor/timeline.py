@@ -7,7 +7,6 @@ what is donated too. That costs some 0.1 ms for each computation.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import threading
@@ -85,8 +84,11 @@ class Timeline:
         return run
 
     def _wait_for(self, values: list[Any]) -> Future[float]:
-        """When all values were there; 0 when there are none, NaN when none was seen. The waiting has begun when this
-        returns."""
+        """When all values were there; 0 when there are none, NaN when one has failed, infinity when one was taken unseen.
+
+        The last is rare: the waiting has begun when this returns, but it begins without the interpreter's lock, and the
+        machine may be busy.
+        """
         found: Future[float] = Future()
         if not values:
             found.set_result(0.0)
@@ -95,48 +97,66 @@ class Timeline:
 
         def wait() -> None:
             begun.set()
-            latest = math.nan
+            latest = 0.0
             for value in values:
-                with contextlib.suppress(Exception):  # it was taken too early, or has failed, which its launch reports
+                try:
                     value.block_until_ready()
-                    latest = time.perf_counter()
+                    latest = max(latest, time.perf_counter())
+                except Exception:  # a failure is for its launch to report
+                    latest = math.inf if value.is_deleted() and not math.isnan(latest) else math.nan
             found.set_result(latest)
 
         self._waiting.submit(wait)
         begun.wait(BEGIN_LIMIT_S)
         return found
 
-    def stop(self, limit_s: float) -> list[Computed]:
-        """What has run, in the order in which it was enqueued; waits up to `limit_s` for the last of it.
-
-        What failed is left out, and so is what was taken before a thread could wait for it.
-        """
+    def release(self) -> None:
+        """Stops recording: the host is as it was."""
         for step, compiled in self._wrapped:
             step.compiled = compiled
         sys.setswitchinterval(self._interval)
         self._waiting.shutdown(wait=False)
+
+    def stop(self, limit_s: float) -> list[Computed]:
+        """What has run, in the order in which it was enqueued; waits up to `limit_s` for the last of it.
+
+        What failed is left out. When a computation ended that was taken before a thread saw it is estimated from what
+        stood behind it on its devices; it is left out when nothing did.
+        """
+        self.release()
         deadline = time.monotonic() + limit_s
         ended = []
         for one in self._seen:
             there, end = (future.result(max(0.0, deadline - time.monotonic())) for future in (one.inputs, one.outputs))
             if not math.isnan(end):
-                ended.append((one, 0.0 if math.isnan(there) else there, end))
+                ended.append((one, there if math.isfinite(there) else 0.0, end))
         return _in_order(ended)
+
+
+class _Bound(NamedTuple):
+    """The latest end of a computation, and how many share the time until then: itself and unseen ones behind it."""
+
+    end: float
+    sharing: int
 
 
 def _in_order(ended: list[tuple[_Seen, float, float]]) -> list[Computed]:
     """With starts. A device runs one after the other, so nothing ends after what stands behind it: if a thread saw it
-    so, it woke up late."""
-    latest: dict[int, float] = {}
-    ends = []
+    so, it woke up late. What was taken unseen shares the time until the next end that was seen evenly with it."""
+    behind: dict[int, _Bound] = {}
+    bounds = []
     for one, _, end in reversed(ended):
-        end = min([end, *(latest.get(device, end) for device in one.devices)])
-        latest.update(dict.fromkeys(one.devices, end))
-        ends.append(end)
+        least = min((behind[device] for device in one.devices if device in behind), default=_Bound(math.inf, 0))
+        bound = _Bound(least.end, least.sharing + 1) if end == math.inf else _Bound(min(end, least.end), 1)
+        behind.update(dict.fromkeys(one.devices, bound))
+        bounds.append(bound)
     free: dict[int, float] = {}
     computed = []
-    for (one, there, _), end in zip(ended, reversed(ends), strict=True):
-        start = min(end, max([one.enqueued, there, *(free.get(device, 0.0) for device in one.devices)]))
+    for (one, there, _), bound in zip(ended, reversed(bounds), strict=True):
+        if bound.end == math.inf:
+            continue  # nobody saw it, nor anything behind it
+        start = min(bound.end, max([one.enqueued, there, *(free.get(device, 0.0) for device in one.devices)]))
+        end = start + (bound.end - start) / bound.sharing if bound.sharing > 1 else bound.end
         free.update(dict.fromkeys(one.devices, end))
         computed.append(Computed(one.name, one.devices, start, end))
     return computed

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways_ray.executor.steps import ExecuteStep
-from pathways_ray.executor.timeline import Timeline
+from pathways_ray.executor.timeline import Timeline, _in_order, _Seen
 
 LIMIT_S = 60.0
 
@@ -69,3 +72,36 @@ def test_what_gives_no_arrays_is_left_out() -> None:
     timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
     one.compiled("a failure")
     assert timeline.stop(LIMIT_S) == []
+
+
+def test_a_record_that_nobody_comes_back_for_leaves_the_host_as_it_was() -> None:
+    one, interval = step("slow", slow), sys.getswitchinterval()
+    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    assert sys.getswitchinterval() != interval
+    timeline.release()
+    assert one.compiled is slow
+    assert sys.getswitchinterval() == interval
+
+
+def test_what_was_taken_unseen_shares_the_time_until_the_next_end_that_was_seen() -> None:
+    def seen(name: str, enqueued: float, end: float, *devices: int) -> tuple[_Seen, float, float]:
+        return _Seen(name, devices, enqueued, Future(), Future()), 0.0, end
+
+    unseen = math.inf
+    found = _in_order(
+        [
+            seen("a", 0.0, 1.0, 0),
+            seen("b", 0.0, unseen, 0),
+            seen("other", 0.0, 2.0, 1),
+            seen("c", 0.0, unseen, 0),
+            seen("d", 0.0, 4.0, 0),
+            seen("nothing behind it", 0.0, unseen, 0),
+        ]
+    )
+    assert [(one.name, one.start, one.end) for one in found] == [
+        ("a", 0.0, 1.0),
+        ("b", 1.0, 2.0),
+        ("other", 0.0, 2.0),
+        ("c", 2.0, 3.0),
+        ("d", 3.0, 4.0),
+    ]
