@@ -138,7 +138,10 @@ def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_s
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="where to write all figures")
 @click.option("--mistakes", is_flag=True, help="plant mistakes instead, one by one: each must be found")
-def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mistakes: bool) -> None:
+@click.option(
+    "--cases", "part", metavar="FIRST:LAST", help="of what is left, only these, counted from 0: 10:20 are ten"
+)
+def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mistakes: bool, part: str | None) -> None:
     """Compare loss and gradients with one device, in many combinations of settings.
 
     Exit status 1 if anything differs by more than it may, or a planted mistake is not found.
@@ -149,7 +152,7 @@ def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mist
     out = Console(highlight=False)
     if not out.is_terminal:
         out.width = PLAIN_WIDTH
-    if not proven(grid, dtype, only, mistakes, path, console(), out):
+    if not proven(grid, dtype, only, mistakes, path, console(), out, part or ":"):
         raise click.exceptions.Exit(1)
 
 

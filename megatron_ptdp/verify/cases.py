@@ -220,6 +220,21 @@ def selected(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[int
     return found
 
 
+def part(text: str, count: int) -> slice:
+    """What `--cases` asks for: "10:20", where either side may be left out.
+
+    Raises:
+        ConfigError: it is of another form, or none of the `count` checks is in it.
+    """
+    first, colon, last = text.partition(":")
+    if not colon or any(side and not (side.isascii() and side.isdigit()) for side in (first, last)):
+        raise ConfigError(f"--cases takes two numbers, as in 10:20, not {text!r}")
+    found = slice(int(first or 0), min(int(last or count), count))
+    if found.start >= found.stop:
+        raise ConfigError(f"--cases {text} holds none of the {count} checks, which are counted from 0")
+    return found
+
+
 def _wanted(one: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     names = sorted({name for row in rows for name in row})
     wanted = {}

@@ -12,14 +12,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import pathways_ray as pw
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.verify import checks, report
+from megatron_ptdp.verify import cases, checks, report
 from megatron_ptdp.verify.cases import DEVICES, ISLANDS, Grid
 from megatron_ptdp.verify.checks import Check, Outcome
 from megatron_ptdp.verify.compare import DType
 
 
 def verify(
-    grid: Grid, dtype: DType, only: Sequence[str], planted: bool, path: Path | None, seen: Console, out: Console
+    grid: Grid,
+    dtype: DType,
+    only: Sequence[str],
+    planted: bool,
+    path: Path | None,
+    seen: Console,
+    out: Console,
+    part: str = ":",
 ) -> bool:
     """Runs the checks; whether all came out as they must.
 
@@ -29,11 +36,13 @@ def verify(
         path: where to write JSON
         seen: shows the progress
         out: gets the table
+        part: as `cases.part`, of what `only` leaves
 
     Raises:
         ConfigError: nothing is left to check, or `path` cannot be written.
     """
     todo = checks.chosen(grid, dtype, planted, only)
+    todo = todo[cases.part(part, len(todo))]
     if path is not None:
         _require_writable(path)
     # The side of one device is computed in float64, whatever the runtime computes in.

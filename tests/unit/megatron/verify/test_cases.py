@@ -70,6 +70,21 @@ def test_only_that_matches_nothing_is_refused(only: str, text: str) -> None:
         checks.chosen("small", "float64", False, [only])
 
 
+def test_a_grid_can_be_run_in_parts_that_make_it_whole() -> None:
+    count = len(checks.chosen("full", "float64", False, []))
+    parts = [cases.part(text, count) for text in (":10", "10:30", "30:")]
+    assert [number for one in parts for number in range(count)[one]] == list(range(count))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [("5", "two numbers, as in 10:20, not '5'"), ("a:b", "not 'a:b'"), ("7:7", "none of the 9"), ("9:", "none of the")],
+)
+def test_a_part_without_checks_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cases.part(text, 9)
+
+
 def test_every_mistake_is_planted_after_the_case_passes_without_it() -> None:
     listed = checks.mistakes()
     assert [check.kind for check in listed[:2]] == ["gradients", "training"]
