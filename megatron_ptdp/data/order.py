@@ -2,11 +2,13 @@
 
 Tokens are cut into examples that follow one another. Grain shuffles them anew for each pass, and cuts the endless row
 of them into batches; microbatches and replicas are parts of a batch. So the position in the data is the number of the
-step, and a checkpoint needs nothing else.
+step, and a checkpoint needs nothing else. The last examples of the file may be held out: training never sees them, and
+an evaluation takes them in their order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -40,16 +42,23 @@ class Examples:
 
     An example with several arrays is cut into them, the first tokens to the first array: an encoder reads a text, and
     the decoder goes on with it.
+
+    Args:
+        held_out: the share of the rows, rounded up, that are not among these examples: the last ones of the file.
     """
 
-    def __init__(self, file: TokenFile, lengths: Lengths) -> None:
+    def __init__(self, file: TokenFile, lengths: Lengths, held_out: float = 0.0) -> None:
         self.tokens, self.lengths = file.tokens, dict(lengths)
         self.row = sum(lengths.values())
-        self.count = max(0, file.header.count - 1) // (self.row - 1)
-        if not self.count:
+        rows = max(0, file.header.count - 1) // (self.row - 1)
+        self.count = rows - math.ceil(rows * held_out)
+        if not rows:
             raise ConfigError(
                 f"token file {file.path} has {file.header.count:,} tokens, too few for one example of {self.row}"
             )
+        if not self.count:
+            raise ConfigError(f"held_out {held_out} of {rows:,} examples leaves none to train on; lower held_out")
+        self.rows = rows
 
     def __len__(self) -> int:
         return self.count
@@ -62,10 +71,14 @@ class Examples:
 
 
 class Batches:
-    """The batches of all steps, of `examples` each."""
+    """The batches of all steps, of `examples` each.
 
-    def __init__(self, file: TokenFile, lengths: Lengths, examples: int, seed: int) -> None:
-        source = Examples(file, lengths)
+    Args:
+        held_out: as `Examples` has it
+    """
+
+    def __init__(self, file: TokenFile, lengths: Lengths, examples: int, seed: int, held_out: float = 0.0) -> None:
+        self._source = source = Examples(file, lengths, held_out)
         self.size, self.there = examples, len(source)
         data = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
         self._batches: Any = data.batch(examples, drop_remainder=True)
@@ -74,6 +87,23 @@ class Batches:
         """The batch of a step, counted from 0: each array (examples, tokens of one), int32."""
         batch: dict[str, np.ndarray] = self._batches[step]
         return batch
+
+    def held_out(self, count: int) -> list[dict[str, np.ndarray]]:
+        """The first `count` whole batches of what is held out, or as many as there are.
+
+        Raises:
+            ConfigError: there is not one.
+        """
+        first, rows = len(self._source), self._source.rows
+        found = min(count, (rows - first) // self.size)
+        if not found:
+            raise ConfigError(
+                f"{rows - first:,} of {rows:,} examples are held out, and an evaluation takes at least the {self.size} "
+                "of one step; raise held_out"
+            )
+        starts = range(first, first + found * self.size, self.size)
+        batches = ([self._source[k] for k in range(start, start + self.size)] for start in starts)
+        return [{name: np.stack([row[name] for row in rows]) for name in rows[0]} for rows in batches]
 
     def starting_at(self, step: int) -> Iterator[dict[str, np.ndarray]]:
         """The batches of this step and all later ones, some read ahead by threads."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from megatron_ptdp.models import layers, parameters
-from megatron_ptdp.models.interface import DATA, Stage, Tree
+from megatron_ptdp.models.interface import DATA, Fetch, Stage, Tree
 from megatron_ptdp.models.transformer import Transformer
 
 
@@ -35,13 +35,15 @@ class Gpt(Transformer):
             return {}
         return {"hidden": self.value(examples, self.config.sequence), **self.balance_value(examples)}
 
-    def forward(self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any]) -> Any:
+    def forward(
+        self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any], fetch: Fetch | None = None
+    ) -> Any:
         """As `Model.forward`."""
         if stage.embeds:
             values = {"hidden": self._embedded(params["embedding"], batch["tokens"][:, :-1])}
         x, more = layers.vary(values["hidden"], DATA), []
         if "layers" in params:
-            x, own = self.run(self._layer, x, self.prepared(params["layers"]))
+            x, own = self.run("layers", self._layer, x, self.prepared(params["layers"]), fetch)
             more.append(own)
         balance = self.added({name: values[name] for name in values if name == "balance"}, more, len(x))
         if stage.scores:

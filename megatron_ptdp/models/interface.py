@@ -9,7 +9,7 @@ other in `forward`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -20,6 +20,10 @@ DATA, TENSOR = "data", "tensor"
 
 Tree: TypeAlias = Any
 """A nested dict with the said leaves."""
+
+Fetch: TypeAlias = Callable[[str, Tree], Tree]
+"""From the name of a stack and the parameters of one of its layers, as members of DATA share them, to them whole.
+What it gives is not to be kept for the backward: see `Transformer.run`."""
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 """What the backward computes again: nothing; the scores of attention; everything inside a layer."""
@@ -99,13 +103,17 @@ class Model(Protocol):
     def values(self, stage: Stage, examples: int) -> Tree:
         """The `Value`s that come into a stage; of one with the embedding: {}."""
 
-    def forward(self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any]) -> Any:
+    def forward(
+        self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any], fetch: Fetch | None = None
+    ) -> Any:
         """The values for the next stage, or of the last stage the loss.
 
         Args:
             params: the member's parts. Varying over DATA or not, as the caller likes.
             values: the member's parts, as `values(stage)` says; {} for a stage with the embedding.
             batch: the member's examples, the same on all members of TENSOR.
+            fetch: to be called with each layer's parameters just before they are used, in the forward and again in the
+                backward. None where they are whole already. A model without it cannot be trained with ZeRO-3.
 
         Returns:
             The loss is a scalar in nats (float32, or float64 when that is the dtype): the sum over this member's

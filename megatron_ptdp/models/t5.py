@@ -11,6 +11,7 @@ stage and travel along, so that the embedding is tied over two stages and not th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 
 from megatron_ptdp.models import layers, parameters
 from megatron_ptdp.models.config import BUCKETS, FARTHEST
-from megatron_ptdp.models.interface import DATA, Stage, Tree
+from megatron_ptdp.models.interface import DATA, Fetch, Stage, Tree
 from megatron_ptdp.models.transformer import Transformer
 
 
@@ -63,7 +64,9 @@ class T5(Transformer):
         values = {"encoder": self.value(examples, c.encoder_sequence), "decoder": self.value(examples, c.sequence)}
         return values | self.balance_value(examples)
 
-    def forward(self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any]) -> Any:
+    def forward(
+        self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any], fetch: Fetch | None = None
+    ) -> Any:
         """As `Model.forward`."""
         if stage.embeds:
             table = params["embedding"]["tokens"]
@@ -74,16 +77,15 @@ class T5(Transformer):
         encoder, decoder = layers.vary((values["encoder"], values["decoder"]), DATA)
         more = []
         if "encoder" in params:
-            encoder, own = self.run(self._encode, encoder, self.prepared(params["encoder"]))
+            encoder, own = self.run("encoder", self._encode, encoder, self.prepared(params["encoder"]), fetch)
             more.append(own)
         if "encoder_final" in params:
             encoder = layers.norm(encoder, self.prepared(params["encoder_final"]))
         if "decoder" in params:
             # Into all blocks at once: its gradient is summed over TENSOR once, not in each layer.
             seen = layers.enter(encoder, self.compute)
-            decoder, own = self.run(
-                lambda x, own: self._decode(x, seen, own), decoder, self.prepared(params["decoder"])
-            )
+            layer, own_params = partial(self._decode, seen), self.prepared(params["decoder"])
+            decoder, own = self.run("decoder", layer, decoder, own_params, fetch)
             more.append(own)
         balance = self.added({name: values[name] for name in values if name == "balance"}, more, len(decoder))
         if stage.scores:
@@ -96,7 +98,7 @@ class T5(Transformer):
     def _encode(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
         return self.feed_forward(self._attend(x, params, causal=False), params)
 
-    def _decode(self, x: jax.Array, seen: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+    def _decode(self, seen: jax.Array, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
         x = self._attend(x, params, causal=True)
         inside = layers.enter(layers.norm(x, params["cross_norm"]), self.compute)
         x = x + layers.attention(inside, seen, params["cross"], self.compute, scaled=False)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import layers, moe, parameters
 from megatron_ptdp.models.config import Compute, ModelConfig, check_sizes
-from megatron_ptdp.models.interface import DATA, TENSOR, Stage, Tree, Value
+from megatron_ptdp.models.interface import DATA, TENSOR, Fetch, Stage, Tree, Value
 
 Layer = Callable[[jax.Array, Tree], tuple[jax.Array, jax.Array]]
 """From [B, S, H] and the layer's parameters: the same shape, and the balance of its experts [B]."""
@@ -131,19 +131,23 @@ class Transformer:
         y = layers.feed_forward(inside, params["ffn"], self.compute, self.config.activation)
         return x + y, jnp.zeros(x.shape[0], self._wide)
 
-    def run(self, layer: Layer, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+    def run(
+        self, name: str, layer: Layer, x: jax.Array, params: Tree, fetch: Fetch | None
+    ) -> tuple[jax.Array, jax.Array]:
         """All layers of a stack, one after the other; and the sum of their balances, typed as varying over TENSOR."""
         count = len(jax.tree.leaves(params)[0])
         alone = count == 1 or self.compute.unroll
 
         def body(carry: tuple[jax.Array, jax.Array], own: Tree) -> tuple[tuple[jax.Array, jax.Array], None]:
             x, balance = carry
-            x, more = layer(x, own)
+            x, more = layer(x, fetch(name, own) if fetch else own)
             return (x, balance + more), None
 
         if self.compute.recompute == "full":
             # Inside a loop, XLA cannot see that forward and backward compute the same.
             body = jax.checkpoint(body, prevent_cse=alone)
+        elif fetch:
+            body = jax.checkpoint(body, prevent_cse=alone, policy=not_fetched)
         balance = layers.vary(jnp.zeros(x.shape[0], self._wide), *layers.varying(x), TENSOR)
         (x, balance), _ = lax.scan(body, (x, balance), params, unroll=count if self.compute.unroll else 1)
         return x, balance
@@ -178,3 +182,14 @@ class Transformer:
                 f"{stage} is no stage of a model of {self.layers} layers: 0 <= first <= last <= {self.layers}, the "
                 f"embedding stands before layer 0 and the loss after the last"
             )
+
+
+_CHEAP = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim", "convert_element_type", "pvary", "pcast"})
+"""What only lays an array out anew: of a fetched array that is the whole array again."""
+
+
+def not_fetched(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A policy for `jax.checkpoint`: all is kept for the backward but what `fetch` brought over DATA, and arrays that
+    are another one laid out anew, as these may be."""
+    name = str(primitive)
+    return name not in _CHEAP and not (name.startswith("all_gather") and DATA in params.get("axis_name", ()))

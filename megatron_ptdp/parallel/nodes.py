@@ -28,7 +28,7 @@ class StageNodes:
         master, sums = shapes.master_specs, shapes.sum_specs
         compute = math.compute
 
-        self.copies_parameters = compute != math.master or shapes.zero in (1, 2)
+        self.copies_parameters = math.used != math.master or shapes.zero in (1, 2)
         self.prepare = self._compiled(
             "parameters",
             lambda params: jax.tree.map(lambda array: array.astype(compute), params),
@@ -42,6 +42,9 @@ class StageNodes:
             math.forward,
             (shapes.used_specs, shapes.wires, math.batch_specs(), P()),
             (out, math.kept_specs()),
+        )
+        self.passed = self._compiled(
+            "evaluation", math.passed, (shapes.used_specs, shapes.wires, math.batch_specs(), P()), out
         )
         self._backwards: dict[tuple[bool, bool, bool], Any] = {}
         self.reduce = self._compiled("reduce", reduction.inside, (sums,), master, donate=(0,))

@@ -25,7 +25,7 @@ class Options:
         clip: the largest global norm of the gradient; a larger one is scaled down to it. None: no clipping.
         zero: 0, replicas hold everything; 1, they share the optimizer state and the master parameters of an island;
             2, the sums of gradients too, which are then reduced with each microbatch; 3, the parameters too, gathered
-            for each use (only with one pipeline stage).
+            layer by layer for each use (only with one pipeline stage).
         scatter_gather: members of TENSOR that hold the same value each send a part of it to the next stage.
         keep: "input" or "residuals"; left out, "input" where the model recomputes "full", else "residuals".
         join: on the last stage, a forward that is followed at once by its backward becomes one computation with it.

@@ -18,11 +18,16 @@ def spec_of(spec: P, dimensions: int) -> list[str | tuple[str, ...] | None]:
     return [*spec, *[None] * (dimensions - len(spec))]
 
 
-def shared_dimension(parameter: Parameter, members: int) -> int:
+def shared_dimension(parameter: Parameter, members: int, zero: int) -> int:
     """The dimension along which members of DATA can share an array: the largest that they divide and that nothing else
-    divides; -1 if there is none."""
+    divides; -1 if there is none. With ZeRO-3 each has a part of every layer, so not the one that counts layers."""
     entries = spec_of(parameter.spec, len(parameter.shape))
-    able = [k for k, size in enumerate(parameter.shape) if entries[k] is None and size % members == 0 and size > 0]
+    if not zero:
+        return -1
+    first = 1 if zero == 3 and parameter.stacked else 0
+    able = [
+        k for k, size in enumerate(parameter.shape) if k >= first and not entries[k] and size % members == 0 and size
+    ]
     return max(able, key=lambda k: (parameter.shape[k], -k), default=-1)
 
 
@@ -95,7 +100,7 @@ class StageShapes:
             parameters,
             values,
             outgoing,
-            jax.tree.map(lambda p: shared_dimension(p, sizes.members) if options.zero else -1, parameters),
+            jax.tree.map(lambda p: shared_dimension(p, sizes.members, options.zero), parameters),
             wires(values, number > 0 and moves[number - 1]),
             wires(outgoing, number + 1 < len(stages) and moves[number]),
             examples,

@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models.interface import DATA, Model, Tree
 from megatron_ptdp.parallel import mistakes
+from megatron_ptdp.parallel.gathering import fetching, is_fetched
 from megatron_ptdp.parallel.reduce import scattered
 from megatron_ptdp.parallel.residuals import AXES, Pullback, vary
 from megatron_ptdp.parallel.shapes import StageShapes, is_float
@@ -55,6 +56,7 @@ class StageMath:
         self.model, self.shapes, self.mesh = model, shapes, mesh
         self.microbatches, self.compute, self.master = microbatches, compute, master
         self.keep_input, self.direct, self.mistakes = keep_input, direct, planted
+        self.used = master if shapes.zero == 3 else compute  # the dtype of parameters as they come in
         self.pullback: Pullback | None = None
         self.batch_types = {
             name: jax.ShapeDtypeStruct((microbatches, *shape), jnp.dtype(dtype))
@@ -66,13 +68,16 @@ class StageMath:
     # --- on one member, inside shard_map ------------------------------------------------------------------------------
 
     def _ready(self, params: Tree) -> Tree:
-        """The parameters that the model takes, typed as varying over DATA."""
+        """The parameters that the model takes, typed as varying over DATA. With ZeRO-3 those of layers stay parts."""
 
-        def gathered(array: Any, dimension: int) -> Any:
+        def gathered(array: Any, dimension: int, fetched: bool) -> Any:
+            if fetched:
+                return array
+            array = array.astype(self.compute)
             return array if dimension < 0 else jax.lax.all_gather(array, DATA, axis=dimension, tiled=True)
 
         if self.shapes.zero == 3:
-            params = jax.tree.map(gathered, params, self.shapes.shared)
+            params = jax.tree.map(gathered, params, self.shapes.shared, is_fetched(self.shapes))
         return mistakes.loosened(vary(params, (DATA,)), self.mistakes)
 
     def _function(self, values: Tree, batch: Mapping[str, Any], k: Any) -> tuple[Callable[..., Any], list[Any]]:
@@ -82,12 +87,14 @@ class StageMath:
         floats = [is_float(value) for value in jax.tree.leaves(self.shapes.values)]
         one = {name: jax.lax.dynamic_index_in_dim(array, k, keepdims=False) for name, array in batch.items()}
         shapes = self.shapes
+        fetch = fetching(shapes, self.compute, self.master, self.direct)
 
         def run(params: Tree, moved: list[Any]) -> tuple[list[Any], list[Any]]:
             rest = iter(moved)
             full = [next(rest) if floating else leaf for floating, leaf in zip(floats, leaves, strict=True)]
             with mistakes.planted(self.mistakes):
-                out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one)
+                extra = {"fetch": fetch} if fetch else {}
+                out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one, **extra)
             if shapes.stage.scores:
                 return [vary(out, (DATA,))], []
             kinds = jax.tree.leaves(shapes.outgoing)
@@ -110,11 +117,15 @@ class StageMath:
         first, second = iter(floats), iter(others)
         return jax.tree.unflatten(tree, [next(first) if is_float(kind) else next(second) for kind in kinds])
 
+    def _passed(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
+        function, moved = self._function(values, batch, k)
+        return self._merged(*function(self._ready(params), moved))
+
     def _forward(self, params: Tree, values: Tree, batch: Tree, k: Any) -> tuple[Any, list[Any]]:
+        if self.keep_input:
+            return self._passed(params, values, batch, k), []
         params = self._ready(params)
         function, moved = self._function(values, batch, k)
-        if self.keep_input:
-            return self._merged(*function(params, moved)), []
         out, pull, others = jax.vjp(function, params, moved, has_aux=True)
         pullback, kept = Pullback.split(pull, (params, moved))
         if self.pullback is None:
@@ -150,13 +161,13 @@ class StageMath:
     def _added(self, sums: Tree, gradients: Tree) -> Tree:
         """The sums with one microbatch more."""
 
-        def add(total: Any, gradient: Any, dimension: int) -> Any:
+        def add(total: Any, gradient: Any, dimension: int, fetched: bool) -> Any:
             gradient = gradient.astype(total.dtype)
             if self.shapes.zero < 2 or dimension < 0:
                 return total + gradient[None]
-            return total + scattered(gradient, dimension, self.direct)
+            return total + (gradient if fetched else scattered(gradient, dimension, self.direct))
 
-        return jax.tree.map(add, sums, gradients, self.shapes.shared)
+        return jax.tree.map(add, sums, gradients, self.shapes.shared, is_fetched(self.shapes))
 
     # --- of whole arrays ----------------------------------------------------------------------------------------------
 
@@ -190,6 +201,14 @@ class StageMath:
             (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()),
             (out, self.kept_specs()),
         )(params, values, batch, k)
+
+    def passed(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
+        """What `forward` gives first, with nothing kept: no backward follows."""
+        shapes = self.shapes
+        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
+        return self._mapped(self._passed, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)(
+            params, values, batch, k
+        )
 
     def backward(self, again: bool, weights: bool, inputs: bool) -> Callable[..., Any]:
         """A backward.
@@ -240,7 +259,7 @@ class StageMath:
 
         out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
         mapped = self._mapped(run, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)
-        params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.compute), shapes.parameters)
+        params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.used), shapes.parameters)
         values = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), shapes.values)
         k = jax.ShapeDtypeStruct((), jnp.int32)
         closed = jax.make_jaxpr(mapped)(params, values, self.batch_types, k)

@@ -15,7 +15,7 @@ import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
-from megatron_ptdp.parallel import canonical, order, traffic
+from megatron_ptdp.parallel import canonical, evaluation, order, traffic
 from megatron_ptdp.parallel.feed import Feed
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.mistakes import checked
@@ -72,6 +72,7 @@ class Step:
         ]
         self._step = pw.program(self._train, name="training_step")
         self._gradients = pw.program(self._differentiate, name="gradients")
+        self._evaluation = pw.program(self._evaluate, name="evaluation")
         self._begin = pw.program(self._first_slots, name="first_slots")
         self._copy = pw.program(self._copied, name="copy_state")
 
@@ -90,6 +91,10 @@ class Step:
         """The loss, and its gradient as the whole model's tree of NumPy arrays. Waits; the state stays."""
         loss, parts = self._gradients(state, *self.feed(batch))
         return float(loss), split.join(self.model, self.layout.stages, jax.tree.map(np.asarray, parts))
+
+    def evaluate(self, state: State, batch: Mapping[str, np.ndarray]) -> Any:
+        """The loss of a batch of a step's shapes, as a future: forwards only. The state stays."""
+        return self._evaluation(state, *self.feed(batch))
 
     def initial(self, whole: Tree) -> State:
         """The state to begin with, from NumPy parameters of the whole model, with their padding or without.
@@ -227,14 +232,10 @@ class Step:
         placement = self.schedule.placement
         passes = []
         for group, row in enumerate(self.nodes):
-            params = [
-                nodes.prepare(master) if nodes.copies_parameters else master
-                for nodes, master in zip(row, state.params[group], strict=True)
-            ]
             passes.append(
                 Pass(
                     row,
-                    params,
+                    self._used(group, state),
                     [{name: batch[group][placement[n.number]][name] for name in n.math.wanted} for n in row],
                     scale[group],
                     [self.numbers[group][device] for device in placement],
@@ -306,10 +307,29 @@ class Step:
 
     def _differentiate(self, state: State, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
         passes, gradients = self._passes(state, batch, scale)
-        loss, *others = self._loss(passes)
+        return self._sum_of_losses(self._loss(passes)), gradients[0]
+
+    def _evaluate(self, state: State, batch: Any, scale: Any) -> Any:
+        made = []
+        for group, row in enumerate(self.nodes):
+            own = self._used(group, state)
+            found = evaluation.losses(row, own, batch[group], self.numbers[group], self.schedule.placement)
+            made.append(row[-1].total_loss()(found, scale[group]))
+        return self._sum_of_losses(made)
+
+    def _used(self, group: int, state: State) -> list[Tree]:
+        """The parameters of each stage as forward and backward take them."""
+        return [
+            nodes.prepare(master) if nodes.copies_parameters else master
+            for nodes, master in zip(self.nodes[group], state.params[group], strict=True)
+        ]
+
+    def _sum_of_losses(self, losses: list[Any]) -> Any:
+        """Of all groups, on the first one."""
+        total, *others = losses
         for other in others:
-            loss = self.nodes[0][-1].add(P())(loss, other)
-        return loss, gradients[0]
+            total = self.nodes[0][-1].add(P())(total, other)
+        return total
 
     def _first_slots(self, params: Any) -> tuple[tuple[Any, ...], ...]:
         return tuple(

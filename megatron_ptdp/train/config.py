@@ -115,11 +115,14 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path: of a token file
         check: whether all of it is read once before training, to compare its check sum
         data_seed: of the order; left out, the seed of the run
+        held_out: the share of the examples, the last of the file, that training leaves to evaluation; only where
+            `eval_every` is set
     """
 
     path: str = ""
     check: bool = True
     data_seed: int | None = None
+    held_out: float = 0.01
 
 
 class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,6 +137,8 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         keep: the newest checkpoints that stay
         log_every: steps between two lines where there is no terminal
         in_flight: steps that may be launched before the loss of an earlier one is there
+        eval_every: steps between two evaluations on what is held out, and one at the end; 0: none
+        eval_batches: batches of an evaluation, each as large as that of a step; fewer where no more are held out
         peak_flops: of one device, for the MFU; 0: measured at the start
     """
 
@@ -145,6 +150,8 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     keep: int = 2
     log_every: int = 10
     in_flight: int = 2
+    eval_every: int = 0
+    eval_batches: int = 4
     peak_flops: float = 0.0
 
 
@@ -184,7 +191,7 @@ SETTINGS: dict[str, str] = {
 
 _POSITIVE = (
     "pipeline", "tensor", "data", "microbatch", "data_islands", "steps", "keep", "log_every", "in_flight",
-    "hosts_per_island",
+    "eval_batches", "hosts_per_island",
 )  # fmt: skip
 
 
@@ -325,6 +332,8 @@ def _check(config: Config) -> None:
             if not value >= (1 if name in _POSITIVE else 0) or value == float("inf"):
                 least = "at least 1" if name in _POSITIVE else "0 or more, and finite"
                 raise ConfigError(f"table {section}: {name} is {value}, must be {least}")
+    if config.data.held_out >= 1:
+        raise ConfigError(f"table data: held_out is {config.data.held_out}, must be below 1: it is a share")
     if any(layers < 0 for layers in config.parallel.stage_layers):
         raise ConfigError(f"table parallel: stage_layers is {config.parallel.stage_layers}, each must be 0 or more")
     if config.parallel.schedule not in schedule_names():

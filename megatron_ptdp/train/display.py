@@ -45,6 +45,7 @@ class Display:
         self._line = self._progress.add_task("", total=steps, completed=done, status="") if self._progress else None
         self.bubble = bubble
         self._last: deque[Seen] = deque(maxlen=every)
+        self._held_out = ""
 
     def __enter__(self) -> Display:
         if self._progress:
@@ -57,15 +58,17 @@ class Display:
         if self._progress:
             self._progress.stop()
 
-    def step(self, number: int, seen: Seen) -> None:
-        """Shows a step that is done."""
+    def step(self, number: int, seen: Seen, held_out: float | None = None) -> None:
+        """Shows a step that is done. `held_out`: the loss of the evaluation behind it, shown until the next one."""
+        if held_out is not None:
+            self._held_out = f" (held out {held_out:.4f} at step {number})"
         self._last.append(seen)
         speed, mfu, hardware = map(self._mean, ("tokens_per_second", "mfu", "hardware_flops_utilization"))
         utilization = f"MFU {mfu:.1%} (hardware {hardware:.1%})"
-        status = f"loss {seen.loss:.4f}, {speed:,.0f} tokens/s, bubble {self.bubble}, {utilization}"
+        status = f"loss {seen.loss:.4f}{self._held_out}, {speed:,.0f} tokens/s, bubble {self.bubble}, {utilization}"
         if self._progress and self._line is not None:
             self._progress.update(self._line, completed=number, status=status)
-        elif number % self.every == 0 or number == self.steps:
+        elif number % self.every == 0 or number == self.steps or held_out is not None:
             self.say(f"step {number}/{self.steps}: {status}")
 
     def _mean(self, name: str) -> float:

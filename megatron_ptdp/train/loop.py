@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from megatron_ptdp.data import Batches
 from megatron_ptdp.errors import NotFinite
@@ -27,15 +30,17 @@ from megatron_ptdp.train.speed import Peak, Utilization
 from megatron_ptdp.train.stop import Stop
 
 Traced = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-"""Runs a step alone and draws it; the same result as the step."""
+"""Runs a step alone and looks at it; the same result as the step."""
 
 
 class InFlight(NamedTuple):
-    """A step that was launched: its number counted from 1, its metrics, the tokens it predicts."""
+    """A step that was launched: its number counted from 1, its metrics, the tokens it predicts; and the losses of what
+    is held out, where it is followed by an evaluation."""
 
     number: int
     metrics: Any
     tokens: float
+    held_out: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -44,7 +49,8 @@ class Loop:
 
     Attributes:
         data: what the order of the data depends on, for checkpoints
-        trace: the number of a step, and what runs it in place of the step itself
+        held_out: the batches of each evaluation
+        instead: for the numbers of some steps, what runs them in place of the step itself
     """
 
     training: Training
@@ -55,7 +61,8 @@ class Loop:
     display: Display
     stop: Stop
     peak: Peak
-    trace: tuple[int, Traced] | None = None
+    held_out: Sequence[Mapping[str, np.ndarray]] = ()
+    instead: Mapping[int, Traced] = field(default_factory=dict)
     flying: deque[InFlight] = field(default_factory=deque)
     saved: int = -1
     landed_at: float = 0.0
@@ -81,13 +88,13 @@ class Loop:
         while done < run.steps and not self.stop.asked:
             self._land(run.in_flight - 1)
             batch = next(coming)
-            launch = step
-            if self.trace and self.trace[0] == done + 1:
+            launch = self.instead.get(done + 1, step)
+            if launch is not step:
                 self._land(0)
-                launch = self.trace[1]
             state, metrics = launch(state, batch)
             done += 1
-            self.flying.append(InFlight(done, metrics, float(self.training.model.tokens(batch))))
+            tokens = float(self.training.model.tokens(batch))
+            self.flying.append(InFlight(done, metrics, tokens, self._evaluation(state, done)))
             if run.checkpoint_every and done % run.checkpoint_every == 0:
                 self._save(state, done)
         self._land(0)
@@ -95,6 +102,13 @@ class Loop:
             self._save(state, done)
         self.checkpoints.wait()
         return done
+
+    def _evaluation(self, state: Any, done: int) -> tuple[Any, ...]:
+        """The losses of what is held out, as futures, where an evaluation follows this step."""
+        every = self.training.config.run.eval_every
+        if not every or (done % every and done != self.training.config.run.steps):
+            return ()
+        return tuple(self.training.step.evaluate(state, batch) for batch in self.held_out)
 
     def _save(self, state: Any, done: int) -> None:
         """Has the state written while training goes on: a copy on the devices is read by another thread."""
@@ -116,10 +130,29 @@ class Loop:
             if not (applied and math.isfinite(loss)):
                 raise NotFinite(self._what_is_not_finite(one, loss, norm))
             now = time.perf_counter()
-            seconds, self.landed_at = now - self.landed_at, now
+            seconds = now - self.landed_at
+            held_out = self._loss_of_held_out(one)
+            self.landed_at = time.perf_counter()  # an evaluation does not count as time of a step
             seen = self._seen(one, loss, norm, seconds)
-            self.records.write(one.number, {**seen._asdict(), "passes": self.batches.passes(one.number)})
-            self.display.step(one.number, seen)
+            values = {**seen._asdict(), "passes": self.batches.passes(one.number)}
+            self.records.write(one.number, values if held_out is None else {**values, "eval_loss": held_out})
+            self.display.step(one.number, seen, held_out)
+
+    def _loss_of_held_out(self, one: InFlight) -> float | None:
+        """The mean over the batches, of equal size, of the evaluation that follows the step; None if none does.
+
+        Raises:
+            NotFinite: it is NaN or infinite, though the step was not.
+        """
+        if not one.held_out:
+            return None
+        loss = fmean(each.item() for each in one.held_out)
+        if not math.isfinite(loss):
+            raise NotFinite(
+                f"the loss of what is held out is {loss} after step {one.number}, whose own loss was finite; "
+                f"{self._what_is_kept()}. Lower learning_rate, set clip, or look at the end of the token file"
+            )
+        return loss
 
     def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> Seen:
         speed = one.tokens / seconds
@@ -131,10 +164,12 @@ class Loop:
         found = self.training.step.first_bad(one.metrics)
         last = len(self.training.layout.stages) - 1
         where = f"stage {found[0]}: the gradient of {found[1]}" if found else f"stage {last}: the loss or the norm"
-        steps = self.checkpoints.steps()
-        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
         return (
             f"step {one.number} is not finite: loss {loss}, norm of the gradient {norm}; first: {where}. The state "
-            f"before it is good; {kept} in "
-            f"{self.checkpoints.folder}. Lower learning_rate, set clip, or look at the data"
+            f"before it is good; {self._what_is_kept()}. Lower learning_rate, set clip, or look at the data"
         )
+
+    def _what_is_kept(self) -> str:
+        steps = self.checkpoints.steps()
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
+        return f"{kept} in {self.checkpoints.folder}"

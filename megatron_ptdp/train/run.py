@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from megatron_ptdp.errors import ConfigError, TooManyRestarts, TrainingStopped
 from megatron_ptdp.models import Compute, build
 from megatron_ptdp.parallel import Sizes
 from megatron_ptdp.parallel.cut import cut
-from megatron_ptdp.schedules import Schedule, ScheduleError, simulate
+from megatron_ptdp.schedules import Schedule, ScheduleError, Timeline, simulate
 from megatron_ptdp.train import timeline
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored
 from megatron_ptdp.train.config import Config
@@ -73,6 +73,8 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
     if wishes.trace_step and config.cluster.url:
         raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
     batches, data = batches_of(config, sizes.batch)
+    if config.run.eval_every:
+        batches.held_out(1)  # refused now, if it is too little
     directory = Path(config.run.directory)
 
     def warn(text: str) -> None:
@@ -124,11 +126,38 @@ def _check_traced(number: int, done: int, steps: int) -> None:
 def _compare(restored: Restored, data: Mapping[str, int], warn: Any) -> None:
     """Says where the data goes on in another order than before."""
     there = restored.about.data
-    if differ := [f"{name} {there.get(name)} then, {data[name]} now" for name in data if there.get(name) != data[name]]:
+    if differ := [f"{name} {there[name]} then, {data[name]} now" for name in there if there[name] != data.get(name)]:
         warn(
             f"the data is not in the order in which checkpoint {restored.about.step} saw it ({', '.join(differ)}): "
             "it goes on with the batch of that number in the new order"
         )
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """What `run.json` says of the bubble: idle time over busy time.
+
+    Attributes:
+        bubble_of_ideal: what the schedule predicts, from the measured times of the stages once there are some; before,
+            with equal stages and a backward of twice the time of a forward
+        bubble_measured: of the step that was looked at, with launches, messages, reductions and the update
+        stage_seconds: for each kind of action the mean time of each stage
+        measured_at: the number of that step; 0 before it
+        actions_unseen: how many of its actions were over before they were looked at
+    """
+
+    bubble_of_ideal: float
+    bubble_measured: float | None = None
+    stage_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    measured_at: int = 0
+    actions_unseen: int = 0
+
+    @classmethod
+    def of(cls, number: int, ran: timeline.Measured, model: Timeline) -> Bubbles:
+        """From a step that ran, and its prediction."""
+        found = timeline.stage_times(model.schedule, ran.timeline).items()
+        times: dict[str, tuple[float, ...]] = {kind: each for kind, each in found if any(each)}
+        return cls(model.bubble.of_ideal, ran.timeline.bubble.of_ideal, times, number, ran.unseen)
 
 
 @dataclass
@@ -195,30 +224,47 @@ class Run:
             Records(self.directory, done) as records,
             Display(self.console, done, run.steps, bubble, run.log_every) as display,
         ):
-            loop = Loop(training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak)
-            if self.wishes.trace_step > done:
-                loop.trace = (self.wishes.trace_step, self._tracing(training, display))
+            held_out = self.batches.held_out(run.eval_batches) if run.eval_every else []
+            loop = Loop(
+                training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak, held_out
+            )
+            if number := self._looked_at(done):
+                loop.instead = {number: self._looking(number, training, display, peak)}
             return loop.run(state, done)
 
-    def _tracing(self, training: Training, display: Display) -> Any:
-        number = self.wishes.trace_step
+    def _looked_at(self, done: int) -> int:
+        """The number of the step whose actions are timed: the one to be drawn, else the first that does not compile. 0
+        for none: it is behind us, there is nothing to tell, or the hosts are not this run's own."""
+        if self.wishes.trace_step:
+            return self.wishes.trace_step if self.wishes.trace_step > done else 0
+        able = self.schedule.devices > 1 and not self.config.cluster.url
+        return done + 2 if able and done + 2 <= self.config.run.steps else 0
+
+    def _looking(self, number: int, training: Training, display: Display, peak: Peak) -> Any:
+        """Runs a step alone, and tells its bubble and the one that follows from the times of its actions."""
 
         def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-            result, seen = timeline.record(self.session, training.step, state, batch)
-            drawn = timeline.write(self.directory, number, training.layout, self.schedule, seen)
-            ran, predicted = drawn.ran.bubble.of_ideal, drawn.predicted.bubble.of_ideal
-            display.bubble = f"{ran:.1%} (measured at step {number})"
-            display.say(
-                f"step {number}: bubble {ran:.1%}, predicted {predicted:.1%} of the ideal time; {drawn.picture}, "
-                f"{drawn.trace}"
-            )
-            made: tuple[Any, dict[str, Any]] = result
+            made: tuple[Any, dict[str, Any]]
+            made, seen = timeline.record(self.session, training.step, state, batch)
+            ran = timeline.measured(self.schedule, training.layout.slices[0], seen)
+            if not any(map(timeline.is_seen, ran.timeline.started)):
+                display.say(f"step {number}: the times of its actions were not seen")
+                return made
+            model = timeline.predicted(self.schedule, ran.timeline)
+            self._describe(training, peak, Bubbles.of(number, ran, model))
+            display.bubble = f"{ran.timeline.bubble.of_ideal:.1%} (measured at step {number})"
+            said = f"step {number}: bubble {ran.timeline.bubble.of_ideal:.1%}, predicted {model.bubble.of_ideal:.1%}"
+            if number == self.wishes.trace_step:
+                drawn = timeline.write(self.directory, number, ran, model)
+                said += f" of the ideal time; {drawn.picture}, {drawn.trace}"
+            display.say(said)
             return made
 
         return run
 
-    def _describe(self, training: Training, peak: Peak) -> None:
+    def _describe(self, training: Training, peak: Peak, bubbles: Bubbles | None = None) -> None:
         """Writes `run.json`: what a reader of the metrics needs to know."""
+        bubbles = bubbles or Bubbles(simulate(self.schedule).bubble.of_ideal)
         about = {
             "config": msgspec.to_builtins(msgspec.structs.replace(self.config, cluster=type(self.config.cluster)())),
             "parameters": self.config.model.planned().parameters,
@@ -226,11 +272,13 @@ class Run:
             "examples_per_step": training.sizes.batch,
             "schedule": self.schedule.name,
             "microbatches": self.schedule.microbatches,
-            "bubble_of_ideal": simulate(self.schedule).bubble.of_ideal,
+            **asdict(bubbles),
             "peak_flops": peak.flops,
             "peak_source": peak.source,
         }
         (self.directory / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
+        if bubbles.measured_at:
+            return
         self.console.print(
             f"{about['parameters']:,} parameters on {about['devices']} devices, {about['examples_per_step']} examples "
             f"a step of {self.batches.there:,}; peak {peak.flops / 1e9:,.1f} GFLOP/s a device ({peak.source})",

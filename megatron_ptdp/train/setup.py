@@ -160,7 +160,7 @@ class Training:
 
 
 def batches_of(config: Config, examples: int) -> tuple[Batches, dict[str, int]]:
-    """The data, and what its order depends on: the CRC-32 of the file, the seed, the examples of a step.
+    """The data, and what its order depends on: the CRC-32 of the file, the seed, the examples of a step and in all.
 
     Raises:
         TokenFileError, ConfigError: the file cannot be used with this model.
@@ -170,8 +170,8 @@ def batches_of(config: Config, examples: int) -> tuple[Batches, dict[str, int]]:
     file = TokenFile.open(config.data.path, config.model.vocabulary, config.data.check)
     seed = config.run.seed if config.data.data_seed is None else config.data.data_seed
     lengths = lengths_of(_batch_of_one(config.model))
-    about = {"crc32": file.header.crc32, "seed": seed, "examples": examples}
-    return Batches(file, lengths, examples, seed), about
+    batches = Batches(file, lengths, examples, seed, config.data.held_out if config.run.eval_every else 0.0)
+    return batches, {"crc32": file.header.crc32, "seed": seed, "examples": examples, "trained_on": batches.there}
 
 
 def _batch_of_one(model: ModelConfig) -> Any:

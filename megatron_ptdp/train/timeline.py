@@ -13,11 +13,15 @@ import jax
 import ray
 
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.parallel import Layout
 from megatron_ptdp.schedules import Action, Costs, Kind, Schedule, Span, Timeline, chrome_trace, simulate
 from megatron_ptdp.schedules.draw import draw_below
 
-RECORD_LIMIT_S = 120.0
+RECORD_LIMIT_S = 600.0
+
+SHORTEST_S = 20e-6
+"""An action that seems to take less was over before the host looked, as on steps of some milliseconds: no computation
+is launched in less."""
+
 _KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
 """What the functions of stages are called, behind `stage3_`."""
 
@@ -37,6 +41,16 @@ class Measured(NamedTuple):
     timeline: Timeline
     others: tuple[Ran, ...]
 
+    @property
+    def unseen(self) -> int:
+        """How many actions were over before they were looked at: nobody knows how long they took."""
+        return sum(not is_seen(span) for span in self.timeline.started)
+
+
+def is_seen(span: Span) -> bool:
+    """Whether the time of an action is known."""
+    return span.end - span.start >= SHORTEST_S
+
 
 def hosts_of(session: Any) -> dict[int, Any]:
     """The hosts of a cluster that this process started.
@@ -52,14 +66,23 @@ def hosts_of(session: Any) -> dict[int, Any]:
 
 
 def record(session: Any, step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[int, list[Any]]]:
-    """Runs a step alone; what it gives, and for each host what it computed."""
+    """Runs a step alone; what it gives, and for each host what it computed: nothing where a host did not answer, for a
+    picture is not worth a training. That a host was lost is for the step to say."""
     hosts = hosts_of(session)
     jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), state)
-    ray.get([host.record.remote() for host in hosts.values()], timeout=RECORD_LIMIT_S)
+    _answers([host.record.remote() for host in hosts.values()])
     result = step(state, batch)
     jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), result)
-    seen = ray.get([host.recorded.remote() for host in hosts.values()], timeout=RECORD_LIMIT_S)
-    return result, dict(zip(hosts, seen, strict=True))
+    seen = _answers([host.recorded.remote() for host in hosts.values()])
+    return result, dict(zip(hosts, seen, strict=True)) if seen else {}
+
+
+def _answers(asked: list[Any]) -> list[Any]:
+    try:
+        answers: list[Any] = ray.get(asked, timeout=RECORD_LIMIT_S)
+    except ray.exceptions.RayError:
+        return []
+    return answers
 
 
 def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Sequence[Any]]) -> Measured:
@@ -115,26 +138,27 @@ def _expected(schedule: Schedule) -> dict[tuple[int, Kind], list[int]]:
     return found
 
 
-def predicted(schedule: Schedule, ran: Timeline) -> Timeline:
-    """The schedule, simulated with the mean time of each stage's actions; messages take no time in it."""
+def stage_times(schedule: Schedule, ran: Timeline) -> dict[Kind, tuple[float, ...]]:
+    """For each kind of action the mean time of each stage, in seconds, of those whose time is known; 0 for none."""
     times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
-    for span in ran.started:
+    for span in filter(is_seen, ran.started):
         part = span.entry.parts[0]
         times[part.stage, part.kind].append(span.end - span.start)
+    kinds: tuple[Kind, ...] = ("F", "I", "W", "B")
+    return {kind: tuple(fmean(times[stage, kind] or [0.0]) for stage in range(schedule.stages)) for kind in kinds}
 
-    def mean(kind: Kind) -> tuple[float, ...]:
-        return tuple(fmean(times[stage, kind] or [0.0]) for stage in range(schedule.stages))
 
-    return simulate(schedule, Costs(mean("F"), mean("I"), mean("W"), mean("B")))
+def predicted(schedule: Schedule, ran: Timeline) -> Timeline:
+    """The schedule, simulated with the mean time of each stage's actions; messages take no time in it."""
+    times = stage_times(schedule, ran)
+    return simulate(schedule, Costs(times["F"], times["I"], times["W"], times["B"]))
 
 
 class Drawn(NamedTuple):
-    """The files of a traced step, and its timelines."""
+    """The files of a traced step."""
 
     picture: Path
     trace: Path
-    ran: Timeline
-    predicted: Timeline
 
 
 def trace_text(ran: Measured, model: Timeline) -> str:
@@ -152,20 +176,24 @@ def trace_text(ran: Measured, model: Timeline) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
-def write(directory: Path, number: int, layout: Layout, schedule: Schedule, seen: Mapping[int, Any]) -> Drawn:
-    """Draws a recorded step as `step-N.png`, and writes `step-N.trace.json` for ui.perfetto.dev."""
-    ran = measured(schedule, layout.slices[0], seen)
-    model = predicted(schedule, ran.timeline)
+def write(directory: Path, number: int, ran: Measured, model: Timeline) -> Drawn:
+    """Draws a recorded step and its prediction as `step-N.png`, and writes `step-N.trace.json` for ui.perfetto.dev."""
     picture, trace = directory / f"step-{number}.png", directory / f"step-{number}.trace.json"
     trace.write_text(trace_text(ran, model), encoding="utf-8")
     draw_below(
         {
-            f"step {number} as it ran: {_about(ran.timeline)}": ran.timeline,
-            f"{schedule.name}, simulated with the measured times of actions: {_about(model)}": model,
+            f"step {number} as it ran: {_about(ran.timeline)}{_and_unseen(ran)}": ran.timeline,
+            f"{model.schedule.name}, simulated with the measured times of actions: {_about(model)}": model,
         },
         picture,
     )
-    return Drawn(picture, trace, ran.timeline, model)
+    return Drawn(picture, trace)
+
+
+def _and_unseen(ran: Measured) -> str:
+    if not ran.unseen:
+        return ""
+    return f"; {ran.unseen} of {len(ran.timeline.started)} actions were over before they were seen"
 
 
 def _about(timeline: Timeline) -> str:

@@ -36,6 +36,9 @@ SETTINGS = (
     "checkpoint_every=5",
     "log_every=1",
     "peak_flops=1e10",
+    "eval_every=8",
+    "held_out=0.001",
+    "eval_batches=2",
 )
 
 
@@ -107,11 +110,23 @@ def test_loss_falls_and_the_run_leaves_its_records(whole: Path) -> None:
     assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["15", "20"]
     assert list((whole / "events").iterdir())
     about = json.loads((whole / "run.json").read_text())
-    assert about["bubble_of_ideal"] == pytest.approx(1 / 4)
+    assert about["measured_at"] == 12
+    assert {kind: len(times) for kind, times in about["stage_seconds"].items()} == {"F": 2, "B": 2}
+    assert min(*about["stage_seconds"]["F"], *about["stage_seconds"]["B"]) > 0
+    assert about["bubble_measured"] > about["bubble_of_ideal"] > 0.1
     assert (about["devices"], about["peak_source"]) == (2, "as configured")
     line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["mfu"] == pytest.approx(line["hardware_flops_utilization"])  # nothing is computed again
     assert line["tokens_per_second"] == pytest.approx(8 * 128 / line["seconds"])
+
+
+def test_what_is_held_out_is_evaluated_every_so_many_steps_and_at_the_end(whole: Path) -> None:
+    lines = map(json.loads, (whole / "metrics.jsonl").read_text().splitlines())
+    found = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    assert list(found) == [8, 16, 20]
+    losses = {step: loss for step, loss, _ in curve(whole)}
+    assert found[8] > found[16] > found[20]
+    assert all(abs(found[step] - losses[step]) < 0.5 for step in found)  # text like that of the training
 
 
 def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:

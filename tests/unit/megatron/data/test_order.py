@@ -65,6 +65,30 @@ def test_it_goes_on_at_any_step(file: TokenFile, step: int) -> None:
         np.testing.assert_array_equal(batch["tokens"], batches.at(step + k)["tokens"])
 
 
+def test_what_is_held_out_is_the_end_of_the_file_and_never_trained_on(file: TokenFile) -> None:
+    batches = Batches(file, {"tokens": 5}, 3, seed=1, held_out=0.33)  # 7 of 20 examples
+    assert batches.there == 13
+    trained = itertools.chain.from_iterable(starts(batches.at(step)) for step in range(13))
+    assert set(trained) == set(range(0, 52, 4))
+    assert [starts(batch) for batch in batches.held_out(9)] == [[52, 56, 60], [64, 68, 72]]
+    assert [starts(batch) for batch in batches.held_out(1)] == [[52, 56, 60]]
+    assert batches.held_out(1)[0]["tokens"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [(0.0, "0 of 20 examples are held out, and an evaluation takes at least the 3"), (0.1, "2 of 20 examples are")],
+)
+def test_too_little_held_out_is_refused(file: TokenFile, share: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Batches(file, {"tokens": 5}, 3, 1, share).held_out(1)
+
+
+def test_a_share_that_leaves_nothing_to_train_on_is_refused(file: TokenFile) -> None:
+    with pytest.raises(ConfigError, match=r"held_out 0\.99 of 20 examples leaves none"):
+        Batches(file, {"tokens": 5}, 3, 1, 0.99)
+
+
 def test_an_encoder_reads_what_comes_before_the_decoder_s_text(file: TokenFile) -> None:
     batch = Batches(file, {"encoder": 6, "decoder": 3}, 2, seed=1).at(0)
     assert batch["encoder"].shape == (2, 6)

@@ -91,7 +91,8 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("parameter", "dimension"), PARAMETERS)
 def test_members_of_data_share_the_largest_dimension_that_divides(parameter: Parameter, dimension: int) -> None:
-    assert shared_dimension(parameter, 2) == dimension
+    assert shared_dimension(parameter, 2, zero=1) == dimension
+    assert shared_dimension(parameter, 2, zero=0) == -1
     assert (DATA in tuple(shared_spec(parameter, dimension))) == (dimension >= 0)
 
 

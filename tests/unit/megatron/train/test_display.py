@@ -29,6 +29,18 @@ def test_without_a_terminal_there_is_a_line_from_time_to_time_and_at_the_end() -
     assert lines[0].endswith("loss 2.5000, 12,345 tokens/s, bubble 25.0%, MFU 25.0% (hardware 33.3%)")
 
 
+def test_the_loss_of_an_evaluation_shows_until_the_next_one() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=200), 0, 4, "25.0%", every=4) as display:
+        for step in range(1, 5):
+            display.step(step, SEEN, 2.75 if step == 2 else None)
+    lines = file.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "step 2/4: loss 2.5000 (held out 2.7500 at step 2)",
+        "step 4/4: loss 2.5000 (held out 2.7500 at step 2)",
+    ]
+
+
 def test_speeds_are_means_over_the_time_of_the_steps_since_the_last_line() -> None:
     file = io.StringIO()
     slow, fast = (

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from megatron_ptdp.schedules import Costs, Schedule, build, simulate
-from megatron_ptdp.train.timeline import measured, predicted, trace_text, write
+from megatron_ptdp.train.run import Bubbles
+from megatron_ptdp.train.timeline import measured, predicted, stage_times, trace_text, write
 from pathways_ray.executor.timeline import Computed
 
 NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
@@ -66,8 +67,8 @@ def test_a_last_stage_that_joins_forward_and_backward_has_backwards_only() -> No
 def test_the_files_show_both(tmp_path: Path) -> None:
     schedule = build("1f1b", 2, 4)
     costs = Costs.uniform(2)
-    layout = SimpleNamespace(slices=[slices(schedule)])
-    drawn = write(tmp_path, 7, layout, schedule, recorded(schedule, costs, joined=False))  # type: ignore[arg-type]
+    ran = measured(schedule, slices(schedule), recorded(schedule, costs, joined=False))
+    drawn = write(tmp_path, 7, ran, predicted(schedule, ran.timeline))
     assert drawn.picture.name == "step-7.png"
     assert drawn.picture.read_bytes().startswith(b"\x89PNG")
     events = json.loads(drawn.trace.read_text())["traceEvents"]
@@ -75,6 +76,28 @@ def test_the_files_show_both(tmp_path: Path) -> None:
     assert processes >= {"measured, 1f1b: devices", "predicted, 1f1b: devices"}
     assert sum(event["name"] == "0F0" for event in events) == 2
     assert sum(event["name"] == "stage1_update" for event in events) == 1
+
+
+def test_actions_that_were_over_before_they_were_seen_are_counted_and_left_out_of_the_means() -> None:
+    schedule = build("1f1b", 2, 4)
+    seen = recorded(schedule, Costs.uniform(2, 1.0, 1.0, 1.0), joined=False)
+    first, *rest = seen[10]
+    seen[10] = [first._replace(end=first.start), *rest]
+    ran = measured(schedule, slices(schedule), seen)
+    assert ran.unseen == 1
+    assert stage_times(schedule, ran.timeline) == {"F": (1, 1), "I": (0, 0), "W": (0, 0), "B": (2, 2)}
+    assert predicted(schedule, ran.timeline).bubble.of_ideal == pytest.approx(1 / 4)
+
+
+def test_a_bubble_is_told_from_the_times_of_unequal_stages() -> None:
+    schedule = build("1f1b", 2, 4)
+    costs = Costs((3.0, 1.0), (0.0, 0.0), (0.0, 0.0), (6.0, 2.0))
+    ran = measured(schedule, slices(schedule), recorded(schedule, costs, joined=False))
+    told = Bubbles.of(9, ran, predicted(schedule, ran.timeline))
+    assert told.stage_seconds == {"F": (3, 1), "B": (6, 2)}
+    assert told.bubble_of_ideal == pytest.approx(simulate(schedule, costs).bubble.of_ideal)
+    assert told.bubble_of_ideal > 0.4 > simulate(schedule).bubble.of_ideal
+    assert (told.measured_at, told.actions_unseen) == (9, 0)
 
 
 def test_nothing_recorded_is_an_empty_timeline() -> None:
