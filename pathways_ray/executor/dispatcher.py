@@ -134,7 +134,7 @@ class Dispatcher:
     def _prepare(self, message: Program, plan: IslandPlan) -> None:
         try:
             parts = CompiledParts(plan, message.functions, self.compiler)
-            prepared = PreparedProgram(plan, self.host, parts, self.store, self.transfer)
+            prepared = PreparedProgram(plan, self.host, parts, self.store, self.transfer, self.together)
         except PathwaysError as error:
             self.send(Ready(self.host, message.program, 0, to_failure(error, host=self.host)))
         except Exception as error:
@@ -151,15 +151,18 @@ class Dispatcher:
     def has_arrived(self, values: list[Any]) -> bool:
         return all(isinstance(value, Failure) or value.is_ready() for value in values)
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
-        self._arrivals.submit(self._wait_for_arrival, sequence, gate, values)
-
-    def _wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
-        failure = self.failure_of(values)
-        if self.together:
-            self.send(Arrived(self.host, sequence, gate, failure))
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
+        if self.has_arrived(values):
+            self._arrived(sequence, gate, values, alone)
         else:
+            self._arrivals.submit(self._arrived, sequence, gate, values, alone)
+
+    def _arrived(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
+        failure = self.failure_of(values)
+        if alone:
             self.inbox.put(Proceed(sequence, gate, failure))
+        else:
+            self.send(Arrived(self.host, sequence, gate, failure))
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 

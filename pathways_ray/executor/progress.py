@@ -18,8 +18,10 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.chains import Chain, grouped
 from pathways_ray.executor.ordering import KEPT, Ordering, ignoring_order
 from pathways_ray.executor.runner import PreparedProgram, Store
-from pathways_ray.executor.steps import NO_LIMIT, ActiveRun
+from pathways_ray.executor.steps import NO_LIMIT, ActiveRun, GateStep
 from pathways_ray.transport.messages import (
+    Chainable,
+    Composed,
     Drop,
     DropProgram,
     DropSession,
@@ -33,6 +35,7 @@ from pathways_ray.transport.messages import (
     Ready,
     Run,
     RunFailed,
+    Together,
     ToHost,
 )
 
@@ -55,8 +58,8 @@ class Shell(Protocol):
     def failure_of(self, values: list[Any]) -> Failure | None:
         """The first failure among values that have arrived."""
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
-        """Reports `Arrived` once all values have arrived; where the host is the island, it calls `opened` instead."""
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
+        """Reports `Arrived` once all values have arrived; calls `opened` instead where the host opens gates `alone`."""
 
     def prepare(self, message: Program) -> None:
         """Compiles a program, calls `prepared` with it; reports it `Ready` with a failure when that is not to be."""
@@ -73,8 +76,8 @@ class HostProgress:
 
     Args:
         fusion: execute chains of repeated small launches as one computation.
-        members: the hosts of the island. Where there are several, a gate opens when the scheduler says so, for all of
-            them, and no host makes chains by itself: their gangs would differ.
+        members: the hosts of the island. Where there are several, they meet at some gates, and make the same chains:
+            what came together ends with `Together`, and which lengths they use is agreed on by way of the scheduler.
     """
 
     def __init__(
@@ -90,7 +93,8 @@ class HostProgress:
         self.store = store
         self.shell = shell
         self.together = len(members) > 1
-        self.fusion = fusion and not self.together
+        self.fusion = fusion
+        self.gathered: list[ToHost] = []
         self.members = members
         self.ordering = ordering
         self.wanted: set[int] = set()
@@ -101,7 +105,18 @@ class HostProgress:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def handle_batch(self, messages: list[ToHost]) -> None:
-        """What came together from the scheduler."""
+        """What came from the scheduler at once."""
+        if not self.together:
+            self._handle_together(messages)
+            return
+        for message in messages:
+            if isinstance(message, Together):
+                batch, self.gathered = self.gathered, []
+                self._handle_together(batch)
+            else:
+                self.gathered.append(message)
+
+    def _handle_together(self, messages: list[ToHost]) -> None:
         if self.ordering.ignored:
             messages = ignoring_order(messages, self.members.index(self.host))
         if not self.fusion or len(messages) < 4:
@@ -124,7 +139,10 @@ class HostProgress:
             case Program():
                 self._program(message)
             case Proceed():
-                self.opened(message.sequence, message.gang, message.failure)
+                self.opened(message.sequence, message.gate, message.failure)
+            case Chainable():
+                if (program := self.programs.get(message.program)) is not None:
+                    program.agree(message.size, message.feeds)
             case Peers():
                 self.shell.set_peers(message.peers)
             case DropSession():
@@ -171,11 +189,17 @@ class HostProgress:
             for run in runs:
                 self._run(run)
             return
+        if self.together:
+            for size, feeds in program.composed():
+                self.shell.send(Composed(self.host, runs[0].program, size, feeds, program.chain_hosts))
         while runs:
             size, compiled = program.chain_for(len(runs), chain.feeds, self.shell.compile_later)
             if compiled is None:
                 break
             values = program.run_chain(Chain(runs[:size], chain.feeds), compiled)
+            if self.ordering.checked:
+                gangs = program.gangs_of_chain(runs[0].sequence, size, self.members)
+                self.shell.send(Ordered(self.host, gangs))
             self.shell.watch(tuple(run.sequence for run in runs[:size]), values, program)
             runs = runs[size:]
         for run in runs:
@@ -209,7 +233,7 @@ class HostProgress:
             gate = program.advance(active)
             if self.ordering.checked:
                 self._report_order(active, before)
-            if gate < 0:
+            if gate is None:
                 break
             if (values := program.enqueued_between(active, before)) is not None:
                 self.shell.measure(active.sequence, values, program)
@@ -234,11 +258,22 @@ class HostProgress:
             self.shell.send(Ordered(self.host, gangs))
 
     def _spare_others(self, active: ActiveRun) -> None:
-        """A launch before this one may stand at a gate and need an argument that this one overwrites: take a copy."""
+        """A launch before this one may stand at a gate and need an argument that this one overwrites: take a copy.
+
+        Where hosts share the array all of them do, also one on which the other launch is past its use.
+        """
         others = [other for other in self.active.values() if other is not active]
+        run = active.run
         for slot in active.program.overwritten:
             value = active.values[slot]
-            if any(value is held for other in others for held in other.values) and not isinstance(value, Failure):
+            if self.together:
+                given = {run.arguments[number] for place, number, _ in active.program.arguments if place == slot}
+                needed = any(
+                    other.run.session == run.session and not given.isdisjoint(other.run.arguments) for other in others
+                )
+            else:
+                needed = any(value is held for other in others for held in other.values)
+            if needed and not isinstance(value, Failure):
                 active.values[slot] = active.program.transfer.copy(value)
 
     def _announce(self, active: ActiveRun) -> None:
@@ -284,18 +319,18 @@ class HostProgress:
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
-    def _has_arrived(self, active: ActiveRun, gate: int) -> bool:
-        """Whether the inputs behind a gate are there; if not, this host or the scheduler hears when they are."""
-        arrivals = active.program.awaited_at(active, gate)
-        if not self.together and self.shell.has_arrived(arrivals):
-            active.opened, active.closed_by = gate, self.shell.failure_of(arrivals)
+    def _has_arrived(self, active: ActiveRun, gate: GateStep) -> bool:
+        """Whether a gate opens at once; if not, this host or the scheduler hears when what it needs is there."""
+        arrivals = gate.awaited(active)
+        if gate.alone and self.shell.has_arrived(arrivals):
+            active.opened, active.closed_by = gate.number, self.shell.failure_of(arrivals)
             return True
-        self.shell.wait_for_arrival(active.sequence, gate, arrivals)
+        self.shell.wait_for_arrival(active.sequence, gate.number, arrivals, gate.alone)
         return False
 
-    def opened(self, sequence: int, gang: int, failure: Failure | None) -> None:
-        """What gang `gang` of a launch waits for has arrived on every host of the island, or failed on one."""
+    def opened(self, sequence: int, gate: int, failure: Failure | None) -> None:
+        """What a launch waits for at a gate has arrived, or failed: on all hosts of the island if they meet there."""
         active = self.active.get(sequence)
         if active is not None:
-            active.opened, active.closed_by = gang, failure
+            active.opened, active.closed_by = gate, failure
             self._advance(active)

@@ -14,6 +14,7 @@ import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError
 from pathways_ray.executor.chains import Chain, Feeds
+from pathways_ray.executor.gates import with_gates
 from pathways_ray.executor.steps import (
     ActiveRun,
     Computation,
@@ -81,9 +82,15 @@ def has_part(plan: IslandPlan, host: int) -> bool:
 
 
 class PreparedProgram:
-    """A plan with everything compiled that host `host` runs of it."""
+    """A plan with everything compiled that host `host` runs of it.
 
-    def __init__(self, plan: IslandPlan, host: int, parts: Parts, store: Store, transfer: Any) -> None:
+    Args:
+        together: whether the island has other hosts.
+    """
+
+    def __init__(
+        self, plan: IslandPlan, host: int, parts: Parts, store: Store, transfer: Any, together: bool = False
+    ) -> None:
         self.plan = plan
         self.host = host
         self.has_part = has_part(plan, host)
@@ -91,14 +98,12 @@ class PreparedProgram:
         self.store = store
         self.transfer = transfer
         self.temporary_bytes = parts.temporary_bytes
-        self.incoming: list[Incoming] = []
-        self.gates: set[int] = set()
-        self.steps: list[RunnableStep] = []
-        for step in plan.steps:
-            prepared = self._prepare(step)
-            if prepared is not None:
-                self.steps.append(prepared)
-        self.steps_by_gang = sorted(self.steps, key=lambda step: step.gang)
+        self.together = together
+        prepared = [(step, self._prepare(step)) for step in plan.steps]
+        self.incoming = [mine.incoming for _, mine in prepared if isinstance(mine, ReceiveStep)]
+        self.steps = with_gates(prepared, plan, host, together)
+        prepared.sort(key=lambda both: both[0].gang)
+        self.steps_by_gang = with_gates(prepared, plan, host, together)
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
         self.mine = tuple(device for device in self.devices if device.host == host)
         mine = [host in plan.placed(slice_id).hosts for slice_id in plan.slots]
@@ -114,6 +119,8 @@ class PreparedProgram:
         self.seconds = 0.0
         self._chains: dict[tuple[int, Feeds], Computation] = {}
         self._sightings: dict[tuple[int, Feeds], int] = {}
+        self._agreed: set[tuple[int, Feeds]] = set()
+        self._reported: set[tuple[int, Feeds]] = set()
 
     def _prepare(self, step: Step) -> RunnableStep | None:
         plan, host, parts = self.plan, self.host, self.parts
@@ -126,19 +133,13 @@ class PreparedProgram:
             return ExecuteStep(step, compiled, executable.donated, self.transfer, plan.labels[step.node], host, hosts)
         edge = plan.edges[step.edge]
         source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
-        if isinstance(step, Receive) and len({*source.hosts, *target.hosts}) > 1 and step.gang not in self.gates:
-            # Every host of the island has the gate, also one that receives nothing: they open it together.
-            self.gates.add(step.gang)
-            self.steps.append(GateStep(step.gang))
         match step:
             case Send():
                 if host in source.hosts:
                     return SendStep(step, parts.outgoing(step.edge), self.transfer)
             case Receive():
                 if host in target.hosts:
-                    incoming = parts.incoming(step.edge)
-                    self.incoming.append(incoming)
-                    return ReceiveStep(step, incoming)
+                    return ReceiveStep(step, parts.incoming(step.edge))
             case Reshard():
                 if host in source.hosts:
                     return ReshardStep(step, parts.reshard(step.edge), host, source.hosts)
@@ -180,22 +181,44 @@ class PreparedProgram:
     def chain_for(
         self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]
     ) -> tuple[int, Any]:
-        """The longest compiled chain of at most `length` launches, (0, None) while there is none.
+        """The longest chain of at most `length` launches that may run, (0, None) while there is none.
+
+        On an island of several hosts all of them must give the same answer at the same launch. There it does not depend
+        on when this host has compiled a chain, nor on what it has measured, but on what was agreed (`agree`).
 
         Args:
             compile_later: runs a function on the compiling thread.
         """
         for size in CHAIN_LENGTHS:
-            if size > length or not 0 < self.seconds * size <= CHAIN_LIMIT_S:
+            if size > length or not (self.together or self._is_short(size)):
                 continue
             key = (size, feeds)
             compiled = self._chains.get(key)
-            if compiled is not None:
+            if compiled is not None and (not self.together or key in self._agreed):
                 return size, compiled
             seen = self._sightings[key] = self._sightings.get(key, 0) + 1
             if seen == CHAIN_SIGHTINGS:
                 compile_later(lambda key=key: self._compile_chain(*key))  # type: ignore[misc]
         return 0, None
+
+    def _is_short(self, size: int) -> bool:
+        """Whether so many launches may keep other tenants waiting; not before one has been measured."""
+        return 0 < self.seconds * size <= CHAIN_LIMIT_S
+
+    @property
+    def chain_hosts(self) -> tuple[int, ...]:
+        """The hosts that have part in a program whose launches may be chained."""
+        return self.plan.placed(self.plan.executables[0].slice).hosts
+
+    def composed(self) -> list[tuple[int, Feeds]]:
+        """Chains that this host could run since this was last asked: what the hosts of an island have to agree on."""
+        found = [key for key in self._chains if key not in self._reported and self._is_short(key[0])]
+        self._reported.update(found)
+        return found
+
+    def agree(self, size: int, feeds: Feeds) -> None:
+        """All hosts of the island that have part in this program run such chains from here on."""
+        self._agreed.add((size, feeds))
 
     def _compile_chain(self, size: int, feeds: Feeds) -> None:
         base = self.plan.executables[0]
@@ -247,36 +270,42 @@ class PreparedProgram:
             active.pulled[incoming.number] = incoming.post(active.sequence, self.transfer)
         return active
 
-    def advance(self, active: ActiveRun) -> int:
-        """Enqueues steps until the end, the launch's limit, or a gate; returns the gate's gang, or -1."""
-        steps = self.steps_by_gang if active.run.gangs else self.steps
+    def steps_of(self, active: ActiveRun) -> list[RunnableStep]:
+        """In the order of a launch: one gang after another where they are dispatched so."""
+        return self.steps_by_gang if active.run.gangs else self.steps
+
+    def advance(self, active: ActiveRun) -> GateStep | None:
+        """Enqueues steps until the end, the launch's limit, or a gate that is not open, which it returns."""
+        steps = self.steps_of(active)
         position = active.position
         while position < len(steps):
             step = steps[position]
             if step.gang >= active.limit:
                 break
-            if type(step) is GateStep and active.opened != step.gang:
+            if type(step) is GateStep and active.opened != step.number:
                 active.position = position
-                return step.gang
+                return step
             step.run(active)
             position += 1
         active.position = position
-        return -1
+        return None
 
     def gangs_between(self, active: ActiveRun, before: int, members: tuple[int, ...]) -> tuple[Gang, ...]:
         """What a launch enqueued from step `before` to where it is."""
-        steps = self.steps_by_gang if active.run.gangs else self.steps
         return tuple(
             Gang(active.sequence, step.gang, sum(1 << members.index(host) for host in step.hosts))
-            for step in steps[before : active.position]
+            for step in self.steps_of(active)[before : active.position]
             if isinstance(step, ExecuteStep | ReshardStep)
         )
+
+    def gangs_of_chain(self, sequence: int, size: int, members: tuple[int, ...]) -> tuple[Gang, ...]:
+        """A chain of so many launches from `sequence` on, for the record of what was enqueued."""
+        return (Gang(sequence, -size, sum(1 << members.index(host) for host in self.chain_hosts)),)
 
     def enqueued_between(self, active: ActiveRun, before: int) -> list[Any] | None:
         """Values that are ready once everything is that a launch enqueued from step `before` to where it is; None when
         that was nothing, or nothing of it is held any more."""
-        steps = self.steps_by_gang if active.run.gangs else self.steps
-        for step in reversed(steps[before : active.position]):
+        for step in reversed(self.steps_of(active)[before : active.position]):
             if isinstance(step, ExecuteStep):
                 values = [active.values[slot] for slot in step.outputs if active.values[slot] is not None]
                 return values or None
@@ -285,17 +314,7 @@ class PreparedProgram:
     def is_complete(self, active: ActiveRun) -> bool:
         """Whether a launch is through on the island: all of its hosts agree at which message that is, also those that
         have nothing to do in the last gangs."""
-        return active.position == len(self.steps) and active.limit > self.last_gang
-
-    def awaited_at(self, active: ActiveRun, gang: int) -> list[Any]:
-        """What has to arrive on this host before a gate opens: arrays, or failures in their place."""
-        return [
-            piece
-            for step in self.steps
-            if type(step) is ReceiveStep and step.gang == gang
-            for pieces in active.pulled.get(step.incoming.number, {}).values()
-            for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
-        ]
+        return active.position == len(self.steps_of(active)) and active.limit > self.last_gang
 
     def finish(self, active: ActiveRun) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""

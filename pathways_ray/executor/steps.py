@@ -70,8 +70,8 @@ class ActiveRun:
     """A launch on this host: its slots, how far it is, the pulls that were posted, the pieces that stay here.
 
     `limit` is the gang it may not reach yet (sequential dispatch raises it step by step). `promised` are arguments that
-    a launch before it has yet to store. `opened` is the gang whose inputs are known to have arrived, and `closed_by`
-    the failure that came in their place. Once `announced`, later launches know that its results are to come:
+    a launch before it has yet to store. `opened` is the gate that was passed last, and `closed_by` the failure that
+    came in place of what it waited for. Once `announced`, later launches know that its results are to come:
     `waiting` has those that need one, `dropped` the results nobody will need any more.
     """
 
@@ -185,15 +185,41 @@ class SendStep:
 
 
 class GateStep:
-    """Stands in front of a gang that waits for other hosts. `PreparedProgram.advance` stops at it until it is open."""
+    """A place at which `PreparedProgram.advance` stops until it is open: in front of a gang that takes something from
+    another host, and where the hosts of an island have to meet.
 
-    __slots__ = ("gang",)
+    Args:
+        number: of the gate, in its launch.
+        alone: this host opens it when `receives` have arrived here. Otherwise all hosts of the island stop at it, and
+            the scheduler opens it when all have come.
+    """
 
-    def __init__(self, gang: int) -> None:
-        self.gang = gang
+    __slots__ = ("alone", "gang", "number", "receives")
+
+    def __init__(self, gang: int, number: int, alone: bool, receives: tuple[ReceiveStep, ...] = ()) -> None:
+        self.gang, self.number, self.alone, self.receives = gang, number, alone, receives
 
     def run(self, active: ActiveRun) -> None:
         """Nothing to do: it is open."""
+
+    def awaited(self, active: ActiveRun) -> list[Any]:
+        """What has to arrive on this host before the gate opens: arrays, or failures in their place."""
+        return [
+            piece
+            for step in self.receives
+            for pieces in active.pulled.get(step.incoming.number, {}).values()
+            for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
+        ]
+
+
+def gate_before(gang: int) -> int:
+    """The number of the gate at which what a gang receives is waited for."""
+    return 2 * gang
+
+
+def meeting_before(gang: int) -> int:
+    """The number of the gate at which hosts meet before a gang of several of them."""
+    return 2 * gang + 1
 
 
 class ReceiveStep:
@@ -207,7 +233,7 @@ class ReceiveStep:
     def run(self, active: ActiveRun) -> None:
         number = self.incoming.number
         pulled, local = active.pulled.pop(number, {}), active.local.pop(number, None)
-        if active.closed_by is not None and active.opened == self.gang:
+        if active.closed_by is not None and active.opened == gate_before(self.gang):
             active.values[self.target] = active.closed_by
             return
         try:

@@ -84,7 +84,7 @@ class Timeline:
         return run
 
     def _wait_for(self, values: list[Any]) -> Future[float]:
-        """When all values were there; 0 when there are none, NaN when one has failed, infinity when one was taken unseen.
+        """When all values were there; 0: there are none, NaN: one has failed, infinity: one was taken unseen.
 
         The last is rare: the waiting has begun when this returns, but it begins without the interpreter's lock, and the
         machine may be busy.

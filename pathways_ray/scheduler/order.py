@@ -24,11 +24,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.chains import Feeds
 from pathways_ray.scheduler.orders_seen import OrdersSeen
 from pathways_ray.scheduler.policies import Candidate, Ledger, Policy, Usage, fifo
 from pathways_ray.transport.messages import (
     Account,
     Arrived,
+    Chainable,
+    Composed,
     Done,
     Drop,
     DropProgram,
@@ -101,13 +104,17 @@ Command = ToHosts | ToController | Refuse | Kill
 
 @dataclass(slots=True)
 class _Program:
-    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown."""
+    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown.
+
+    `composed` are, by length and feeds, the hosts that can run so many launches as one.
+    """
 
     name: str = ""
     devices: int = 1
     lane: int = 0
     crossing: bool = False
     seconds: float = 0.0
+    composed: dict[tuple[int, Feeds], set[int]] = field(default_factory=dict)
 
     @property
     def estimate(self) -> float:
@@ -148,8 +155,8 @@ class _Outstanding:
     """A launch with the hosts: who has yet to complete it, the first failure seen, the most microseconds it took.
 
     `failed_on` are hosts that failed, `failed_at` is when the first one did, in seconds; `must_fail` hosts that have
-    part in what failed. `arrived` are, by gang, the hosts that have its inputs; `missed` the failure that one of them
-    got instead.
+    part in what failed. `arrived` are, by gate, the hosts that have come to it; `missed` the failure that one of them
+    got there.
     """
 
     hosts: set[int]
@@ -257,7 +264,7 @@ class IslandOrder:
                 return []
 
     def from_host(
-        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered
+        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered | Composed
     ) -> list[Command]:
         """A message from a host; one of an older epoch is dropped, since its launches have failed already."""
         if self.epochs.get(host) != epoch:
@@ -267,6 +274,8 @@ class IslandOrder:
                 return [ToController(message)]
             case Arrived():
                 return self._arrived(message)
+            case Composed():
+                return self._composed(message)
             case Done():
                 commands = self._done(host, message)
             case RunFailed():
@@ -503,20 +512,34 @@ class IslandOrder:
         self.crossing.clear()
         self.lanes.clear()
         self.seen = OrdersSeen()
+        for program in self.programs.values():
+            program.composed.clear()
 
     def _arrived(self, message: Arrived) -> list[Command]:
-        """Opens a gate once every host has what the gang waits for: all of them enter its collective, or none."""
+        """Opens a gate once every host has come to it with what the gang waits for: all enter its collective, or
+        none."""
         record = self.outstanding.get(message.sequence)
         if record is None:
             return []
-        hosts = record.arrived.setdefault(message.gang, set())
+        hosts = record.arrived.setdefault(message.gate, set())
         hosts.add(message.host)
         if message.failure is not None:
-            record.missed.setdefault(message.gang, message.failure)
+            record.missed.setdefault(message.gate, message.failure)
         if hosts != self.hosts:
             return []
-        del record.arrived[message.gang]
-        return [ToHosts(Proceed(message.sequence, message.gang, record.missed.pop(message.gang, None)))]
+        del record.arrived[message.gate]
+        return [ToHosts(Proceed(message.sequence, message.gate, record.missed.pop(message.gate, None)))]
+
+    def _composed(self, message: Composed) -> list[Command]:
+        """Has launches run in chains of a length once all hosts that have part in them can: from the same launch on."""
+        program = self.programs.get(message.program)
+        if program is None:
+            return []
+        able = program.composed.setdefault((message.size, message.feeds), set())
+        able.add(message.host)
+        if not able.issuperset(message.hosts):
+            return []
+        return [ToHosts(Chainable(message.program, message.size, message.feeds))]
 
     def _ordered(self, host: int, message: Ordered) -> list[Command]:
         """Compares what the hosts enqueued; hosts that differ have corrupted each other's results already."""
@@ -532,7 +555,8 @@ class IslandOrder:
     def _named(self, sequence: int, gang: int) -> str:
         record = self.outstanding.get(sequence)
         program = f" of program {record.program.name!r}" if record is not None else ""
-        return f"gang {gang} of launch {sequence}{program}"
+        what = f"gang {gang}" if gang >= 0 else f"a chain of {-gang} launches"
+        return f"{what} {'of' if gang >= 0 else 'from'} launch {sequence}{' on' if gang < 0 else ''}{program}"
 
     def _done(self, host: int, message: Done) -> list[Command]:
         """Notes that `host` completed launches, and reports those that every host has completed.

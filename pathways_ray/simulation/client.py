@@ -155,7 +155,9 @@ class SimulatedClient:
         settings = self.world.settings
         for number in range(1, settings.programs + 1):
             poisoned = self.random.random() < settings.poison
-            made = drawn(self.random, number, f"c{self.number}p{number}", self.slices, poisoned)
+            made = drawn(
+                self.random, number, f"c{self.number}p{number}", self.slices, poisoned, self.world.settings.apart
+            )
             self.programs.append(made)
             self._enqueue((number, made.graph, made.functions))
         if self.random.random() < settings.loops:

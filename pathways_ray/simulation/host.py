@@ -106,7 +106,7 @@ class SimulatedHost:
     def _prepare(self, message: Program, plan: IslandPlan) -> None:
         try:
             parts = SimulatedParts(plan, self.devices, self.transfer, self._made)
-            prepared = parts.program(self.store)
+            prepared = parts.program(self.store, len(self.members) > 1)
         except PathwaysError as error:
             self.send(Ready(self.host, message.program, 0, to_failure(error, host=self.host)))
         else:
@@ -137,15 +137,15 @@ class SimulatedHost:
                 return value.error
         return None
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
-        when_all_ready(values, lambda: self.process.run(self._arrived, sequence, gate, values))
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
+        when_all_ready(values, lambda: self.process.run(self._arrived, sequence, gate, values, alone))
 
-    def _arrived(self, sequence: int, gate: int, values: list[Any]) -> None:
+    def _arrived(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
         failure = self.failure_of(values)
-        if len(self.members) > 1:
-            self.send(Arrived(self.host, sequence, gate, failure))
-        else:
+        if alone:
             self.world.network.after(self.process, 0.00005, self.progress.opened, sequence, gate, failure)
+        else:
+            self.send(Arrived(self.host, sequence, gate, failure))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         pass

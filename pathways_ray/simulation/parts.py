@@ -11,7 +11,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.executor.chains import Chain
 from pathways_ray.executor.runner import PreparedProgram, Store
-from pathways_ray.executor.steps import ActiveRun, Computation, RunnableStep
+from pathways_ray.executor.steps import ActiveRun, Computation, GateStep, RunnableStep
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.plan import Edge, Executable, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
@@ -42,7 +42,7 @@ class SimulatedProgram(PreparedProgram):
             self.parts.node = -1 - step.edge
         return super()._prepare(step)
 
-    def advance(self, active: ActiveRun) -> int:
+    def advance(self, active: ActiveRun) -> GateStep | None:
         self.parts.launches = (active.sequence,)
         return super().advance(active)
 
@@ -76,8 +76,8 @@ class SimulatedParts:
         self.node = 0
         self.launches: tuple[int, ...] = ()
 
-    def program(self, store: Store) -> SimulatedProgram:
-        return SimulatedProgram(self.plan, self.host, self, store, self.transfer)
+    def program(self, store: Store, together: bool) -> SimulatedProgram:
+        return SimulatedProgram(self.plan, self.host, self, store, self.transfer, together)
 
     def executable(self, number: int) -> Computation | None:
         executable = self.plan.executables[number]

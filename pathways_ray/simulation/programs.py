@@ -31,11 +31,14 @@ class Drawn:
     results: tuple[Layout, ...]
 
 
-def drawn(random: Random, number: int, name: str, slices: list[PlacedSlice], poisoned: bool) -> Drawn:
+def drawn(
+    random: Random, number: int, name: str, slices: list[PlacedSlice], poisoned: bool, apart: float = 0.0
+) -> Drawn:
     """A program of up to `LONGEST` calls.
 
     Args:
         poisoned: one of its calls fails on the devices.
+        apart: how likely a call takes only what lies on its slice already, where there is something.
     """
     nodes: list[Node] = []
     recipes: list[Recipe] = []
@@ -44,7 +47,7 @@ def drawn(random: Random, number: int, name: str, slices: list[PlacedSlice], poi
     def spec() -> Spec:
         return () if random.random() < 0.5 else (("x",),)
 
-    homes = [random.choice(slices).mesh.id for _ in range(1 + (random.random() < 0.4))]
+    homes = [random.choice(slices).mesh.id for _ in range(1 + (random.random() < 0.4 + apart))]
     for index, home in enumerate(homes):
         layout = Layout(home, spec())
         layouts[Ref(index)] = layout
@@ -59,6 +62,8 @@ def drawn(random: Random, number: int, name: str, slices: list[PlacedSlice], poi
         inputs = [known[-1] if random.random() < 0.7 else random.choice(known)]
         if random.random() < 0.4:
             inputs.append(random.choice(known))
+        if apart and random.random() < apart:
+            inputs = [ref for ref in known if layouts[ref].slice == home][-1:] or inputs
         function = f"{name}.{call}"
         if poisoned and call == calls // 2:
             function += f".{POISON}"

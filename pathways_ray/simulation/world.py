@@ -62,6 +62,7 @@ class Settings:
     impatient: float
     anywhere: bool
     faults: int
+    apart: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:

@@ -174,10 +174,10 @@ class DropProgram(Message, tag=25):
 
 
 class Proceed(Message, tag=26):
-    """Scheduler to hosts: what gang `gang` of a launch waits for has arrived on all of them, or failed on one."""
+    """Scheduler to hosts: all of them have come to gate `gate` of a launch, with what it waits for, or one failed."""
 
     sequence: int
-    gang: int
+    gate: int
     failure: Failure | None = None
 
 
@@ -190,7 +190,20 @@ class Account(Message, tag=27):
     priority: int
 
 
-ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed
+class Together(Message, tag=28):
+    """Scheduler to the hosts of an island of several: what came since the last one is one batch for all of them,
+    however their streams divide it."""
+
+
+class Chainable(Message, tag=29):
+    """Scheduler to hosts: from here on `size` launches of a program that feed each other so run as one computation."""
+
+    program: int
+    size: int
+    feeds: tuple[tuple[int, int], ...]
+
+
+ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed | Together | Chainable
 ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram | Account
 
 
@@ -268,11 +281,11 @@ class Heartbeat(Message, tag=36):
 
 
 class Arrived(Message, tag=38):
-    """What a gang of a launch waits for has arrived on this host, or failed."""
+    """A launch has come to a gate on this host, and what it waits for there has arrived, or failed."""
 
     host: int
     sequence: int
-    gang: int
+    gate: int
     failure: Failure | None = None
 
 
@@ -284,11 +297,22 @@ class IslandUp(Message, tag=37):
 
 
 class Gang(msgspec.Struct, frozen=True, array_like=True):
-    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island."""
+    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island. Gang `-n` stands for `n`
+    launches from this one on that ran as one."""
 
     sequence: int
     gang: int
     hosts: int
+
+
+class Composed(Message, tag=41):
+    """A host could run `size` launches of a program that feed each other so as one; it will once all of `hosts` can."""
+
+    host: int
+    program: int
+    size: int
+    feeds: tuple[tuple[int, int], ...]
+    hosts: tuple[int, ...]
 
 
 class Ordered(Message, tag=39):
@@ -305,7 +329,7 @@ class Load(Message, tag=40):
     queued: dict[str, int]
 
 
-FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered
+FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered | Composed
 FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued | Load
 
 

@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor import chains, runner
 from pathways_ray.executor.progress import HostProgress
 from pathways_ray.executor.runner import PreparedProgram
-from pathways_ray.executor.steps import ReceiveStep
+from pathways_ray.executor.steps import GateStep, ReceiveStep
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir import plan
 from pathways_ray.resource_manager.allocation import Inventory
@@ -68,6 +68,9 @@ CROWDED: dict[str, Any] = {
     "launches": (40, 40),
 }
 """Many programs on slices of all sizes, of which some lie on one host of an island only."""
+
+APART: dict[str, Any] = CROWDED | {"islands": {0: [0, 1]}, "devices": 1, "slices": 4, "apart": 0.5}
+"""The same with calls on both hosts that take nothing from elsewhere."""
 
 PAIRS: dict[str, Any] = {"islands": {0: [0, 1], 1: [2, 3]}, "clients": 4}
 """Islands of two hosts."""
@@ -240,11 +243,47 @@ def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
 
 @bug(seeds=150)
 def hosts_open_gates_alone(patch: Patch) -> None:
-    def init(original: Original, self: HostProgress, *arguments: Any) -> None:
-        original(self, *arguments)
-        self.together = False
+    def init(original: Original, self: GateStep, gang: int, number: int, alone: bool, *receives: Any) -> None:
+        original(self, gang, number, alone or bool(receives and receives[0]), *receives)
 
-    wrapped(patch, HostProgress, "__init__", init)
+    wrapped(patch, GateStep, "__init__", init)
+
+
+@bug(faults=0, seeds=150, **APART)
+def hosts_do_not_meet_before_a_gang_of_several(patch: Patch) -> None:
+    def prepared(original: Original, steps: Any, *where: Any) -> list[Any]:
+        return [step for step in original(steps, *where) if not (isinstance(step, GateStep) and step.number % 2)]
+
+    wrapped(patch, runner, "with_gates", prepared)
+
+
+@bug(faults=0, seeds=150, **APART)
+def hosts_do_not_meet_at_the_end(patch: Patch) -> None:
+    def prepared(original: Original, steps: Any, *where: Any) -> list[Any]:
+        made = original(steps, *where)
+        last = made[-1] if made else None
+        return made[:-1] if isinstance(last, GateStep) and not last.alone else made
+
+    wrapped(patch, runner, "with_gates", prepared)
+
+
+@bug(faults=0, seeds=150, **LOOPING | {"islands": {0: [0, 1]}})
+def hosts_make_chains_as_soon_as_they_have_compiled_them(patch: Patch) -> None:
+    def chain_for(original: Original, self: PreparedProgram, *arguments: Any) -> Any:
+        together, self.together = self.together, False
+        found = original(self, *arguments)
+        self.together = together
+        return found
+
+    wrapped(patch, PreparedProgram, "chain_for", chain_for)
+
+
+@bug(faults=0, seeds=150, **LOOPING | {"islands": {0: [0, 1]}})
+def one_host_that_can_run_a_chain_is_enough(patch: Patch) -> None:
+    def composed(original: Original, self: IslandOrder, message: Any) -> Any:
+        return original(self, msgspec.structs.replace(message, hosts=()))
+
+    wrapped(patch, IslandOrder, "_composed", composed)
 
 
 @bug(faults=0, seeds=150)
@@ -275,7 +314,7 @@ def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
         for command in original(self, message):
             assert isinstance(command.message, Proceed)
-            yield type(command)(Proceed(command.message.sequence, command.message.gang))
+            yield type(command)(Proceed(command.message.sequence, command.message.gate))
 
     wrapped(patch, IslandOrder, "_arrived", lambda *arguments: list(arrived(*arguments)))
 

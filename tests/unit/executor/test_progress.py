@@ -11,6 +11,8 @@ from pathways_ray.executor.runner import PreparedProgram
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir.plan import Edge, Executable, IslandPlan
 from pathways_ray.transport.messages import (
+    Chainable,
+    Composed,
     Drop,
     DropSession,
     Enqueued,
@@ -21,6 +23,7 @@ from pathways_ray.transport.messages import (
     Ready,
     Run,
     RunFailed,
+    Together,
 )
 from tests.unit.helpers import Sketch
 
@@ -58,6 +61,7 @@ class Host:
     def __init__(self, together: bool = False, fusion: bool = False, host: int = 0) -> None:
         self.host = host
         self.store = BufferStore()
+        self.together = together
         self.progress = HostProgress(host, self.store, self, fusion, (0, 1) if together else (host,))
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
@@ -79,7 +83,7 @@ class Host:
     def ready(self, number: int) -> None:
         self.progress.handle(Program(number, b"", {}))
         assert self.plan is not None
-        self.progress.prepared(number, PreparedProgram(self.plan, self.host, self, self.store, self))
+        self.progress.prepared(number, PreparedProgram(self.plan, self.host, self, self.store, self, self.together))
         self.messages = [message for message in self.messages if not isinstance(message, Ready)]
 
     def buffers(self, session: int = 1) -> dict[int, Any]:
@@ -135,7 +139,7 @@ class Host:
     def failure_of(self, values: list[Any]) -> Failure | None:
         return next((value.value for value in values if isinstance(value.value, Failure)), None)
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any]) -> None:
+    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
         self.awaited[sequence, gate] = values
 
     def prepare(self, message: Program) -> None:
@@ -262,11 +266,11 @@ def test_a_launch_waits_at_its_gate_and_others_pass_it() -> None:
     """1. Launch 1 needs a value of another island that is not there. 2. Launch 2 goes on. 3. The value comes."""
     host = host_with_gate()
     host.progress.handle(run(1, program=2))
-    assert list(host.awaited) == [(1, 1)]
+    assert list(host.awaited) == [(1, 2)]
     host.progress.handle(run(2, 1))
     assert host.enqueued == ["f(x)"]
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.enqueued == ["f(x)", "g(y)"]
     assert host.watched[-1] == ((1,), ["g(y)"])
 
@@ -287,25 +291,107 @@ def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island(
     assert host.awaited == {}
 
 
-def test_hosts_of_one_island_open_no_gate_by_themselves() -> None:
+def host_of_a_pair(host: int = 0) -> Host:
+    """Island 0 has hosts 0 and 1. Program 1 is a call `g` on both of a value from another island, program 2 a call `f`
+    on both of what `h` on host 0 makes of such a value, program 3 is `h` by itself."""
+    made = Host(together=True, host=host)
+    for number in (1, 2, 3):
+        sketch = Sketch()
+        there, one, both = sketch.slice("5.0", island=-1), sketch.slice("0.0"), sketch.slice("0.0", "1.0")
+        far = sketch.call("far", sketch.argument(there), slice=there)
+        if number == 1:
+            result = sketch.call("g", far, slice=both)
+        else:
+            result = sketch.call("h", far, slice=one)
+            if number == 2:
+                result = sketch.call("f", sketch.argument(both), slice=both), result
+        made.plan = sketch.planned(*result if isinstance(result, tuple) else (result,)).plans[0]
+        made.ready(number)
+    made.store.put(1, 1, "x")
+    return made
+
+
+def test_before_a_gang_of_several_hosts_they_meet() -> None:
     """All enter a collective or none: one host's inputs say nothing of the others'."""
-    host = host_with_gate(together=True)
-    host.progress.handle(run(1, program=2))
-    host.pulls[1].value = "y"
-    host.progress.handle(run(2, program=2))
-    assert host.enqueued == []
-    assert sorted(host.awaited) == [(1, 1), (2, 1)]
-    host.progress.handle(Proceed(1, 1))
-    assert host.enqueued == ["g(y)"]
+    for number in (0, 1):
+        host = host_of_a_pair(number)
+        host.progress.handle(run(1, 7))
+        host.pulls[1].value = "y"
+        host.progress.handle(run(2, 7))
+        assert host.enqueued == []
+        assert sorted(host.awaited) == [(1, 2), (2, 2)]
+        host.progress.handle(Proceed(1, 2))
+        assert host.enqueued == ["g(y)"]
 
 
 def test_a_host_takes_the_failure_of_another_one_although_its_own_inputs_are_there() -> None:
-    host = host_with_gate(together=True)
-    host.progress.handle(run(1, program=2))
+    host = host_of_a_pair()
+    host.progress.handle(run(1, 7))
     host.pulls[1].value = "y"
-    host.progress.handle(Proceed(1, 1, BOOM))
+    host.progress.handle(Proceed(1, 2, BOOM))
     assert host.enqueued == []
     assert host.watched == [((1,), [BOOM])]
+
+
+def test_a_host_opens_the_gate_of_what_is_its_own_and_meets_the_others_before_what_is_not() -> None:
+    here, other = host_of_a_pair(0), host_of_a_pair(1)
+    for host in (here, other):
+        host.progress.handle(run(1, 7, 1, program=2))
+    assert sorted(here.awaited) == [(1, 2)]  # the gate; nobody but host 0 stands there
+    assert sorted(other.awaited) == [(1, 5)]  # the meeting
+    here.pulls[1].value = "y"
+    here.progress.opened(1, 2, None)
+    assert here.enqueued == ["h(y)"]
+    assert sorted(here.awaited) == [(1, 2), (1, 5)]
+    for host in (here, other):
+        host.progress.handle(Proceed(1, 5))
+        assert host.enqueued[-1] == "f(x)"
+        assert host.progress.active == {}
+
+
+def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_gate() -> None:
+    """What takes its results goes on at the end, and must do so between the same two launches everywhere."""
+    for number in (0, 1):
+        host = host_of_a_pair(number)
+        host.progress.handle(run(1, 7, program=3))
+        if number == 0:
+            host.pulls[1].value = "y"
+            host.progress.opened(1, 2, None)
+            assert host.enqueued == ["h(y)"]
+        assert (1, 4) in host.awaited
+        assert host.watched == []
+        host.progress.handle(Proceed(1, 4))
+        assert len(host.watched) == 1
+        assert host.buffers() == ({1: "x", 100: "h(y)"} if number == 0 else {1: "x"})
+
+
+def test_a_host_makes_only_chains_that_all_hosts_can_run() -> None:
+    """1. It has seen a length four times, compiles it and says so. 2. Batches are what ends with `Together`, however
+    the stream divides them. 3. It runs chains from `Chainable` on."""
+    host = host_with_call(together=True, fusion=True)
+    host.progress.programs[1].seconds = 1e-6
+    last, sequence = 1, 1
+
+    def batch() -> list[Any]:
+        nonlocal last, sequence
+        made: list[Any] = []
+        for _ in range(4):
+            made += [run(sequence, last), Drop(1, (last,))]
+            last, sequence = 100 * sequence, sequence + 1
+        return made
+
+    for _ in range(6):
+        host.progress.handle_batch([*batch(), Together()])
+    assert len(host.enqueued) == 24
+    (composed,) = [message for message in host.messages if isinstance(message, Composed)]
+    assert (composed.program, composed.size, composed.feeds, composed.hosts) == (1, 4, ((0, 0),), (0,))
+    host.progress.handle_batch([Chainable(1, 4, composed.feeds), Together()])
+    first, second = batch(), batch()
+    host.progress.handle_batch([*first, Together(), *second[:3]])
+    assert len(host.enqueued) == 25
+    host.progress.handle_batch([*second[3:], Together()])
+    assert len(host.enqueued) == 26
+    assert host.watched[-1][0] == (29, 30, 31, 32)
 
 
 def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
@@ -324,7 +410,7 @@ def test_a_launch_can_name_a_result_that_is_still_to_come() -> None:
     host.progress.handle_batch([run(1, program=2), run(2, 100), run(3, 200)])
     assert host.enqueued == []
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.enqueued == ["g(y)", "f(g(y))", "f(f(g(y)))"]
     assert host.progress.promised == {}
     assert host.progress.active == {}
@@ -334,7 +420,7 @@ def test_a_result_that_is_dropped_before_it_is_there_reaches_its_consumer_and_go
     host = host_with_gate()
     host.progress.handle_batch([run(1, program=2), run(2, 100), Drop(1, (100,))])
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.enqueued == ["g(y)", "f(g(y))"]
     assert host.buffers() == {1: "x", 200: "f(g(y))"}
 
@@ -343,7 +429,7 @@ def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
     host = host_with_gate()
     host.progress.handle_batch([run(1, program=2), DropSession(1)])
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.watched == [((1,), ["g(y)"])]
     assert host.store.count() == 0
 
@@ -377,11 +463,14 @@ def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs()
     Both hosts must enqueue launch 3 before launch 2, or their collectives would meet the wrong ones."""
     for number in (0, 1):
         host = host_of_two(number)
-        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3)])
+        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3), Together()])
         assert host.enqueued == ["f(x)"]
         for pull in host.pulls.values():
             pull.value = "y"
-        host.progress.handle(Proceed(1, 1))
+        if number == 0:
+            host.progress.opened(1, 2, None)
+        assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)"]
+        host.progress.handle(Proceed(1, 4))
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)", "h(x)"]
         assert host.progress.promised == {}
 
@@ -445,7 +534,7 @@ def test_launches_that_wait_for_a_result_to_come_are_no_chain() -> None:
     host.progress.handle_batch([run(1, program=2)])
     host.progress.handle_batch([message for pair in zip(runs, drops, strict=True) for message in pair])
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.enqueued[-1] == "f(f(f(f(g(y)))))"
     assert host.buffers() == {1: "x", 500: "f(f(f(f(g(y)))))"}
 
@@ -467,7 +556,7 @@ def test_an_argument_that_an_earlier_launch_still_needs_is_copied_before_it_is_o
     host.progress.handle_batch([run(1, 7, 1), run(2, 1, program=2), run(3, 200, program=2)])
     assert host.enqueued == ["f(copy(x))", "f(f(copy(x)))"]
     host.pulls[1].value = "y"
-    host.progress.opened(1, 1, None)
+    host.progress.opened(1, 2, None)
     assert host.enqueued[-1] == "g(x,y)"
 
 
@@ -484,7 +573,7 @@ def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
         host.program(2, second, second.call("h", second.argument(both), slice=both))
         host.store.put(1, 1, "x")
         host.store.put(1, 2, "z")
-        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2)])
+        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2), Together()])
         assert host.enqueued == ["f(x)"]
         host.progress.handle(run(1, 1, 2, first=1, gangs=1))
         assert host.enqueued[-1] == "h(f(x))"

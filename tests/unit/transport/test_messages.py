@@ -38,6 +38,8 @@ IDS = st.integers(0, 2**40)
 def strategy(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type as messages use them."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return st.tuples(*(strategy(arg) for arg in args))
     if origin is tuple:
         return st.lists(strategy(args[0]), max_size=3).map(tuple)
     if origin is dict:
@@ -61,6 +63,8 @@ def some(kind: type[Message], seed: int) -> Message:
 
 def _some(hint: Any, seed: int) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return tuple(_some(arg, seed + k) for k, arg in enumerate(args))
     if origin is tuple:
         return tuple(_some(args[0], seed + k) for k in range(2))
     if origin is dict:
