@@ -25,7 +25,7 @@ from pathways_ray.controller.front_door import FrontDoor
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Command, SendIsland
 from pathways_ray.plugins import policy_named
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
     FROM_ISLAND,
@@ -127,7 +127,7 @@ class Controller:
         self.front.about = {"policy": self.policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         if self.metrics_at is not None:
             self.front.about["metrics"] = self._serve_metrics(*self.metrics_at)
-        self.server, link = await streams.serve(
+        self.server, link = await links.serve(
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.exposure.links),
             tls=self.exposure.tls,
@@ -187,7 +187,7 @@ class Controller:
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
-    async def _island_stream(self, context: grpc.aio.ServicerContext) -> None:
+    async def _island_stream(self, context: links.AsyncLink) -> None:
         if not streams.authorised(streams.metadata_of(context), self.link_secret):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
         data = await streams.reading(context)

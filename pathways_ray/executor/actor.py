@@ -21,7 +21,7 @@ from pathways_ray.executor.crashes import CrashLog
 from pathways_ray.executor.ordering import KEPT, Ordering
 from pathways_ray.executor.trace import Ran, Trace
 from pathways_ray.shape import pool_threads
-from pathways_ray.transport import streams
+from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.exposure import Exposure, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
@@ -105,7 +105,7 @@ class HostExecutor:
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
-        self.outbox = streams.ThreadOutbox(lambda: self.dispatcher.under_way())
+        self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         self.dispatcher = Dispatcher(
             self.host, compiler, self.store, transfer, self.outbox.send, fusion, tuple(self.members), self.ordering
         )
@@ -136,12 +136,12 @@ class HostExecutor:
         self.outbox.send(
             HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
         )
-        channel = streams.channel(address, trust_of(self.exposure.tls))
-        call = streams.stream_call(channel, streams.HOST_STREAM, self.outbox, {"authorization": secret})
+        shown = {"authorization": secret}
+        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust_of(self.exposure.tls))
 
         def read() -> None:
             try:
-                for data in call:
+                for data in link:
                     self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
             except Exception as error:
                 print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)

@@ -17,7 +17,7 @@ import ray
 from pathways_ray import limits, names
 from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -99,14 +99,18 @@ class IslandScheduler:
     async def _start(self) -> str:
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         _, self.link_secret = await self.resource_manager.secrets.remote()
-        self.server, address = await streams.serve(
+        self.server, address = await links.serve(
             {streams.HOST_STREAM: self._host_stream},
             streams.bind_address(self.exposure.links),
             tls=self.exposure.tls,
         )
         self.controller_address = await self.resource_manager.lookup.remote("controller")
-        self.channel = streams.async_channel(self.controller_address, trust_of(self.exposure.tls))
-        self.stream = self.channel.stream_stream(streams.ISLAND_STREAM)(metadata=(("authorization", self.link_secret),))
+        self.stream = await links.dial(
+            self.controller_address,
+            streams.ISLAND_STREAM,
+            {"authorization": self.link_secret},
+            trust_of(self.exposure.tls),
+        )
         self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.pump(self.stream.write))
         self._spawn(self._watch())
@@ -118,7 +122,7 @@ class IslandScheduler:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _host_stream(self, context: grpc.aio.ServicerContext) -> None:
+    async def _host_stream(self, context: links.AsyncLink) -> None:
         if not streams.authorised(streams.metadata_of(context), self.link_secret):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
         data = await streams.reading(context)

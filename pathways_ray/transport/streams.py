@@ -17,7 +17,7 @@ import hmac
 import queue
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
@@ -274,7 +274,17 @@ def authorised(metadata: dict[str, str], secret: str) -> bool:
     return hmac.compare_digest(metadata.get("authorization", "").encode(), secret.encode())
 
 
-def metadata_of(context: grpc.aio.ServicerContext) -> dict[str, str]:
+class Context(Protocol):
+    """What a handler has of a stream, be it gRPC's or a link (`transport.links`)."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, batch: bytes) -> Any: ...
+
+    def invocation_metadata(self) -> Any: ...
+
+
+def metadata_of(context: Context) -> dict[str, str]:
     return {key: value for key, value in (context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
@@ -336,7 +346,7 @@ def _stream_adapter(handler: Handler) -> Callable[[object, grpc.aio.ServicerCont
     return handle
 
 
-async def reading(context: grpc.aio.ServicerContext | grpc.aio.StreamStreamCall) -> bytes | None:
+async def reading(context: Any) -> bytes | None:
     """The next batch of a stream, or None at its end, whatever ended it."""
     try:
         data = await context.read()

@@ -1,4 +1,4 @@
-"""TLS: from files to gRPC's credentials, and the check that a certificate is any good before anybody relies on it."""
+"""TLS: from files to what gRPC and links take, and the check that a certificate is any good before it is relied on."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ def trust_of(tls: Tls | None) -> Trust | None:
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Raises `UsageError` for a file that cannot be read."""
     return grpc.ssl_server_credentials([(_read(tls.key), _read(tls.certificate))])
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """The same for a link (`transport.links`). Raises `UsageError` for files that cannot be read or do not fit."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(f"certificate {tls.certificate} with key {tls.key} does not work: {error}") from None
+    return context
+
+
+def client_context(trust: Trust) -> ssl.SSLContext:
+    """What checks the certificate of who is dialled, for a link."""
+    return ssl.create_default_context(cadata=trust.roots.decode("ascii") if trust.roots else None)
 
 
 def client_roots(ca: str | bytes | os.PathLike[str] | None) -> bytes | None:

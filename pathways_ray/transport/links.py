@@ -1,0 +1,311 @@
+"""Links: streams between the runtime's own processes, as frames on a TCP connection of their own.
+
+A gRPC message costs some 70 us from process to process and 100 us of CPU time at each end, whatever is in it. Between a
+controller, its schedulers and their hosts that was most of the time of a small launch (ADR 0016). A link carries the
+same batches (`streams.batches`) in a fraction of that. Clients, who are strangers, keep to gRPC.
+
+A frame is its length in four bytes, then a batch. An empty frame is a sign of life: each end sends one every `PING_S`,
+and gives up an end that says nothing for `SILENCE_S`. The highest bit of the length marks *last words*: why the other
+end hangs up. Who dials begins with a `Hello`, which says what for and shows the secret; before that, nothing long is
+read.
+
+This file has the end on an event loop; `thread_links` has one for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import cast
+
+import grpc
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.transport.exposure import Tls, joined
+from pathways_ray.transport.messages import encode
+from pathways_ray.transport.tls import Trust, client_context, server_context
+
+PING_S = 5.0
+SILENCE_S = 20.0
+"""As long as gRPC took to give up a silent end: its ping after 10 s, and 10 s for the answer."""
+
+HELLO_LIMIT_S = 10.0
+HELLO_BYTES = 4096
+CONNECT_LIMIT_S = 10.0
+
+LAST_WORDS = 1 << 31
+AHEAD = 64
+"""Batches that wait here to be read; then the other end has to wait."""
+
+ONE_WRITE = 1 << 16
+"""Shorter batches are copied behind their header, which costs less than a second call of the kernel."""
+
+
+class LinkLost(ConnectionError):
+    """The other end of a link hung up, or is silent."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """What a link is for, and what shows that it may be."""
+
+    path: str
+    metadata: dict[str, str]
+
+
+_HELLO = msgspec.msgpack.Decoder(Hello)
+
+
+def frame(batch: bytes) -> bytes:
+    return len(batch).to_bytes(4, "big") + batch
+
+
+PING = frame(b"")
+
+
+class Frames:
+    """Takes bytes as they come, gives the frames that are whole. `limit` is the length that the next one may have."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.last_words: str | None = None
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Batches that are whole now. Raises `LinkLost` for a frame that is longer than it may be."""
+        rest = self._rest
+        if not rest and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
+            yield data[4:]  # one frame, whole: nearly always
+            return
+        rest += data
+        while len(rest) >= 4:
+            size = int.from_bytes(rest[:4], "big")
+            spoken, size = bool(size & LAST_WORDS), size & ~LAST_WORDS
+            if size > self.limit:
+                raise LinkLost(f"a frame of {size} bytes; {self.limit} may come")
+            if len(rest) - 4 < size:
+                return
+            with memoryview(rest) as view:
+                body = bytes(view[4 : 4 + size])
+            del rest[: 4 + size]  # which moves a pointer, not the rest
+            if spoken:
+                self.last_words = body.decode(errors="replace")
+            elif body:
+                yield body
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """No waiting for more to send; and the kernel notices that the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+# --- on an event loop -------------------------------------------------------------------------------------------------
+
+
+class AsyncLink(asyncio.Protocol):
+    """One end of a link on an event loop. It looks like the context of a gRPC stream, for those who serve either."""
+
+    def __init__(self, greeted: Callable[[AsyncLink], None] | None = None) -> None:
+        self.path = ""
+        self.metadata: dict[str, str] = {}
+        self.reason = ""
+        self._greeted = greeted
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames(HELLO_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
+        self._batches: deque[bytes] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._paused = self._closed = False
+        self._heard = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray brings along, is no subclass
+        keep_alive(transport.get_extra_info("socket"))
+        if self._greeted is not None:
+            self._timer = self._loop.call_later(HELLO_LIMIT_S, self._hang_up, "no hello came")
+        else:
+            self._live()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        try:
+            for batch in self._frames.feed(data):
+                if self._greeted is not None:
+                    self._greet(_HELLO.decode(batch), self._greeted)
+                else:
+                    self._batches.append(batch)
+        except (LinkLost, msgspec.MsgspecError, ValueError) as error:
+            self._hang_up(str(error))
+            return
+        if self._frames.last_words is not None:
+            self.reason = self._frames.last_words
+        if self._reader is not None and not self._reader.done() and self._batches:
+            self._reader.set_result(None)
+        if len(self._batches) > AHEAD and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _greet(self, hello: Hello, greeted: Callable[[AsyncLink], None]) -> None:
+        self._greeted = None
+        self.path, self.metadata = hello.path, hello.metadata
+        self._frames.limit = limits.MAX_MESSAGE_BYTES
+        self._live()
+        greeted(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
+        self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in (self._reader, self._room):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._room = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    # What its owner calls.
+
+    async def read(self) -> bytes | None:
+        """The next batch, or None at the end."""
+        while not self._batches:
+            if self._closed:
+                return None
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        batch = self._batches.popleft()
+        if self._paused and len(self._batches) <= AHEAD // 2 and self._transport is not None:
+            self._paused = False
+            self._heard = self._loop.time()
+            if not self._closed:
+                self._transport.resume_reading()
+        return batch
+
+    async def write(self, batch: bytes) -> None:
+        """Sends a batch; waits while the other end does not take what was sent before. After the end it does nothing:
+        who reads learns of it."""
+        if self._room is not None:
+            await self._room
+        transport = self._transport
+        if self._closed or transport is None or transport.is_closing():
+            return
+        if len(batch) < ONE_WRITE:
+            transport.write(frame(batch))
+        else:
+            transport.write(len(batch).to_bytes(4, "big"))
+            transport.write(batch)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self.metadata.items())
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        """Hangs up and says why. Raises `LinkLost`, which ends the handler."""
+        self._hang_up(details)
+        raise LinkLost(details)
+
+    def close(self) -> None:
+        """Hangs up; what was sent before goes out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _hang_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        words = reason.encode()[:HELLO_BYTES]
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write((len(words) | LAST_WORDS).to_bytes(4, "big") + words)
+            self._transport.close()
+
+    def _live(self) -> None:
+        """Says that this end lives, and looks whether the other one does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._closed or self._transport is None:
+            return
+        if not self._paused and self._loop.time() - self._heard > SILENCE_S:
+            self.reason = f"it said nothing for {SILENCE_S:.0f} s"
+            self._transport.abort()
+            return
+        if self._room is None:
+            self._transport.write(PING)
+        self._timer = self._loop.call_later(PING_S, self._live)
+
+
+Handler = Callable[[AsyncLink], Awaitable[None]]
+
+
+async def serve(
+    handlers: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None
+) -> tuple[asyncio.Server, str]:
+    """Serves links on a port (0: a free one) of address `bind`; returns the server and `address:port`.
+
+    A handler gets each link whose hello names its path, and has to look at the metadata before it reads. The link ends
+    with it.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+        UsageError: a file of `tls` cannot be read.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handled(link: AsyncLink, handler: Handler) -> None:
+        try:
+            with contextlib.suppress(LinkLost):
+                await handler(link)
+        finally:
+            link.close()
+
+    def greeted(link: AsyncLink) -> None:
+        handler = handlers.get(link.path)
+        if handler is None:
+            raise LinkLost(f"nothing here is named {link.path!r}")
+        task = asyncio.ensure_future(handled(link, handler))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    context = server_context(tls) if tls is not None else None
+    server = await asyncio.get_running_loop().create_server(
+        lambda: AsyncLink(greeted),
+        bind.strip("[]"),
+        port,
+        ssl=context,
+        ssl_handshake_timeout=HELLO_LIMIT_S if context is not None else None,
+    )
+    return server, joined(bind, server.sockets[0].getsockname()[1])
+
+
+async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:
+    """A link to who serves `path` at `address`. Raises `LinkLost` when nobody does."""
+    host, port = endpoint(address)
+    context = client_context(trust) if trust is not None else None
+    name = ((trust.name if trust is not None else "") or host) if context is not None else None
+    try:
+        async with asyncio.timeout(CONNECT_LIMIT_S):
+            _, link = await asyncio.get_running_loop().create_connection(
+                AsyncLink, host, port, ssl=context, server_hostname=name
+            )
+    except (OSError, TimeoutError, ssl.SSLError) as error:
+        raise LinkLost(f"nobody answers at {address}: {error or type(error).__name__}") from None
+    await link.write(encode(Hello(path, metadata)))
+    return link
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,280 @@
+"""The end of a link (`links`) for threads: any of them sends, one reads."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from pathways_ray import limits
+from pathways_ray.transport import streams
+from pathways_ray.transport.links import (
+    CONNECT_LIMIT_S,
+    PING,
+    PING_S,
+    SILENCE_S,
+    Frames,
+    Hello,
+    LinkLost,
+    endpoint,
+    frame,
+    keep_alive,
+)
+from pathways_ray.transport.messages import Message, encode
+from pathways_ray.transport.tls import Trust, client_context
+
+READ_BYTES = 1 << 18
+
+
+class Outbox:
+    """Outgoing messages of one link, put by any thread, also in a destructor.
+
+    `send` writes by itself when nobody else does, little is under way and the kernel takes it, which it does at once or
+    not at all; otherwise a thread of its own does. So a lone message leaves without a change of threads.
+
+    Args:
+        depth: how many launches are under way beyond the link.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._depth = depth
+        self._messages: deque[Message] = deque()
+        self._turn = threading.Lock()
+        # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._called = False
+        self._write: Callable[[bytes, bool], bool] | None = None
+        self._direct = False
+        self._closed = False
+
+    def send(self, message: Message) -> None:
+        self._messages.append(message)
+        if self._direct and self._depth() <= streams.DEEP and self._turn.acquire(blocking=False):
+            try:
+                written = self._drain(wait=False)
+            finally:
+                self._turn.release()
+            if written and not self._messages:
+                return
+        self._call()
+
+    def close(self) -> None:
+        """What was sent before still goes out."""
+        self._closed = True
+        self._call()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            self._calls.put(None)
+
+    def _drain(self, wait: bool) -> bool:
+        """Writes all that is there; False when some of it has to wait and may not. Only for who has the turn."""
+        write = self._write
+        if write is None:
+            return False
+        if not write(b"", wait):
+            return False  # something from before is not out yet
+        while self._messages:
+            messages: list[Message] = []
+            with contextlib.suppress(IndexError):
+                while len(messages) < 4096:
+                    messages.append(self._messages.popleft())
+            written = [write(frame(batch), wait) for batch in streams.batches(messages)]  # it keeps what it cannot send
+            if not all(written):
+                return False
+        return True
+
+    def attach(self, write: Callable[[bytes, bool], bool], direct: bool) -> None:
+        """Begins to send.
+
+        Args:
+            write: takes bytes and whether it may wait; keeps what it cannot send at once, and says False.
+            direct: who sends may write; otherwise only the thread that `pump` is run in.
+        """
+        self._write = write
+        self._direct = direct
+        self._call()
+
+    def pump(self) -> None:
+        """Writes what `send` did not, and signs of life, until closed. Run it in a thread."""
+        while True:
+            try:
+                self._calls.get(timeout=PING_S)
+            except queue.Empty:
+                with self._turn:
+                    if self._write is not None:
+                        self._write(PING, True)
+            self._called = False
+            with self._turn:
+                self._drain(wait=True)
+                if self._closed:
+                    return
+            if self._depth() > streams.DEEP:
+                time.sleep(streams.PAUSE_S)
+
+
+class ThreadLink:
+    """A link that a process dials for its threads: iterate it for the batches that come in.
+
+    It is dialled when the iteration begins, and ends with it. What `outbox` holds goes out as soon as it is there.
+
+    Raises:
+        LinkLost: while iterating, when nobody answers, or the other end is silent or hangs up.
+    """
+
+    def __init__(
+        self, address: str, path: str, metadata: dict[str, str], outbox: Outbox, trust: Trust | None = None
+    ) -> None:
+        self.address = address
+        self._hello = frame(encode(Hello(path, metadata)))
+        self._outbox = outbox
+        self._trust = trust
+        self._connection: socket.socket | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Hangs up, whatever was not sent yet; any thread may."""
+        self._closed = True
+        self._outbox.close()
+        if self._connection is not None:
+            _end(self._connection)
+
+    def __iter__(self) -> Iterator[bytes]:
+        host, port = endpoint(self.address)
+        try:
+            connection = socket.create_connection((host, port), CONNECT_LIMIT_S)
+        except OSError as error:
+            raise LinkLost(f"nobody answers at {self.address}: {error}") from None
+        with connection:
+            self._connection = connection
+            if self._closed:
+                raise LinkLost("it was closed")
+            try:
+                yield from self._batches(connection, host)
+            except LinkLost:
+                raise
+            except OSError as error:
+                raise LinkLost(str(error) or type(error).__name__) from None
+            finally:
+                self._outbox.close()
+                _end(connection)  # also a write that waits
+
+    def _batches(self, connection: socket.socket, host: str) -> Iterator[bytes]:
+        keep_alive(connection)
+        wire: _Plain | _Encrypted
+        if self._trust is None:
+            wire = _Plain(connection)
+        else:
+            wire = _Encrypted(connection, self._trust, self._trust.name or host)
+        wire.write(self._hello, True)
+        self._outbox.attach(wire.write, direct=self._trust is None)
+        threading.Thread(target=self._outbox.pump, name="pump", daemon=True).start()
+        frames = Frames(limits.MAX_MESSAGE_BYTES)
+        while data := wire.read():
+            yield from frames.feed(data)
+            if frames.last_words is not None:
+                raise LinkLost(frames.last_words)
+        raise LinkLost("it closed the connection")
+
+
+class _Plain:
+    """A connection that is not encrypted. One thread reads, one at a time writes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(SILENCE_S), 0))
+        self._connection = connection
+        self._unsent = memoryview(b"")
+
+    def read(self) -> bytes:
+        """What has come; b"" at the end. Raises `OSError` after `SILENCE_S` without anything."""
+        try:
+            return self._connection.recv(READ_BYTES)
+        except BlockingIOError:
+            raise OSError(f"it said nothing for {SILENCE_S:.0f} s") from None
+
+    def write(self, data: bytes, wait: bool) -> bool:
+        """Sends `data` behind what is left from before. Says False, and keeps it, where that would take waiting."""
+        if self._unsent:
+            data = bytes(self._unsent) + data
+            self._unsent = memoryview(b"")
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._connection.send(rest, 0 if wait else socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._unsent = rest
+                if wait:  # it took nothing for `SILENCE_S`
+                    _end(self._connection)
+                return False
+            except OSError:
+                _end(self._connection)
+                return False
+        return True
+
+
+class _Encrypted:
+    """The same with TLS. OpenSSL is not for two threads at a time, so bytes go through memory, under a lock."""
+
+    def __init__(self, connection: socket.socket, trust: Trust, name: str) -> None:
+        self._connection = connection
+        self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = client_context(trust).wrap_bio(self._coming, self._going, server_hostname=name)
+        self._lock = threading.Lock()
+        connection.settimeout(CONNECT_LIMIT_S)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not (data := connection.recv(READ_BYTES)):
+                    raise OSError("it hung up while encryption was agreed on") from None
+                self._coming.write(data)
+        self._flush()
+        connection.settimeout(SILENCE_S)
+
+    def _flush(self) -> None:
+        if self._going.pending:
+            self._connection.sendall(self._going.read())
+
+    def read(self) -> bytes:
+        while True:
+            with self._lock, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                if data := self._tls.read(READ_BYTES):
+                    return data
+            try:
+                received = self._connection.recv(READ_BYTES)
+            except TimeoutError:
+                raise OSError(f"it said nothing for {SILENCE_S:.0f} s") from None
+            if not received:
+                return b""
+            with self._lock:
+                self._coming.write(received)
+
+    def write(self, data: bytes, wait: bool) -> bool:
+        """Always waits: only the link's own thread writes."""
+        try:
+            if data:
+                with self._lock:
+                    self._tls.write(data)
+                    encrypted = self._going.read()
+                self._connection.sendall(encrypted)
+        except OSError:
+            _end(self._connection)
+            return False
+        return True
+
+
+def _end(connection: socket.socket) -> None:
+    """Ends a connection that cannot be written to any more; so its reader learns of it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

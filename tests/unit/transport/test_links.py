@@ -1,0 +1,375 @@
+"""Links: frames, who may come in, what happens when an end goes, and that no message is lost or doubled on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport.exposure import Tls
+from pathways_ray.transport.links import LAST_WORDS, AsyncLink, Frames, Hello, LinkLost, frame
+from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode, encode_batch
+from pathways_ray.transport.tls import trust_of
+
+LIMIT_S = 20.0
+ECHO, LATE, REFUSING = "/a.Test/Echo", "/a.Test/Late", "/a.Test/Refusing"
+SHOWN = {"authorization": "secret"}
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 1000])
+def test_frames_come_out_whole_however_the_bytes_come(step: int) -> None:
+    sent = [b"one", b"x" * 300, b"", b"two", b"y"]
+    data = b"".join(map(frame, sent))
+    frames = Frames(1000)
+    found = [batch for k in range(0, len(data), step) for batch in frames.feed(data[k : k + step])]
+    assert found == [batch for batch in sent if batch]  # an empty one says only that the other end lives
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_there() -> None:
+    frames = Frames(10)
+    assert list(frames.feed(frame(b"x" * 10))) == [b"x" * 10]
+    with pytest.raises(LinkLost, match="a frame of 11 bytes; 10 may come"):
+        next(frames.feed((11).to_bytes(4, "big")))
+
+
+def test_last_words_are_no_batch() -> None:
+    frames = Frames(100)
+    assert list(frames.feed(frame(b"one") + (3 | LAST_WORDS).to_bytes(4, "big") + b"why")) == [b"one"]
+    assert frames.last_words == "why"
+
+
+# --- a server, and who dials it ---------------------------------------------------------------------------------------
+
+
+class Server:
+    """Serves echoes on a loop in a thread of its own. The late one reads once it may; `ended`: a link is over."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self.ended = threading.Event()
+        self.link: AsyncLink | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main(tls)), daemon=True)
+        self._thread.start()
+        assert self._started.wait(LIMIT_S)
+
+    async def _main(self, tls: Tls | None) -> None:
+        self.loop, self._stop, self._may = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        handlers = {ECHO: self._echo, LATE: self._late, REFUSING: self._refuse}
+        server, self.address = await links.serve(handlers, "127.0.0.1", tls=tls)
+        self._started.set()
+        async with server:
+            await self._stop.wait()
+
+    def may(self) -> None:
+        self.loop.call_soon_threadsafe(self._may.set)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+    async def _echo(self, link: AsyncLink) -> None:
+        self.link = link
+        if not streams.authorised(streams.metadata_of(link), "secret"):
+            await link.abort(links.grpc.StatusCode.UNAUTHENTICATED, "wrong secret")
+        while (batch := await streams.reading(link)) is not None:
+            await link.write(batch)
+        self.ended.set()
+
+    async def _late(self, link: AsyncLink) -> None:
+        await self._may.wait()
+        await self._echo(link)
+
+    async def _refuse(self, link: AsyncLink) -> None:
+        await link.abort(links.grpc.StatusCode.FAILED_PRECONDITION, "not today")
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, certificate: Tls) -> Tls | None:
+    return certificate if request.param == "tls" else None
+
+
+@pytest.fixture
+def server(tls: Tls | None) -> Iterator[Server]:
+    made = Server(tls)
+    yield made
+    made.stop()
+
+
+class Dialled:
+    """A link for threads, read by a thread of its own."""
+
+    def __init__(self, address: str, tls: Tls | None, path: str = ECHO, shown: dict[str, str] = SHOWN) -> None:
+        self.deep = 0
+        self.outbox = thread_links.Outbox(lambda: self.deep)
+        self.link = thread_links.ThreadLink(address, path, shown, self.outbox, trust_of(tls))
+        self.batches: list[bytes] = []
+        self.changed = threading.Condition()
+        self.reason: str | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        reason = "the iteration ended"
+        try:
+            for batch in self.link:
+                with self.changed:
+                    self.batches.append(batch)
+                    self.changed.notify_all()
+        except LinkLost as error:
+            reason = str(error)
+        with self.changed:
+            self.reason = reason
+            self.changed.notify_all()
+
+    def wait(self, what: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, LIMIT_S), (self.reason, len(self.batches))
+
+    @property
+    def launches(self) -> list[int]:
+        return [m.launches[0] for batch in self.batches for m in TO_CLIENT.decode_batch(batch)]  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        self.link.close()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def dialled(server: Server, tls: Tls | None) -> Iterator[Dialled]:
+    made = Dialled(server.address, tls)
+    yield made
+    made.close()
+
+
+def test_messages_of_many_threads_come_once_each_in_the_order_of_their_thread(dialled: Dialled) -> None:
+    """
+    1. Four threads send 2,000 messages each, with little and with much under way beyond the link.
+    2. All come back once; those of each thread in the order in which it sent them.
+    """
+    threads, each = 4, 2000
+
+    def send(number: int) -> None:
+        for k in range(each):
+            dialled.outbox.send(Completed((number * each + k,)))
+            if k % 500 == 0:
+                dialled.deep = 0 if dialled.deep else streams.DEEP + 1
+
+    started = [threading.Thread(target=send, args=(k,)) for k in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join(LIMIT_S)
+    dialled.wait(lambda: len(dialled.launches) == threads * each)
+    for number in range(threads):
+        mine = [k for k in dialled.launches if k // each == number]
+        assert mine == list(range(number * each, (number + 1) * each))
+
+
+def test_what_is_sent_before_the_link_is_there_comes_first(server: Server, tls: Tls | None) -> None:
+    outbox = thread_links.Outbox()
+    for k in range(3):
+        outbox.send(Completed((k,)))
+    link = thread_links.ThreadLink(server.address, ECHO, SHOWN, outbox, trust_of(tls))
+    coming = iter(link)
+    assert [m.launches for m in TO_CLIENT.decode_batch(next(coming))] == [(0,), (1,), (2,)]  # type: ignore[union-attr]
+    link.close()
+    with pytest.raises(LinkLost):
+        next(coming)
+
+
+def test_a_sender_never_waits_for_who_does_not_read(server: Server, tls: Tls | None) -> None:
+    """
+    1. The other end reads nothing; 32 MiB are sent, more than the kernel takes.
+    2. Every `send` returns. Then the other end reads, and all of it comes back as it was.
+    """
+    dialled = Dialled(server.address, tls, LATE)
+    part = bytes(range(256)) * (1 << 14)
+    for k in range(8):
+        dialled.outbox.send(FetchPart(k, 0, 0, len(part), part))
+    server.may()
+
+    def parts() -> list[FetchPart]:
+        return [m for batch in dialled.batches for m in FROM_HOST_DATA.decode_batch(batch)]  # type: ignore[misc]
+
+    dialled.wait(lambda: len(parts()) == 8)
+    assert [p.request for p in parts()] == list(range(8))
+    assert all(p.data == part for p in parts())
+    dialled.close()
+
+
+def test_a_message_may_be_sent_from_a_destructor_that_runs_while_one_is_sent(dialled: Dialled) -> None:
+    """
+    1. Objects that send a message when they are collected lie in cycles; sending goes on while they are.
+    2. Nothing waits for itself; all messages come.
+    """
+    count = 3000
+
+    class Held:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.cycle = self
+
+        def __del__(self) -> None:
+            dialled.outbox.send(Completed((self.number,)))
+
+    before = gc.get_threshold()
+    gc.set_threshold(7)
+    try:
+        for k in range(0, count, 2):
+            Held(k)
+            dialled.outbox.send(Completed((k + 1,)))
+        gc.collect()
+    finally:
+        gc.set_threshold(*before)
+    dialled.wait(lambda: len(dialled.launches) == count)
+    assert sorted(dialled.launches) == list(range(count))
+
+
+def test_the_reader_learns_that_and_why_the_other_end_hangs_up(server: Server, tls: Tls | None) -> None:
+    for path, shown, reason in (
+        (ECHO, {"authorization": "wrong"}, "wrong secret"),
+        (REFUSING, SHOWN, "not today"),
+        ("/no.Such/Link", SHOWN, "nothing here is named '/no.Such/Link'"),
+    ):
+        dialled = Dialled(server.address, tls, path, shown)
+        dialled.wait(lambda dialled=dialled: dialled.reason is not None)
+        assert dialled.reason == reason
+        assert dialled.batches == []
+
+
+def test_the_other_end_learns_that_a_link_was_closed_after_all_that_was_sent(server: Server, dialled: Dialled) -> None:
+    dialled.outbox.send(Completed((7,)))
+    dialled.wait(lambda: dialled.launches == [7])
+    dialled.link.close()
+    assert server.ended.wait(LIMIT_S)
+    dialled.outbox.send(Completed((8,)))  # into nothing, without an error
+    assert server.link is not None
+    assert server.link.reason
+
+
+def test_nobody_answers(tls: Tls | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    dialled = Dialled(address, tls)
+    dialled.wait(lambda: dialled.reason is not None)
+    assert dialled.reason is not None
+    assert dialled.reason.startswith(f"nobody answers at {address}: ")
+    with pytest.raises(LinkLost, match=f"nobody answers at {address}: "):
+        asyncio.run(links.dial(address, ECHO, SHOWN, trust_of(tls)))
+
+
+def test_a_loop_dials_a_loop(server: Server, tls: Tls | None) -> None:
+    """A batch that is longer than one write, one that is shorter, and the end."""
+
+    async def story() -> list[bytes | None]:
+        link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
+        sent = [encode_batch([Completed((k,))]) for k in range(2)] + [b"x" * (links.ONE_WRITE + 1)]
+        for batch in sent:
+            await link.write(batch)
+        found = [await link.read() for _ in sent]
+        assert found == sent
+        link.close()
+        found.append(await link.read())
+        await link.write(b"into nothing")
+        return found[-1:]
+
+    assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == [None]
+
+
+@pytest.mark.parametrize("end", ["thread", "loop"])
+def test_an_end_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Somebody takes the connection, and never says a word."""
+    for module in (links, thread_links):
+        monkeypatch.setattr(module, "SILENCE_S", 1.0)
+        monkeypatch.setattr(module, "PING_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        if end == "thread":
+            dialled = Dialled(address, None)
+            dialled.wait(lambda: dialled.reason is not None)
+            assert dialled.reason == "it said nothing for 1 s"
+        else:
+
+            async def story() -> str:
+                link = await links.dial(address, ECHO, SHOWN)
+                assert await link.read() is None
+                return link.reason
+
+            assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == "it said nothing for 1 s"
+
+
+def test_signs_of_life_keep_a_link_that_carries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the silence that is allowed passes; then a message goes there and back."""
+    for module in (links, thread_links):
+        monkeypatch.setattr(module, "SILENCE_S", 1.0)
+        monkeypatch.setattr(module, "PING_S", 0.2)
+    server = Server(None)
+    dialled = Dialled(server.address, None)
+    with dialled.changed:
+        assert not dialled.changed.wait_for(lambda: dialled.reason, 3.0)
+    dialled.outbox.send(Completed((1,)))
+    dialled.wait(lambda: dialled.launches == [1])
+    dialled.close()
+    server.stop()
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x00\x00\x00\x00" * 3 + b"\x00\x00\x00\x05abcde",
+    frame(encode(["/a.Test/Echo", 7])),
+    frame(encode({"path": ECHO})),
+    b"\xff" * 64,
+]
+
+
+@pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
+def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
+    server = Server(None)
+    host, port = links.endpoint(server.address)
+    with socket.create_connection((host, port), timeout=LIMIT_S) as stranger:
+        stranger.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(1 << 16):
+                pass
+    dialled = Dialled(server.address, None)  # others are served on
+    dialled.outbox.send(Completed((1,)))
+    dialled.wait(lambda: dialled.launches == [1])
+    dialled.close()
+    server.stop()
+
+
+def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Path) -> None:
+    """A client that trusts the system's certificates, and one that expects another name, say nothing to the server."""
+    server = Server(certificate)
+    trust = trust_of(certificate)
+    assert trust is not None
+    for wrong in (links.Trust(), links.Trust(trust.roots, "elsewhere.example")):
+        outbox = thread_links.Outbox()
+        outbox.send(Completed((1,)))
+        with pytest.raises(LinkLost, match=r"certificate|verify"):
+            next(iter(thread_links.ThreadLink(server.address, ECHO, SHOWN, outbox, wrong)))
+        with pytest.raises(LinkLost, match=r"certificate|verify"):
+            asyncio.run(links.dial(server.address, ECHO, SHOWN, wrong))
+    assert server.link is None
+    server.stop()
+
+
+def test_a_hello_is_all_that_is_read_before_it_is_answered() -> None:
+    long = Hello(ECHO, {"authorization": "x" * links.HELLO_BYTES})
+    frames = Frames(links.HELLO_BYTES)
+    with pytest.raises(LinkLost, match="4096 may come"):
+        next(frames.feed(frame(encode(long))[:4]))
