@@ -8,7 +8,8 @@ each other. So on an island of several hosts
 - before a gang of several hosts all hosts of the island *meet*, if it takes something from another host, or if one of
   them may have stood at a gate alone since they last met;
 - they meet at the end, if one may have stood at a gate alone since: a launch ends on all hosts between the same two
-  others, and so what waits for its results goes on there too.
+  others, and so what waits for its results goes on there too. Only what has no gang of several hosts, and meets the
+  others at its own end, need not wait for that end.
 
 Pure: from the plan, each host of an island derives the same meetings.
 """
@@ -57,6 +58,20 @@ def with_gates(steps: Sequence[Prepared], plan: IslandPlan, host: int, together:
         last = max(step.gang for step, _ in steps)
         made.append(GateStep(last, gate_before(last + 1), alone=False))
     return made
+
+
+def is_apart(steps: Sequence[RunnableStep], plan: IslandPlan) -> bool:
+    """Whether each host may run its part of a launch whenever it likes, as far as other launches are concerned.
+
+    Args:
+        steps: from `with_gates`.
+    """
+    last = steps[-1] if steps else None
+    return (
+        isinstance(last, GateStep)
+        and not last.alone
+        and all(len(_hosts(step, plan)) == 1 for step in plan.steps if not isinstance(step, Send))
+    )
 
 
 def _hosts(step: Step, plan: IslandPlan) -> tuple[int, ...]:

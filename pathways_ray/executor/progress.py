@@ -239,6 +239,8 @@ class HostProgress:
                 self.shell.measure(active.sequence, values, program)
             if not self._has_arrived(active, gate):
                 self._announce(active)
+                if program.steps_of(active)[-1] is gate:
+                    self._ended(active)
                 return
         else:
             self._announce(active)
@@ -296,17 +298,32 @@ class HostProgress:
             promised.pop(run.results + number, None)
         if not promised:
             del self.promised[run.session]
-        ready: list[ActiveRun] = []
-        for slot, number in program.plan.results:
-            for waiting in active.waiting.pop(run.results + number, ()):
-                for target in waiting.promised.pop(run.results + number):
-                    waiting.values[target] = active.values[slot]
-                if not waiting.promised:
-                    ready.append(waiting)
+        ready = self._hand_over(active, program.results_of(active), lambda waiting: True)
         if active.dropped:
             self.store.drop(run.session, tuple(active.dropped))
         for waiting in ready:
             self._advance(waiting)
+
+    def _ended(self, active: ActiveRun) -> None:
+        """All of a launch is enqueued here, and not on all hosts: what each host may run when it likes goes on."""
+        active.ended = active.program.results_of(active)
+        for waiting in self._hand_over(active, active.ended, PreparedProgram.may_go_early):
+            self._advance(waiting)
+
+    def _hand_over(
+        self, active: ActiveRun, results: dict[int, Any], may_have: Callable[[ActiveRun], bool]
+    ) -> list[ActiveRun]:
+        """Gives launches the results they wait for. Returns those that now have all they need."""
+        ready: list[ActiveRun] = []
+        for buffer, waiting in list(active.waiting.items()):
+            active.waiting[buffer] = [one for one in waiting if not may_have(one)]
+            for one in waiting:
+                if may_have(one):
+                    for target in one.promised.pop(buffer):
+                        one.values[target] = results.get(buffer)
+                    if not one.promised:
+                        ready.append(one)
+        return ready
 
     def _drop(self, message: Drop) -> None:
         """Drops buffers; those a launch has yet to store go as soon as it has."""

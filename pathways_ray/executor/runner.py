@@ -14,7 +14,7 @@ import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError
 from pathways_ray.executor.chains import Chain, Feeds
-from pathways_ray.executor.gates import with_gates
+from pathways_ray.executor.gates import is_apart, with_gates
 from pathways_ray.executor.steps import (
     ActiveRun,
     Computation,
@@ -104,6 +104,7 @@ class PreparedProgram:
         self.steps = with_gates(prepared, plan, host, together)
         prepared.sort(key=lambda both: both[0].gang)
         self.steps_by_gang = with_gates(prepared, plan, host, together)
+        self.is_apart = is_apart(self.steps, plan)
         self.devices = tuple(sorted({d for s in plan.slices if s.island == plan.island for d in s.devices}))
         self.mine = tuple(device for device in self.devices if device.host == host)
         mine = [host in plan.placed(slice_id).hosts for slice_id in plan.slots]
@@ -256,6 +257,12 @@ class PreparedProgram:
         for slot, number, here in self.arguments:
             buffer = run.arguments[number]
             if buffer in promised:
+                if self.may_go_early(active):
+                    if not here:
+                        continue
+                    if (ended := promised[buffer].ended) is not None:
+                        active.values[slot] = ended[buffer]
+                        continue
                 if buffer not in active.promised:
                     promised[buffer].waiting.setdefault(buffer, []).append(active)
                 active.promised.setdefault(buffer, []).append(slot)
@@ -269,6 +276,11 @@ class PreparedProgram:
         for incoming in self.incoming:
             active.pulled[incoming.number] = incoming.post(active.sequence, self.transfer)
         return active
+
+    @staticmethod
+    def may_go_early(active: ActiveRun) -> bool:
+        """Whether a launch may go on with results that are there on this host, of one that has not ended on all."""
+        return active.program.is_apart and not active.run.gangs
 
     def steps_of(self, active: ActiveRun) -> list[RunnableStep]:
         """In the order of a launch: one gang after another where they are dispatched so."""
@@ -315,6 +327,10 @@ class PreparedProgram:
         """Whether a launch is through on the island: all of its hosts agree at which message that is, also those that
         have nothing to do in the last gangs."""
         return active.position == len(self.steps_of(active)) and active.limit > self.last_gang
+
+    def results_of(self, active: ActiveRun) -> dict[int, Any]:
+        """What a launch gives on this host, by buffer, when all of it is enqueued."""
+        return {active.run.results + number: active.values[slot] for slot, number in self.results}
 
     def finish(self, active: ActiveRun) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""

@@ -72,13 +72,15 @@ class ActiveRun:
     `limit` is the gang it may not reach yet (sequential dispatch raises it step by step). `promised` are arguments that
     a launch before it has yet to store. `opened` is the gate that was passed last, and `closed_by` the failure that
     came in place of what it waited for. Once `announced`, later launches know that its results are to come:
-    `waiting` has those that need one, `dropped` the results nobody will need any more.
+    `waiting` has those that need one, `dropped` the results nobody will need any more. `ended` is what it gives here,
+    by buffer, once this host has enqueued all of it and waits for the others.
     """
 
     __slots__ = (
         "announced",
         "closed_by",
         "dropped",
+        "ended",
         "limit",
         "local",
         "opened",
@@ -109,6 +111,7 @@ class ActiveRun:
         self.announced = False
         self.waiting: dict[int, list[ActiveRun]] = {}
         self.dropped: list[int] = []
+        self.ended: dict[int, Any] | None = None
 
 
 class ExecuteStep:

@@ -267,6 +267,11 @@ def hosts_do_not_meet_at_the_end(patch: Patch) -> None:
     wrapped(patch, runner, "with_gates", prepared)
 
 
+@bug(faults=0, seeds=150, **APART)
+def gangs_of_several_hosts_go_on_before_the_launch_before_has_ended_on_all(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "may_go_early", staticmethod(lambda active: not active.run.gangs))
+
+
 @bug(faults=0, seeds=150, **LOOPING | {"islands": {0: [0, 1]}})
 def hosts_make_chains_as_soon_as_they_have_compiled_them(patch: Patch) -> None:
     def chain_for(original: Original, self: PreparedProgram, *arguments: Any) -> Any:

@@ -365,6 +365,33 @@ def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_gate
         assert host.buffers() == ({1: "x", 100: "h(y)"} if number == 0 else {1: "x"})
 
 
+def test_what_is_apart_goes_on_before_the_launch_before_it_has_ended_on_all_hosts() -> None:
+    """Program 4 is program 3 with an argument of host 0; host 1 has no part in either. What is of both hosts waits."""
+    host = host_of_a_pair()
+    sketch = Sketch()
+    there, one = sketch.slice("5.0", island=-1), sketch.slice("0.0")
+    far = sketch.call("far", sketch.argument(there), slice=there)
+    host.plan = sketch.planned(sketch.call("k", far, sketch.argument(one), slice=one)).plans[0]
+    host.ready(4)
+    sketch = Sketch()
+    one, both = sketch.slice("0.0"), sketch.slice("0.0", "1.0")
+    argument = sketch.argument(one)
+    host.program(5, sketch, sketch.call("f", sketch.argument(both), slice=both), sketch.call("l", argument, slice=one))
+    host.progress.handle_batch([run(1, 7, program=3), run(2, 7, 100, program=4), run(3, 100, 1, program=5), Together()])
+    host.pulls[1].value, host.pulls[2].value = "y", "z"
+    host.progress.opened(1, 2, None)
+    assert host.enqueued == ["h(y)", "k(z,h(y))"]
+    host.progress.handle_batch([run(4, 7, 100, program=4), Together()])
+    host.pulls[4].value = "w"
+    host.progress.opened(4, 2, None)
+    assert host.enqueued == ["h(y)", "k(z,h(y))", "k(w,h(y))"]
+    assert host.watched == []
+    host.progress.handle_batch([Proceed(2, 4), Together()])
+    assert [sequences for sequences, _ in host.watched] == [(2,)]
+    host.progress.handle_batch([Proceed(1, 4), Together()])
+    assert host.enqueued[3:] == ["f(x)", "l(h(y))"]
+
+
 def test_a_host_makes_only_chains_that_all_hosts_can_run() -> None:
     """1. It has seen a length four times, compiles it and says so. 2. Batches are what ends with `Together`, however
     the stream divides them. 3. It runs chains from `Chainable` on."""
