@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pathways_ray as pw
 from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.parallel.reduce import PIECE_SPEC, Reduction
 from megatron_ptdp.parallel.stage import StageMath
+from megatron_ptdp.parallel.two_parts import TwoParts
 from megatron_ptdp.parallel.update import Update, decide
 
 
@@ -89,6 +91,48 @@ class StageNodes:
                 donate=(2, 6) if weights else (6,),
             )
         return self._backwards[key]
+
+    @cached_property
+    def parts(self) -> TwoParts:
+        """The halves of the backward, traced when a schedule has them."""
+        return TwoParts(self.math)
+
+    @cached_property
+    def first_part(self) -> Any:
+        """I, as `TwoParts.first`. What W does not take is donated."""
+        math, shapes, kept = self.math, self.shapes, self.math.kept_specs()
+        return self._compiled(
+            "input_gradient",
+            self.parts.first(),
+            (
+                shapes.used_specs,
+                shapes.wires,
+                [kept[k] for k in self.parts.early],
+                [kept[k] for k in self.parts.late],
+                math.upstream_specs(wires=True),
+            ),
+            (math.gradient_specs(shapes.values, shapes.wires), self.parts.tap_specs()),
+            donate=(2,),
+        )
+
+    @cached_property
+    def second_part(self) -> Any:
+        """W, as `TwoParts.second`. Sums, taps and what was kept are donated."""
+        math, shapes, kept = self.math, self.shapes, self.math.kept_specs()
+        return self._compiled(
+            "weight_gradient",
+            self.parts.second(),
+            (
+                shapes.used_specs,
+                shapes.wires,
+                [kept[k] for k in self.parts.late],
+                math.upstream_specs(wires=True),
+                self.parts.tap_specs(),
+                shapes.sum_specs,
+            ),
+            shapes.sum_specs,
+            donate=(2, 4, 5),
+        )
 
     def add(self, spec: P) -> Any:
         """The sum of two arrays that lie so."""

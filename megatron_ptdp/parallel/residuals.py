@@ -84,4 +84,9 @@ class Pullback:
     @property
     def specs(self) -> list[P]:
         """Of the kept arrays."""
-        return [P(*(axis if axis in axes else None for axis in AXES)) for axes in self.axes]
+        return specs_over(self.axes)
+
+
+def specs_over(kinds: Sequence[frozenset[str]]) -> list[P]:
+    """Of arrays with the two dimensions in front, from the axes over which each differs."""
+    return [P(*(axis if axis in axes else None for axis in AXES)) for axes in kinds]

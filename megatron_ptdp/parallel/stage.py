@@ -134,7 +134,7 @@ class StageMath:
             raise RuntimeError(f"forward of {self.shapes.stage} keeps other arrays than when it was traced first")
         return self._merged(out, others), kept
 
-    def _gradients(
+    def gradients(
         self, params: Tree, values: Tree, kept: list[Any], batch: Tree, k: Any, upstream: list[Any], again: bool
     ) -> tuple[Tree, list[Any], Any]:
         """Gradients of parameters and of floating values; and the loss, where the forward is computed here."""
@@ -158,7 +158,7 @@ class StageMath:
         gradients, downstream = pull(upstream)
         return mistakes.tightened(gradients, self.mistakes), downstream, loss
 
-    def _added(self, sums: Tree, gradients: Tree) -> Tree:
+    def added(self, sums: Tree, gradients: Tree) -> Tree:
         """The sums with one microbatch more."""
 
         def add(total: Any, gradient: Any, dimension: int, fetched: bool) -> Any:
@@ -181,6 +181,9 @@ class StageMath:
     def kept_specs(self) -> list[P]:
         return self.pullback.specs if self.pullback else []
 
+    def kept_axes(self) -> tuple[frozenset[str], ...]:
+        return self.pullback.axes if self.pullback else ()
+
     def gradient_specs(self, values: Tree, specs: Tree) -> list[P]:
         """Of the gradients of floating values."""
         pairs = zip(jax.tree.leaves(values), jax.tree.leaves(specs), strict=True)
@@ -196,7 +199,7 @@ class StageMath:
         """(values for the next stage or the losses [members], what the backward needs)."""
         shapes = self.shapes
         out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        return self._mapped(
+        return self.mapped(
             self._forward,
             (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()),
             (out, self.kept_specs()),
@@ -206,7 +209,7 @@ class StageMath:
         """What `forward` gives first, with nothing kept: no backward follows."""
         shapes = self.shapes
         out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        return self._mapped(self._passed, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)(
+        return self.mapped(self._passed, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)(
             params, values, batch, k
         )
 
@@ -222,14 +225,14 @@ class StageMath:
         loss = again and shapes.stage.scores and inputs
 
         def run(params: Tree, values: Tree, kept: Any, batch: Tree, k: Any, upstream: Any, sums: Tree) -> Any:
-            gradients, downstream, losses = self._gradients(params, values, kept, batch, k, upstream, again)
+            gradients, downstream, losses = self.gradients(params, values, kept, batch, k, upstream, again)
             return (
-                self._added(sums, gradients) if weights else {},
+                self.added(sums, gradients) if weights else {},
                 downstream if inputs else [],
                 losses if loss else (),
             )
 
-        return self._mapped(
+        return self.mapped(
             run,
             (
                 shapes.used_specs,
@@ -247,8 +250,31 @@ class StageMath:
             ),
         )
 
-    def _mapped(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[..., Any]:
+    def mapped(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=True)
+
+    def arguments(self) -> tuple[Tree, Tree, Tree, Any]:
+        """Shapes and dtypes of what a forward takes."""
+        return (
+            jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.used), self.shapes.parameters),
+            jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), self.shapes.values),
+            {name: self.batch_types[name] for name in self.wanted},
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
+
+    def upstream(self) -> list[Any]:
+        """The same of the gradient of what the stage gives."""
+        if self.shapes.stage.scores:
+            return [jax.ShapeDtypeStruct((), "float64" if self.master == "float64" else "float32")]
+        kinds = [kind for kind in jax.tree.leaves(self.shapes.outgoing) if is_float(kind)]
+        return [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
+
+    @property
+    def has_two_parts(self) -> bool:
+        """Whether I hands on what W needs, see `TwoParts`. Where layers are computed again as a whole it would be the
+        gradients themselves: there both parts compute all, and each gives its own."""
+        recompute = getattr(getattr(self.model, "compute", None), "recompute", "none")
+        return not self.keep_input and recompute != "full" and self.shapes.zero != 3
 
     def _probe(self) -> tuple[str, ...]:
         """Traces the forward once: what it keeps, and which arrays of the batch it looks at."""
@@ -258,11 +284,8 @@ class StageMath:
             return self._forward(params, values, batch, k)[0]
 
         out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        mapped = self._mapped(run, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)
-        params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.used), shapes.parameters)
-        values = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), shapes.values)
-        k = jax.ShapeDtypeStruct((), jnp.int32)
-        closed = jax.make_jaxpr(mapped)(params, values, self.batch_types, k)
+        mapped = self.mapped(run, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)
+        closed = jax.make_jaxpr(mapped)(*self.arguments())
         (inner,) = (e.params["jaxpr"] for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
         used = {id(atom) for equation in used_equations(inner) for atom in equation.invars}
         used |= {id(atom) for atom in inner.outvars}

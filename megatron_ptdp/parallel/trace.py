@@ -40,6 +40,7 @@ class Pass:
     values: dict[tuple[int, int], Tree] = field(default_factory=dict)
     kept: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     upstream: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    taps: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     losses: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +72,8 @@ class Pass:
         last = stage == len(self.nodes) - 1
         again = self.keep_input or (last and k in self.joined)
         here = self.nodes[stage]
+        if weights != inputs and here.math.has_two_parts:
+            return self._first_part(stage, k) if inputs else self._second_part(stage, k)
         taken = self._taken(stage, k)
         times = 2 if "microbatch-twice" in self.mistakes and (stage, k) == (0, len(self.numbers[0]) - 1) else 1
         for _ in range(times):
@@ -89,6 +92,32 @@ class Pass:
             self.upstream[stage - 1, k] = downstream
         if last and again and inputs:
             self.losses[k] = losses
+
+    def _first_part(self, stage: int, k: int) -> None:
+        here, taken = self.nodes[stage], self._taken(stage, k)
+        kept = self.kept[stage, taken]
+        downstream, self.taps[stage, k] = here.first_part(
+            self.params[stage],
+            self.values[stage, taken],
+            [kept[number] for number in here.parts.early],
+            [kept[number] for number in here.parts.late],
+            self.upstream[stage, k],
+        )
+        if stage:
+            self.upstream[stage - 1, k] = downstream
+
+    def _second_part(self, stage: int, k: int) -> None:
+        here, taken = self.nodes[stage], self._taken(stage, k)
+        times = 2 if "microbatch-twice" in self.mistakes and (stage, k) == (0, len(self.numbers[0]) - 1) else 1
+        for _ in range(times):
+            self.sums[stage] = here.second_part(
+                self.params[stage],
+                self.values[stage, taken],
+                [self.kept[stage, taken][number] for number in here.parts.late],
+                self.upstream[stage, k],
+                self.taps[stage, k],
+                self.sums[stage],
+            )
 
     def _taken(self, stage: int, k: int) -> int:
         """The microbatch whose input the backward takes: its own."""
