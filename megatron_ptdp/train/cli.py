@@ -115,16 +115,25 @@ def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> No
     "--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="how often hosts may be lost"
 )
 @click.option("--trace-step", type=click.IntRange(1), help="the number of a step to draw, next to its prediction")
-def run(path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_step: int | None) -> None:
+@click.option(
+    "--schedules",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="a Python file that registers your own schedules",
+)
+def run(
+    path: Path | None, settings: tuple[str, ...], max_restarts: int, trace_step: int | None, schedules: Path | None
+) -> None:
     """Train a model, from the newest checkpoint of its directory on if there is one.
 
     SIGINT or SIGTERM ends it after the step that runs, with a checkpoint; a second one at once.
     """
     with needing_extras():
-        from megatron_ptdp.train.config import load
+        from megatron_ptdp.train.config import load, load_schedules
         from megatron_ptdp.train.run import Wishes, train
     # Ray starts its processes with fork and exec at once, which is safe; jax, once imported, warns of every fork.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    if schedules:
+        load_schedules(schedules)
     config = load(path, settings)
     done = train(config, Wishes(max_restarts, trace_step or 0), console())
     click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")

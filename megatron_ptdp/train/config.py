@@ -12,6 +12,7 @@ What `pathways-plan --config-out FILE` writes is such a file, less the path of t
 
 from __future__ import annotations
 
+import runpy
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -49,6 +50,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
             "together" on one
         data_islands: over how many islands the replicas lie
+        pieces: for each island, in how many pieces the gradients of a stage cross to the others
     """
 
     pipeline: int = 1
@@ -68,6 +70,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     join: bool = False
     placement: Literal["apart", "together"] = "apart"
     data_islands: int = 1
+    pieces: int = 1
 
     def counted(self) -> int:
         """m, from microbatches or batch.
@@ -190,7 +193,7 @@ SETTINGS: dict[str, str] = {
 """The table of each setting."""
 
 _POSITIVE = (
-    "pipeline", "tensor", "data", "microbatch", "data_islands", "steps", "keep", "log_every", "in_flight",
+    "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "steps", "keep", "log_every", "in_flight",
     "eval_batches", "hosts_per_island",
 )  # fmt: skip
 
@@ -220,6 +223,18 @@ def load(path: str | Path | None, settings: Sequence[str] = ()) -> Config:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     return config_of(table, dict(map(parse_setting, settings)), str(path or "the settings"))
+
+
+def load_schedules(path: str | Path) -> None:
+    """Runs a Python file that registers schedules of its user's own.
+
+    Raises:
+        ConfigError: it cannot be run; with what it failed with.
+    """
+    try:
+        runpy.run_path(str(path))
+    except Exception as error:  # whatever a user's file may raise
+        raise ConfigError(f"the schedules of {path} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -273,6 +273,7 @@ class Run:
             "schedule": self.schedule.name,
             "microbatches": self.schedule.microbatches,
             **asdict(bubbles),
+            "moves": training.step.explain().splitlines(),
             "peak_flops": peak.flops,
             "peak_source": peak.source,
         }

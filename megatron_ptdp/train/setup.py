@@ -113,6 +113,7 @@ def options_of(config: Config) -> Options:
         zero=config.parallel.zero,
         scatter_gather=config.parallel.scatter_gather,
         join=config.parallel.join,
+        pieces=config.parallel.pieces,
         master=master_of(config),
         compute=config.run.dtype,
     )

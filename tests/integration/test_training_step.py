@@ -136,7 +136,8 @@ def test_training_at_all_kinds_of_parallelism_equals_a_plain_loop_on_one_device(
 
     1. Three steps with clipping give the losses, norms and parameters of a plain loop.
     2. A snapshot taken before the last step is still what it was after it.
-    3. The canonical state, placed under other sizes, trains on with the same numbers.
+    3. Evaluated, it has the loss that the last step had, and stays what it was.
+    4. The canonical state, placed under other sizes, trains on with the same numbers.
     """
     step = make(
         "1f1b",
@@ -158,6 +159,7 @@ def test_training_at_all_kinds_of_parallelism_equals_a_plain_loop_on_one_device(
         assert step.first_bad(metrics) is None
     assert difference(step.gather(state)["params"], params) <= 1e-9  # Adam divides small numbers by small numbers
 
+    assert float(step.evaluate(before, reference.batch)) == pytest.approx(losses[2], rel=BOUND)
     kept = step.gather(before)
     assert int(kept["counts"]["0/count"]) == 2
     other = make("gpipe", options={"clip": CLIP}, pipeline=1, data=2)
@@ -173,7 +175,10 @@ def test_training_at_all_kinds_of_parallelism_equals_a_plain_loop_on_one_device(
 def test_replicas_on_two_islands_sum_their_gradients_in_pieces(session, reference) -> None:
     step = make("interleaved", options={"pieces": 2}, pipeline=2, data=2, islands=2)
     assert_parity(step, reference)
-    state, _ = step(step.initial(reference.params), reference.batch)
+    expected, _ = reference.differentiate(reference.params, reference.batch)
+    state = step.initial(reference.params)
+    assert float(step.evaluate(state, reference.batch)) == pytest.approx(float(expected), rel=BOUND)
+    state, _ = step(state, reference.batch)
     for one, other in zip(jax.tree.leaves(state.params[0]), jax.tree.leaves(state.params[1]), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
     release(step)

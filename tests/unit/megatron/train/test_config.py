@@ -11,7 +11,8 @@ import pytest
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.records import config_text
-from megatron_ptdp.train.config import MODEL_SETTINGS, SECTIONS, Config, load, parse_setting
+from megatron_ptdp.train.config import MODEL_SETTINGS, SECTIONS, Config, load, load_schedules, parse_setting
+from megatron_ptdp.train.setup import schedule_of
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "train"
 TINY = "model=gpt-tiny"
@@ -109,6 +110,27 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text("[paralel]\npipeline = 2")
     with pytest.raises(ConfigError, match=r"no table in .*'paralel'; did you mean 'parallel'"):
         load(tmp_path / "table.toml")
+
+
+def test_a_file_may_register_a_schedule(tmp_path: Path) -> None:
+    """The schedule of the page, in a file."""
+    page = (EXAMPLES.parents[1] / "docs" / "schedules.md").read_text()
+    code = next(block for block in page.split("```python\n")[1:] if "@register" in block).split("```")[0]
+    file = tmp_path / "waves.py"
+    file.write_text(code.replace('"waves"', '"waves-of-a-test"'))
+    with pytest.raises(ConfigError, match="there is no schedule 'waves-of-a-test'"):
+        of(TINY, "schedule=waves-of-a-test")
+    load_schedules(file)
+    assert schedule_of(of(TINY, "schedule=waves-of-a-test", "pipeline=2", "microbatches=4")).stages == 2
+
+
+@pytest.mark.parametrize(("text", "said"), [("1 / 0", "ZeroDivisionError: division by zero"), ("def", "SyntaxError")])
+def test_a_file_of_schedules_that_fails_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ConfigError, match=rf"the schedules of .*bad\.py cannot be used: {said}"):
+        load_schedules(tmp_path / "bad.py")
+    with pytest.raises(ConfigError, match=r"none\.py cannot be used: FileNotFoundError"):
+        load_schedules(tmp_path / "none.py")
 
 
 @pytest.mark.parametrize(
