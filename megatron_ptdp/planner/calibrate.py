@@ -1,16 +1,100 @@
 """Measurements of a cluster as a cluster file. Pure: `measure` takes the measurements, this makes sense of them.
 
-What is measured: products of several sizes, a large copy, all-reduces inside an island and messages between islands of
-several sizes, empty launches. Two points or more on a line give a latency and a rate. What cannot be measured from
-inside (memory, power, price, failures) is given or left at a stated default.
+Directly measured are products of several sizes, an elementwise pass, an empty launch, what a launch takes from devices
+that compute, all-reduces and messages of several sizes at each level of the network, and what a message takes from
+devices that compute. Two points or more on a line give a latency and a rate.
+
+Four constants have no probe of their own, because a training step's products and other operations are neither large nor
+alone. They are fitted, once, to the steps of a few small reference models on one device each (`Reference`):
+
+    matrix_efficiency    of what the products alone reached, at most 1
+    memory_efficiency    of what the elementwise pass reached, at most 1: exponentials, reductions, copies into and
+                         out of loops over layers cost more than a pass
+    kernel_overhead      of an operation
+    step                 of an iteration
+
+What cannot be measured from inside (memory, power, price, failures) is given or left at a stated default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
 from megatron_ptdp.planner.errors import PlanningError
+from megatron_ptdp.planner.estimate import Question, time_split
+from megatron_ptdp.planner.model import Model
+from megatron_ptdp.planner.plan import Plan
+
+VOCABULARY = 256
+NOT_MEASURED = Operations(100, 50, 0, 100_000, 1e8, 1e9, 60)
+FITS = 4  # of linear equations: products that are bound by their bytes change sides
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A GPT and a batch whose training step is measured on one device. `examples` is of a microbatch."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    examples: int
+    microbatches: int
+
+    def model(self) -> Model:
+        sizes = (self.layers, self.hidden, self.heads, self.sequence)
+        return Model("reference", *sizes, vocabulary=VOCABULARY, tied=False, dropout=False)
+
+    def plan(self) -> Plan:
+        return Plan(microbatch=self.examples, batch=self.examples * self.microbatches, recompute="none")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A level of the network as it was seen.
+
+    Attributes:
+        devices: joined up to here; 0 for no limit
+        reductions: bytes of an all-reduce over all of them, and its seconds; empty where none was measured
+        messages: bytes from a device to another, and their seconds
+        still: seconds that an overlapped message of the middle size takes from devices that compute
+        arrays: of which gradients are, each summed by itself where all-reduces are measured
+    """
+
+    name: str
+    devices: int
+    reductions: Sequence[tuple[float, float]]
+    messages: Sequence[tuple[float, float]]
+    still: float
+    arrays: int
+
+    def level(self, inner: int) -> Level:
+        """As a level above one of `inner` devices.
+
+        An all-reduce of S bytes over n groups sends 2 (n-1)/n S and has 2 (n-1) steps, or 2 log2 n above the first
+        level. Where none was measured, messages are what carries it.
+        """
+        latency, rate = line(self.messages)
+        middle = sorted(self.messages)[len(self.messages) // 2]
+        share = min(1.0, self.still / middle[1])
+        if not self.reductions:
+            return Level(self.name, self.devices, rate, 1.0, latency, 1.0, rate, latency, share)
+        start, speed = line(self.reductions)
+        n = self.devices // inner
+        steps = 2 * (n - 1) if inner == 1 else 2 * (n - 1).bit_length()
+        return Level(
+            name=self.name,
+            size=self.devices,
+            bandwidth=speed * 2 * (n - 1) / n,
+            efficiency=1.0,
+            latency=start / steps,
+            message_bandwidth=rate,
+            message_latency=latency,
+            message_share=share,
+            collectives=self.arrays,
+        )
 
 
 @dataclass(frozen=True)
@@ -19,21 +103,21 @@ class Measured:
 
     Attributes:
         name: of the devices.
-        devices: in one island.
         flops: best FLOP/s of a product, by its size n (n×n×n).
         copy_rate: bytes/s read and written.
-        reductions: bytes of an all-reduce over the island's devices, and its seconds.
-        messages: bytes from an island to another, and their seconds; empty with one island.
-        launch: seconds of an empty launch.
+        launch: seconds of an empty launch that is waited for.
+        action: seconds that one launch more takes from devices that compute.
+        levels: of the network, from the inside out.
+        steps: seconds of the reference models' training steps.
     """
 
     name: str
-    devices: int
-    flops: dict[int, float]
+    flops: Mapping[int, float]
     copy_rate: float
-    reductions: Sequence[tuple[float, float]]
-    messages: Sequence[tuple[float, float]]
     launch: float
+    action: float
+    levels: Sequence[Joined]
+    steps: Mapping[Reference, float]
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -46,6 +130,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
     if len({size for size, _ in points}) < 2:
         raise PlanningError("a latency and a rate need messages of two sizes or more")
+    if min(seconds for _, seconds in points) <= 0:
+        raise PlanningError("a message took no time: the machine is too noisy, measure again")
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
     mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
@@ -60,7 +146,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return max(0.0, mean_time - slope * mean_size), 1 / slope
 
 
-def tile_depth(flops: dict[int, float]) -> int:
+def tile_depth(flops: Mapping[int, float]) -> int:
     """The inner dimension that a product's start and end are worth, from the smallest and the largest size.
 
     The model says rate(n) = peak · n/(n + depth); two sizes give the depth.
@@ -72,60 +158,154 @@ def tile_depth(flops: dict[int, float]) -> int:
     return round(small * large * (ratio - 1) / max(large - ratio * small, small))
 
 
-def cluster_text(seen: Measured, memory_bytes: float, software: str) -> str:
-    """The TOML of a cluster file."""
+def cluster_of(seen: Measured, memory_bytes: float, software: Software, name: str = "here") -> Cluster:
+    """The cluster that was measured, its constants fitted to the reference steps."""
     depth, fastest = tile_depth(seen.flops), max(seen.flops, key=lambda size: seen.flops[size])
-    best = seen.flops[fastest] * (1 + depth / fastest)
-    latency, rate = line(seen.reductions) if seen.devices > 1 else (1e-6, seen.copy_rate)
-    # An all-reduce of S bytes over n devices sends 2 (n-1)/n S and has 2 (n-1) steps.
-    share = 2 * (seen.devices - 1) / seen.devices if seen.devices > 1 else 1.0
-    steps = max(1, 2 * (seen.devices - 1))
-    text = f"""# Measured through the runtime. Shared machines wander: measure again when plans and runs disagree.
-source = "pathways-plan calibrate"
-software = "{software}"
-
-[device]
-name = "{seen.name}"
-peak_flops = {best:.4g}         # the limit of the products of {", ".join(str(size) for size in sorted(seen.flops))}
-matrix_efficiency = 1.0
-units = 1
-tiles = [[1, 1, 1.0]]
-tile_depth = {depth}
-memory_bytes = {memory_bytes:.4g}
-memory_bandwidth = {seen.copy_rate:.4g}
-memory_efficiency = 1.0
-kernel_overhead = 0
-launch = {seen.launch:.3g}        # an empty launch, the host's work included
-reserved_bytes = 0
-fragmentation = 0.05
-
-[[network]]
-name = "island"
-size = {max(2, seen.devices)}
-bandwidth = {rate * share:.4g}
-efficiency = 1.0
-latency = {latency / steps:.3g}
-
-"""
-    if seen.messages:
-        latency, rate = line(seen.messages)
-        text += f"""[[network]]
-name = "dcn"
-size = 0
-bandwidth = {rate:.4g}
-efficiency = 1.0
-latency = {latency:.3g}
-
-"""
-    return (
-        text
-        + """[operations]                 # not measured
-power_busy = 100
-power_idle = 50
-price = 0
-mtbf_hours = 100000
-checkpoint_bandwidth = 1e8
-checkpoint_limit = 1e9
-restart_seconds = 60
-"""
+    device = Device(
+        name=seen.name,
+        peak_flops=seen.flops[fastest] * (1 + depth / fastest),
+        matrix_efficiency=1.0,
+        units=1,
+        tiles=((1, 1, 1.0),),
+        tile_depth=depth,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=seen.copy_rate,
+        memory_efficiency=1.0,
+        kernel_overhead=0.0,
+        launch=seen.launch,
+        reserved_bytes=0.0,
+        fragmentation=0.05,
+        action=seen.action,
     )
+    levels, inner = [], 1
+    for joined in seen.levels:
+        levels.append(joined.level(inner))
+        inner = joined.devices or inner
+    found = Cluster(name, device, tuple(levels), NOT_MEASURED, software.name, "pathways-plan calibrate")
+    return fitted(found, seen.steps, software) if seen.steps else found
+
+
+# --- the four constants -----------------------------------------------------------------------------------------------
+
+
+def fitted(cluster: Cluster, steps: Mapping[Reference, float], software: Software) -> Cluster:
+    """The cluster with the constants that predict the reference steps best; squares of relative errors count.
+
+    A step is linear in `_amounts`, but for products bound by their bytes; so a few least squares in a row do.
+    """
+    least = _amounts(cluster.device)
+    for _ in range(FITS):
+        now = _amounts(cluster.device)
+        columns = []
+        for position in range(len(least)):
+            columns.append([_slope(cluster, one, position, software) / taken for one, taken in steps.items()])
+        # What is left of each step for the amounts, all in shares of it.
+        wanted = [
+            1
+            - step_seconds(cluster, one, software) / taken
+            + sum(x * column[row] for x, column in zip(now, columns, strict=True))
+            for row, (one, taken) in enumerate(steps.items())
+        ]
+        found = nonnegative(columns, wanted, least)
+        cluster = replace(cluster, device=_with(cluster.device, found))
+    return cluster
+
+
+def step_seconds(cluster: Cluster, one: Reference, software: Software) -> float:
+    """What the model says of a reference step."""
+    plan = one.plan()
+    return time_split(Question(one.model(), cluster, software, 1, plan.batch), plan).total
+
+
+def _amounts(device: Device) -> list[float]:
+    """What a step's time is linear in: seconds of a FLOP, of a byte, of a kernel, of a step."""
+    return [
+        1 / (device.peak_flops * device.matrix_efficiency),
+        1 / (device.memory_bandwidth * device.memory_efficiency),
+        device.kernel_overhead,
+        device.step,
+    ]
+
+
+def _with(device: Device, amounts: Sequence[float]) -> Device:
+    flop, byte, kernel, step = amounts
+    return replace(
+        device,
+        matrix_efficiency=1 / (device.peak_flops * flop),
+        memory_efficiency=1 / (device.memory_bandwidth * byte),
+        kernel_overhead=kernel,
+        step=step,
+    )
+
+
+def _slope(cluster: Cluster, one: Reference, position: int, software: Software) -> float:
+    """How a step's seconds grow with an amount."""
+    amounts = _amounts(cluster.device)
+    by = max(1e-4 * amounts[position], 1e-15 if position < 2 else 1e-9)
+    amounts[position] += by
+    more = replace(cluster, device=_with(cluster.device, amounts))
+    return (step_seconds(more, one, software) - step_seconds(cluster, one, software)) / by
+
+
+def nonnegative(columns: Sequence[Sequence[float]], wanted: Sequence[float], least: Sequence[float]) -> list[float]:
+    """The amounts x ≥ least with the least squares of Σ x_i column_i - wanted, one coordinate after the other."""
+    norms = [sum(value * value for value in column) for column in columns]
+    found = list(least)
+    rest = [
+        want - sum(x * column[row] for x, column in zip(found, columns, strict=True)) for row, want in enumerate(wanted)
+    ]
+    for _ in range(3000):
+        for position, column in enumerate(columns):
+            if not norms[position]:
+                continue
+            change = sum(value * left for value, left in zip(column, rest, strict=True)) / norms[position]
+            change = max(change, least[position] - found[position])
+            found[position] += change
+            rest = [left - change * value for value, left in zip(column, rest, strict=True)]
+    return found
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """The TOML of a cluster file."""
+    device = cluster.device
+    lines = [
+        "# Measured through the runtime. Shared machines wander: measure again when plans and runs disagree.",
+        f'source = "{cluster.source}"',
+        f'software = "{cluster.software}"',
+        *(() if cluster.levels else ("network = []  # one device",)),
+        "",
+        "[device]",
+        f'name = "{device.name}"',
+        _field("peak_flops", device.peak_flops, "the limit of products alone"),
+        _field("matrix_efficiency", device.matrix_efficiency, "(r) fitted to the steps of the reference models"),
+        f"units = {device.units}",
+        f"tiles = {[list(tile) for tile in device.tiles]}",
+        f"tile_depth = {device.tile_depth}",
+        _field("memory_bytes", device.memory_bytes, "given"),
+        _field("memory_bandwidth", device.memory_bandwidth, "an elementwise pass over what a microbatch has"),
+        _field("memory_efficiency", device.memory_efficiency, "(r)"),
+        _field("kernel_overhead", device.kernel_overhead, "(r)"),
+        _field("launch", device.launch, "an empty launch that is waited for"),
+        _field("reserved_bytes", device.reserved_bytes),
+        _field("fragmentation", device.fragmentation),
+        _field("action", device.action, "what a launch of a schedule takes from devices that compute"),
+        _field("step", device.step, "(r) of an iteration"),
+    ]
+    for level in cluster.levels:
+        lines += ["", "[[network]]", f'name = "{level.name}"', f"size = {level.size}"]
+        lines += [_field("bandwidth", level.bandwidth, "of all-reduces"), "efficiency = 1.0"]
+        lines += [_field("latency", level.latency, "of a step of an all-reduce")]
+        lines += [_field("message_bandwidth", level.message_bandwidth, "of messages between devices")]
+        lines += [_field("message_latency", level.message_latency)]
+        lines += [_field("message_share", level.message_share, "of its time it takes from devices that compute")]
+        lines += [f"collectives = {level.collectives}  # gradients are summed array by array"] * (level.collectives > 1)
+    lines += ["", "[operations]                 # not measured"]
+    lines += [_field(name, getattr(cluster.operations, name)) for name in Operations.__dataclass_fields__]
+    return "\n".join(lines) + "\n"
+
+
+def _field(name: str, value: float, why: str = "") -> str:
+    return f"{name} = {value:.4g}" + (f"  # {why}" if why else "")

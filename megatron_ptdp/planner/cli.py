@@ -28,14 +28,15 @@ from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-plan"
 PLAIN_WIDTH = 130  # columns of text that goes to no terminal; rich would take 80, in which tables break
+DRAWN = 200_000  # actions of a timeline, at most: some tens of seconds
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
     """Ends a command with one line on stderr."""
 
-    def __init__(self, error: PathwaysError) -> None:
-        super().__init__(" ".join(str(error).split()))
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
 
     def show(self, file: Any = None) -> None:
         click.echo(f"{NAME}: {self.message}", err=True)
@@ -51,13 +52,20 @@ class Commands(click.Group):
     """A group that searches when no command is named, takes `--fix a=1 b=2`, and shows errors as one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_fixes(args))
+        try:
+            return super().parse_args(ctx, spread_fixes(args))
+        except click.UsageError as error:
+            raise WronglyAsked(error.format_message()) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise WronglyAsked(error.format_message()) from error
+        except UsageError as error:
+            raise WronglyAsked(str(error)) from error
         except PathwaysError as error:
-            raise (WronglyAsked(error) if isinstance(error, UsageError) else Failed(error)) from error
+            raise Failed(str(error)) from error
 
 
 def spread_fixes(args: Sequence[str]) -> list[str]:
@@ -106,7 +114,12 @@ def ask(model: str, cluster: str, software: str | None, devices: int, batch: int
 
 def settings(fixes: Sequence[str]) -> dict[str, Any]:
     """The fixed settings; one option may hold several, separated by commas."""
-    return dict(records.parse_setting(part) for fix in fixes for part in fix.split(",") if part)
+    found: dict[str, Any] = {}
+    for part in (part for fix in fixes for part in fix.split(",") if part):
+        name, value = records.parse_setting(part)
+        if found.setdefault(name, value) != value:
+            raise BadFigure(f"{name} is fixed to {found[name]} and to {value}; keep one of them")
+    return found
 
 
 def console() -> Console:
@@ -271,6 +284,10 @@ def simulate(
 
     question, one = question_of(plan, model, cluster, software, 300e9)
     estimate = estimate_exactly(question, one)
+    actions = 2 * one.stages * (microbatches or one.microbatches)
+    if actions > DRAWN:
+        most = max(1, DRAWN // (2 * one.stages))
+        raise BadFigure(f"a timeline of {actions:,} actions cannot be read; draw fewer: --microbatches {most} at most")
     steps = timeline(question, one, microbatches)
     to = console()
     report.show_question(question, to)
@@ -283,7 +300,10 @@ def simulate(
     if png:
         from megatron_ptdp.schedules.draw import draw
 
-        draw(steps, png, title=f"{question.model.name}: {one.label()}")
+        try:
+            draw(steps, png, title=f"{question.model.name}: {one.label()}")
+        except OSError as error:
+            raise PlanningError(f"{png.name} cannot be written: {error.strerror}") from error
     if perfetto:
         write(perfetto, chrome_trace(steps))
 
@@ -294,26 +314,51 @@ def simulate(
 )
 @click.option("--address", help="a Ray cluster, or auto; left out, one is started on this machine")
 @click.option("--islands", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--devices", type=click.IntRange(1), default=2, show_default=True, help="devices of an island")
+@click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="hosts of an island")
+@click.option("--devices", type=click.IntRange(1), default=2, show_default=True, help="devices of a host")
 @click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True)
 @click.option("--memory", type=float, default=8e9, show_default=True, help="bytes that a device may use")
-def calibrate(output: Path, address: str | None, islands: int, devices: int, platform: str, memory: float) -> None:
-    """Measure products, copies, links and launches of a cluster through the runtime; write its file."""
-    if not memory > 0:
-        raise BadFigure(f"memory is {memory}, must be above 0")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="the medians of so many count")
+def calibrate(
+    output: Path,
+    address: str | None,
+    islands: int,
+    hosts: int,
+    devices: int,
+    platform: str,
+    memory: float,
+    rounds: int,
+) -> None:
+    """Measure products, copies, launches, links and small training steps of a cluster through the runtime; write its
+    file."""
+    if not 0 < memory < float("inf"):
+        raise BadFigure(f"memory is {memory}, must be a finite number above 0")
     import pathways_ray as pw
-    from megatron_ptdp.planner.calibrate import cluster_text
+    from megatron_ptdp.planner.calibrate import cluster_of, cluster_text, step_seconds
     from megatron_ptdp.planner.measure import measure
 
-    with pw.init(islands, 1, devices, address=address, platform=platform):
-        seen = measure(platform, islands, devices)
-    write(output, cluster_text(seen, memory, "xla-f32" if platform == "cpu" else "xla"))
+    software = load.software("xla-f32" if platform == "cpu" else "xla")
+    # Without fusion, as training: each action is a launch.
+    with pw.init(islands, hosts, devices, address=address, platform=platform, fusion=False):
+        seen = measure(platform, range(islands), rounds, lambda text: click.echo(text, err=True))
+    made = cluster_of(seen, memory, software, output.stem)
+    write(output, cluster_text(made))
     made = load.cluster(str(output))
-    rate = made.device.memory_bandwidth
+    device = made.device
     click.echo(
-        f"{output}: {made.device.peak_flops / 1e9:,.4g} GFLOP/s, memory {rate / 1e9:.3g} GB/s, launch "
-        f"{made.device.launch * 1e6:,.0f} us; "
-        + "; ".join(f"{one.name} {one.bandwidth / 1e9:.3g} GB/s, {one.latency * 1e6:,.0f} us" for one in made.levels)
+        f"{output}: {device.peak_flops / 1e9:,.4g} GFLOP/s × {device.matrix_efficiency:.2f}, memory "
+        f"{device.memory_bandwidth / 1e9:.3g} GB/s × {device.memory_efficiency:.2f}, action "
+        f"{device.action * 1e6:,.0f} us, iteration {device.step * 1e3:.1f} ms"
+    )
+    for one in made.levels:
+        click.echo(
+            f"  {one.name}: all-reduce {one.bandwidth / 1e9:.3g} GB/s, {one.latency * 1e6:,.0f} us; messages "
+            f"{one.message_bandwidth / 1e9:.3g} GB/s, {one.message_latency * 1e6:,.0f} us, "
+            f"{one.message_share:.0%} of it taken from computation"
+        )
+    off = [step_seconds(made, one, software) / taken - 1 for one, taken in seen.steps.items()]
+    click.echo(
+        f"  the model is off by {max(map(abs, off)):.0%} at most on the {len(off)} reference steps it was fitted to"
     )
 
 

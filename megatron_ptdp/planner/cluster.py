@@ -32,6 +32,9 @@ class Device:
         launch: seconds the host needs per kernel. Kernels shorter than that wait for the host.
         reserved_bytes: what the runtime and the collectives library hold.
         fragmentation: share of the activations that the allocator loses.
+        action: seconds a device loses for each action of a schedule where a stage is one compiled program: the
+            runtime's work for a launch, as far as it takes time from the device.
+        step: seconds of an iteration that belong to no microbatch and no byte: its beginning, the launches of its end.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Device:
     launch: float
     reserved_bytes: float
     fragmentation: float
+    action: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,11 @@ class Level:
         efficiency: share of it that a large collective reaches.
         latency: seconds of one step of a collective, software included.
         oversubscription: of a tree: bandwidth below over bandwidth above; 1 for a full fat tree.
+        message_bandwidth: bytes/s of a message between stages, where another mechanism than the collectives' carries
+            it; 0: as `rate`, with `latency`.
+        message_latency: seconds of such a message beside its bytes.
+        collectives: into how many collectives a device's gradients are cut here; each has its latency.
+        message_share: share of its time in which the devices at its ends stand still, although others overlap it.
     """
 
     name: str
@@ -68,6 +78,10 @@ class Level:
     efficiency: float
     latency: float
     oversubscription: float = 1.0
+    message_bandwidth: float = 0.0
+    message_latency: float = 0.0
+    message_share: float = 0.0
+    collectives: int = 1
 
     @property
     def rate(self) -> float:
@@ -112,6 +126,11 @@ class Software:
         flat_gather: ZeRO-3 gathers by one ring through all devices instead of one per rail.
         wait_seconds: a device idles so long after a blocking message: the host waits for it before it launches again.
         kernels_forward, kernels_inputs, kernels_weights: kernels the host launches for one layer in each pass.
+        element_bytes: of an activation.
+        compiled_stages: an action of a schedule is one compiled program. It costs `Device.action`; forward and backward
+            of the last stage are one action where one follows the other; and where a schedule splits the backward
+            pass, the part for the weights runs the part for the inputs again, as autodiff of a whole stage must.
+        inputs_share: of a compiled stage's backward pass, what the gradients of its inputs alone take.
     """
 
     name: str
@@ -131,6 +150,9 @@ class Software:
     kernels_forward: int
     kernels_inputs: int
     kernels_weights: int
+    element_bytes: int = 2
+    compiled_stages: bool = False
+    inputs_share: float = 0.5
 
     def __hash__(self) -> int:  # one field, for the same reason as that of Cluster
         return hash(self.name)

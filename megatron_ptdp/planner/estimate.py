@@ -17,7 +17,7 @@ from megatron_ptdp.planner.layers import Cost, Split, embedding_cost, layer_cost
 from megatron_ptdp.planner.memory import StageMemory, device_parameters, stage_layers, stage_memory
 from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message
-from megatron_ptdp.planner.operations import ELEMENT, copy_seconds
+from megatron_ptdp.planner.operations import copy_seconds
 from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
 from megatron_ptdp.planner.plan import SCHEDULES, Plan
 
@@ -47,6 +47,7 @@ class TimeSplit:
         compute: forward, recomputed and backward work.
         tensor, pipeline, data: communication that computation does not hide; `data` holds the shared embedding's too.
         bubble: waiting for other stages.
+        optimizer: one pass over its state; on small machines what else an iteration costs once (`Device.step`).
     """
 
     compute: float
@@ -123,16 +124,36 @@ def split_of(plan: Plan) -> Split:
     return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute)
 
 
-def boundary_seconds(plan: Plan, model: Model, cluster: Cluster) -> list[float]:
-    """Seconds of one activation across each boundary between stages: b s h elements, or 1/t of it per device."""
-    size = float(ELEMENT * plan.microbatch * model.sequence * model.hidden)
+def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]]:
+    """Of one activation across each boundary between stages (b s h elements, or 1/t of it per device): its seconds,
+    and those in which its stages stand still although it is overlapped."""
+    model, cluster = question.model, question.cluster
+    size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden)
     levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
     if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
         seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}
     else:
         pieces = plan.tensor if plan.scatter_gather else 1
         seconds = {level: message(cluster, level, size, pieces) for level in set(levels)}
-    return [seconds[level] for level in levels]
+    return [(seconds[level], level.message_share * seconds[level]) for level in levels]
+
+
+def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
+    """`stage_costs` of a plan, with what its actions cost where a stage is one compiled program."""
+    costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    if not question.software.compiled_stages:
+        return costs
+    rule, action = SCHEDULES[plan.schedule], question.cluster.device.action
+    made = []
+    for stage, cost in enumerate(costs):
+        joined = rule.joins and stage == len(costs) - 1
+        more = Cost(0.0 if joined else action, action)
+        if rule.splits_backward:
+            back = cost.inputs + cost.weights
+            inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
+            cost = replace(cost, inputs=inputs, weights=back + action)
+        made.append(cost + more)
+    return tuple(made)
 
 
 def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
@@ -142,11 +163,12 @@ def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
     receiving from it happen at the same time (Megatron-LM, send_forward_recv_backward). The slowest boundary sets the
     pace, so each stage is charged for it.
     """
-    costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
-    sent = boundary_seconds(plan, question.model, question.cluster) or [0.0]
+    costs = action_costs(question, plan)
+    sent = boundary_seconds(question, plan) or [(0.0, 0.0)]
     overlap = question.software.pipeline_overlap
     waits = question.software.wait_seconds if plan.pipeline > 1 else 0.0
-    hidden, blocked = overlap * sum(sent) / len(sent), (1 - overlap) * (max(sent) + waits)
+    hidden = overlap * sum(seconds for seconds, _ in sent) / len(sent)
+    blocked = (1 - overlap) * (max(sent)[0] + waits) + overlap * max(still for _, still in sent)
     stages = tuple(
         StageWork(
             cost.forward + cost.forward_tensor + blocked, cost.inputs + cost.inputs_tensor + blocked, cost.weights
@@ -175,9 +197,9 @@ def data_seconds(question: Question, plan: Plan, work_per_microbatch: float, own
         return m * (each - software.gather_overlap * min(each, work_per_microbatch))
     scatters = m if plan.zero == 2 else 1
     if plan.zero:
-        seconds = scatters * gather(cluster, group, gradients) + gather(cluster, group, weights)
+        seconds = scatters * gather(cluster, group, gradients, True) + gather(cluster, group, weights, True)
     else:
-        seconds = all_reduce(cluster, group, gradients)
+        seconds = all_reduce(cluster, group, gradients, True)
     return seconds - software.data_overlap * min(seconds, scatters * work_per_microbatch)
 
 
@@ -196,7 +218,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
     total = bounded(plan, work) if pipeline_seconds is None else pipeline_seconds
     per_device = work.per_device()
     busiest = max(range(plan.pipeline), key=lambda position: per_device[position].total)
-    costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    costs = action_costs(question, plan)
     own = [cost for cost, at in zip(costs, work.placement, strict=True) if at == busiest]
     m = plan.microbatches
     compute, tensor = m * sum(cost.compute for cost in own), m * sum(cost.tensor for cost in own)
@@ -211,7 +233,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
         pipeline=messages,
         data=data + embedding_seconds(question, plan),
         bubble=max(0.0, total - compute - tensor - messages),
-        optimizer=copy_seconds(question.cluster.device, traffic),
+        optimizer=copy_seconds(question.cluster.device, traffic) + question.cluster.device.step,
     )
 
 

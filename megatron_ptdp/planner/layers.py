@@ -8,13 +8,13 @@ and writes; a dropout mask is half an element.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from megatron_ptdp.planner.cluster import Cluster, Software
 from megatron_ptdp.planner.model import Layer, Model
 from megatron_ptdp.planner.network import Group, all_reduce
-from megatron_ptdp.planner.operations import ELEMENT, Product, kernels_seconds, product_seconds
+from megatron_ptdp.planner.operations import Product, kernels_seconds, product_seconds
 
 LOSS_FORWARD, LOSS_BACKWARD = 32, 16
 """Bytes per logit of a cross entropy in single precision: cast 6, maximum 4, subtract 8, exponential 8, sum 4, take 2
@@ -71,41 +71,36 @@ class Cost:
         return self.forward_tensor + self.inputs_tensor
 
 
-def score_products(layer: Layer, split: Split, flash: bool) -> list[Product]:
+def score_products(layer: Layer, split: Split, software: Software) -> list[Product]:
     """The products with the scores, forward. Flash attention leaves out what a causal mask hides."""
+    flash, element = software.flash_attention, software.element_bytes
     heads = split.microbatch * layer.heads // split.tensor
     products = []
     for keys, causal in ((layer.sequence, True), (layer.cross, False)):
         if keys:
             inner = keys // 2 if flash and causal else keys
-            resident = float(ELEMENT * heads * layer.sequence * inner) if flash else 0.0
-            products.append(Product(layer.sequence, inner, layer.head_size, heads, resident))
-            products.append(Product(layer.sequence, layer.head_size, inner, heads, resident))
+            resident = float(element * heads * layer.sequence * inner) if flash else 0.0
+            products.append(Product(layer.sequence, inner, layer.head_size, heads, resident, element))
+            products.append(Product(layer.sequence, layer.head_size, inner, heads, resident, element))
     return products
 
 
-def weight_products(layer: Layer, split: Split) -> list[Product]:
+def weight_products(layer: Layer, split: Split, element: int = 2) -> list[Product]:
     """The products with weights, forward."""
     t, tokens, h = split.tensor, split.microbatch * layer.sequence, layer.hidden
     width, keys = layer.attention_width // t, max(1, layer.key_heads // t) * layer.head_size
-    products = [Product(tokens, width + 2 * keys, h), Product(tokens, h, width)]
+    sizes = [(tokens, width + 2 * keys, h), (tokens, h, width)]
     if layer.cross:
-        products += [
-            Product(tokens, width, h),
-            Product(split.microbatch * layer.cross, 2 * keys, h),
-            Product(tokens, h, width),
-        ]
+        sizes += [(tokens, width, h), (split.microbatch * layer.cross, 2 * keys, h), (tokens, h, width)]
     ffn = layer.ffn // t
-    return [*products, Product(tokens, ffn * (2 if layer.gated else 1), h), Product(tokens, h, ffn)]
+    sizes += [(tokens, ffn * (2 if layer.gated else 1), h), (tokens, h, ffn)]
+    return [Product(*size, element=element) for size in sizes]
 
 
 def backward(product: Product) -> tuple[Product, Product]:
     """The products that give the gradients of both factors."""
     m, n, k = product.m, product.n, product.k
-    return (
-        Product(m, k, n, product.count, product.resident),
-        Product(k, n, m, product.count, product.resident),
-    )
+    return replace(product, m=m, n=k, k=n), replace(product, m=k, n=n, k=m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +115,18 @@ class Bytes:
 
 def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -> Bytes:
     """What the other operations of a layer read and write."""
-    t, tokens = split.tensor, split.microbatch * layer.sequence
-    mask = 0.5 if model.dropout else 0.0
+    t, tokens, element = split.tensor, split.microbatch * layer.sequence, software.element_bytes
+    mask = 1 / element if model.dropout else 0.0
     blocks = 3 if layer.cross else 2
-    rep = float(ELEMENT * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
-    cut = float(ELEMENT * tokens) / t
+    rep = float(element * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
+    cut = float(element * tokens) / t
     width, keys = layer.attention_width * cut, layer.key_width * cut
     ffn, up = layer.ffn * cut, layer.ffn * cut * (2 if layer.gated else 1)
     norms, residuals = [2 * rep] * blocks, [(3 + mask) * rep] * blocks
     scores: list[float] = []
     scores_back: list[float] = []
     if not software.flash_attention:
-        size = float(ELEMENT * split.microbatch * layer.heads * layer.sequence) / t * (layer.sequence + layer.cross)
+        size = float(element * split.microbatch * layer.heads * layer.sequence) / t * (layer.sequence + layer.cross)
         scores = [2 * size] + ([(2 + mask) * size] if model.dropout else [])
         scores_back = [3 * size] + ([(2 + mask) * size] if model.dropout else [])
     forward = [*norms, *residuals, 2 * width, up + ffn, *scores]
@@ -139,9 +134,9 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
     inputs += [2 * width, 2 * (width + 2 * keys), ffn + 2 * up, *scores_back]
     own = model.layer_parameters(layer) / t
     if software.fused_accumulation:
-        weights = [(2 * software.gradient_bytes - ELEMENT) * own]
+        weights = [(2 * software.gradient_bytes - element) * own]
     else:
-        weights = [(ELEMENT + 2 * software.gradient_bytes) * own]
+        weights = [(element + 2 * software.gradient_bytes) * own]
     if model.bias:
         weights += [rep] * blocks + [width + 2 * keys, up]
     return Bytes(tuple(forward), tuple(inputs), tuple(weights), tuple(scores))
@@ -160,8 +155,8 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
     The further gather of sequence parallelism hides behind the weights' gradients (Korthikanti et al. 2022, 4.2.2).
     """
     device = cluster.device
-    scores = score_products(layer, split, software.flash_attention)
-    weighted = weight_products(layer, split)
+    scores = score_products(layer, split, software)
+    weighted = weight_products(layer, split, software.element_bytes)
     kernels = kernel_bytes(model, layer, split, software)
 
     def seconds(products: list[Product]) -> float:
@@ -176,7 +171,7 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
         inputs += seconds(scores[::2])
     weights = seconds([backward(product)[1] for product in weighted]) + kernels_seconds(device, kernels.weights)
 
-    size = float(ELEMENT * split.microbatch * layer.sequence * layer.hidden)
+    size = float(software.element_bytes * split.microbatch * layer.sequence * layer.hidden)
     blocks = 3 if layer.cross else 2
     sums = blocks * all_reduce(cluster, Group(split.tensor), size) if split.tensor > 1 else 0.0
     forward_tensor = exposed(sums, forward, software.forward_overlap)
@@ -203,25 +198,25 @@ def padded_vocabulary(model: Model, tensor: int) -> int:
 @lru_cache(maxsize=4096)
 def embedding_cost(model: Model, split: Split, cluster: Cluster, software: Software) -> Cost:
     """Seconds of the embedding for one microbatch: look up, add positions, drop; backward, a dense gradient."""
-    device, t = cluster.device, split.tensor
+    device, t, element = cluster.device, split.tensor, software.element_bytes
     tokens = split.microbatch * model.tokens_per_example
-    size = float(ELEMENT * tokens * model.hidden)
+    size = float(element * tokens * model.hidden)
     rep = size / (t if split.sequence_parallel else 1)
     own = padded_vocabulary(model, t) * model.hidden / t
     forward = kernels_seconds(device, (2 * size, 3 * rep, (2.5 if model.dropout else 0.0) * rep))
-    weights = kernels_seconds(device, (2 * size, 2 * ELEMENT * own, 2 * software.gradient_bytes * own))
+    weights = kernels_seconds(device, (2 * size, 2 * element * own, 2 * software.gradient_bytes * own))
     return Cost(forward, 0.0, weights, all_reduce(cluster, Group(t), size) if t > 1 else 0.0, 0.0)
 
 
 @lru_cache(maxsize=4096)
 def logits_cost(model: Model, split: Split, cluster: Cluster, software: Software) -> Cost:
     """Seconds of the last norm, the logits and the loss for one microbatch. They are never recomputed."""
-    device, t = cluster.device, split.tensor
+    device, t, element = cluster.device, split.tensor, software.element_bytes
     tokens = split.microbatch * model.sequence
     own = padded_vocabulary(model, t) // t
-    product = Product(tokens, own, model.hidden)
+    product = Product(tokens, own, model.hidden, element=element)
     back_inputs, back_weights = backward(product)
-    size = float(ELEMENT * tokens * model.hidden)
+    size = float(element * tokens * model.hidden)
     rep = size / (t if split.sequence_parallel else 1)
     logits = float(tokens) * own
     forward = product_seconds(device, product) + kernels_seconds(device, (2 * rep, LOSS_FORWARD * logits))

@@ -24,11 +24,12 @@ MAY_BE_ZERO = {
     "size", "latency", "kernel_overhead", "launch", "reserved_bytes", "fragmentation", "power_idle", "price",
     "forward_overlap", "backward_overlap", "pipeline_overlap", "data_overlap", "gather_overlap", "wait_seconds",
     "restart_seconds", "tile_depth", "kernels_forward", "kernels_inputs", "kernels_weights", "encoder_layers",
-    "encoder_sequence", "key_heads", "head_size", "ffn",
+    "encoder_sequence", "key_heads", "head_size", "ffn", "action", "step", "message_bandwidth", "message_latency",
+    "message_share",
 }  # fmt: skip
 SHARES = {
     "matrix_efficiency", "memory_efficiency", "efficiency", "fragmentation", "forward_overlap", "backward_overlap",
-    "pipeline_overlap", "data_overlap", "gather_overlap",
+    "pipeline_overlap", "data_overlap", "gather_overlap", "message_share", "inputs_share",
 }  # fmt: skip
 
 
@@ -70,6 +71,8 @@ def cluster_of(table: dict[str, Any], where: str, name: str) -> Cluster:
         parts[part] = rest.pop(part)
     made = dict(parts["device"])
     if "tiles" in made:
+        if not isinstance(made["tiles"], list) or not made["tiles"]:
+            raise BadFigure(f"{where} [device]: tiles is {made['tiles']!r}, must be a list of [rows, columns, speed]")
         made["tiles"] = tuple(_tile(tile, where) for tile in made["tiles"])
     rest["device"] = build(Device, made, f"{where} [device]")
     rest["levels"] = tuple(

@@ -1,120 +1,150 @@
-"""Measures a cluster through the runtime, for `calibrate`. The one module of the planner that loads JAX and Ray.
+"""Measures a cluster through the runtime, for `calibrate`. With `probes` the one part that loads JAX and Ray.
 
-Every figure is a median of several launches, with the time of an empty launch taken off, and a loop on the device where
-one operation would be too short. Nothing here decides; `calibrate` makes a cluster file of the numbers.
+All probes are made first, then measured in turn, round by round: what disturbs the machine disturbs all of them alike,
+and the median of the rounds is what counts. Computation is measured with all devices of an island at work at once, as
+in training. Nothing here decides; `calibrate` makes a cluster file of the numbers.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from statistics import median
-from typing import Any
+from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from megatron_ptdp.planner.calibrate import Measured
+from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.planner import probes
+from megatron_ptdp.planner.calibrate import Joined, Measured, Reference
 
-ROUNDS = 5
-PRODUCTS = {"cpu": (128, 256, 512, 1024), "gpu": (1024, 2048, 4096, 8192), "tpu": (1024, 2048, 4096, 8192)}
-MESSAGES = (1 << 16, 1 << 19, 1 << 22, 1 << 24)
+PRODUCTS = {"cpu": (64, 128, 256, 512), "gpu": (1024, 2048, 4096, 8192), "tpu": (1024, 2048, 4096, 8192)}
+COPIED = {"cpu": 1 << 19, "gpu": 1 << 28, "tpu": 1 << 28}
+"""Bytes: on CPUs a microbatch's activations stay in the cache."""
+MESSAGES = (1 << 14, 1 << 17, 1 << 20)
+REDUCTIONS = (1 << 16, 1 << 20, 1 << 23)
 """Bytes."""
 
-
-def measure(platform: str, islands: int, devices: int) -> Measured:
-    """Measures the cluster of the open session: `islands` islands of `devices` devices."""
-    kind = jnp.float32 if platform == "cpu" else jnp.bfloat16
-    one = pw.virtual_slice((1,), ("x",))
-    launch = _empty(one)
-    flops = {size: _product(one, size, kind) for size in PRODUCTS[platform]}
-    copied = _copy(one, 1 << 26)
-    several = pw.virtual_slice((devices,), ("x",)) if devices > 1 else one
-    reductions = [(float(size), _reduction(several, devices, size)) for size in MESSAGES] if devices > 1 else []
-    messages = [(float(size), _message(size)) for size in MESSAGES] if islands > 1 else []
-    return Measured(f"{platform} device", devices, flops, copied, reductions, messages, launch)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """The median time until the results of a call are there; the first, which compiles, does not count."""
-    call().block_until_ready()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call().block_until_ready()
-        times.append(time.perf_counter() - start)
-    return median(times)
+REFERENCES = {
+    # layers, hidden, heads, sequence, examples, microbatches
+    "cpu": (
+        Reference(1, 64, 2, 32, 1, 1),
+        Reference(1, 64, 2, 32, 1, 12),
+        Reference(6, 64, 2, 64, 2, 4),
+        Reference(2, 96, 4, 128, 4, 2),
+        Reference(4, 192, 6, 32, 8, 2),
+        Reference(2, 256, 8, 64, 4, 2),
+    ),
+    "gpu": (
+        Reference(1, 1024, 16, 256, 1, 1),
+        Reference(1, 1024, 16, 256, 1, 8),
+        Reference(4, 1024, 16, 1024, 2, 4),
+        Reference(2, 4096, 32, 1024, 2, 2),
+        Reference(4, 2048, 32, 2048, 2, 2),
+    ),
+}
+REFERENCES["tpu"] = REFERENCES["gpu"]
 
 
-def _looped(call: Callable[[int], Callable[[], Any]], least: float = 0.05) -> float:
-    """Seconds of one turn of a loop on the device: so many turns that a launch takes `least` longer than without."""
-    base, turns = _seconds(call(0)), 1
-    while True:
-        taken = _seconds(call(turns)) - base
-        if taken >= least or turns >= 1 << 14:
-            return max(taken, 1e-9) / turns
-        turns *= 4
+Link: TypeAlias = tuple[str, tuple[pw.VirtualSlice, pw.VirtualSlice], pw.VirtualSlice | None]
+"""A level: its name, two devices that it joins, and a slice of all that it joins in an island."""
 
 
-def _empty(where: Any) -> float:
-    value = pw.put(np.zeros((8,), np.float32), slice=where, spec=P())
-    same = pw.compiled(lambda v: v + 1, slice=where, in_specs=P(), out_specs=P())
-    return _seconds(lambda: same(value))
+class Bench:
+    """All probes of the cluster of the open session, prepared.
 
+    Args:
+        platform: "cpu", "gpu" or "tpu"
+        island: whose devices compute and communicate
+        pair: the two islands between which messages are measured; None where there is one
+    """
 
-def _product(where: Any, size: int, kind: Any) -> float:
-    """FLOP/s of size×size×size products."""
-    value = pw.put(np.full((size, size), 1 / size, np.float32), slice=where, spec=P())
+    def __init__(self, platform: str, island: int = 0, pair: tuple[int, int] | None = None) -> None:
+        self.platform = platform
+        self.devices = probes.devices_of(island)
+        self.dtype = jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
+        self.arrays = 1
+        self.samples: dict[Hashable, list[float]] = defaultdict(list)
+        self.calls: dict[Hashable, Callable[[], float]] = {}
+        self.joined = self._links(island, pair)
+        one = self.devices[0]
+        self.calls["launch"] = probes.empty(one)
+        self.calls["action"] = probes.action(self.devices)
+        for size in PRODUCTS[platform]:
+            self.calls["product", size] = probes.product(self.devices, size, self.dtype)
+        self.calls["copy"] = probes.copy(self.devices, COPIED[platform])
+        for name, (here, there), whole in self.joined:
+            for size in MESSAGES:
+                self.calls["message", name, size] = probes.message(here, there, size, 0)
+            self.calls["still", name] = probes.message(here, there, MESSAGES[1], 1)
+            if whole is not None:
+                for size in REDUCTIONS:
+                    self.calls["reduction", name, size] = probes.reduction(whole, size)
+        for reference in REFERENCES[platform]:
+            self.calls[reference] = steps = probes.Steps(reference, self.devices, self.dtype.name)
+            self.arrays = steps.arrays
 
-    def call(turns: int) -> Callable[[], Any]:
-        def products(v: Any) -> Any:
-            a = v.astype(kind)
-            return jax.lax.fori_loop(0, turns, lambda _, x: x @ a, a).astype(jnp.float32)
+    def _links(self, island: int, pair: tuple[int, int] | None) -> list[Link]:
+        """From the inside out."""
+        hosts: dict[int, list[pw.VirtualSlice]] = defaultdict(list)
+        for one in self.devices:
+            hosts[probes.host_of(one)].append(one)
+        sizes = {len(held) for held in hosts.values()}
+        if len(sizes) > 1:
+            raise ConfigError(f"the hosts of island {island} have {sorted(sizes)} devices: calibrate with equal hosts")
+        found: list[Link] = []
+        first = next(iter(hosts.values()))
+        if len(first) > 1:
+            # A slice of one host's devices; where the island has more hosts, the resource manager takes one host's.
+            found.append(("host", (first[0], first[1]), pw.virtual_slice((len(first),), ("x",), island=island)))
+        if len(hosts) > 1:
+            heads = [held[0] for held in hosts.values()]
+            whole = pw.virtual_slice((len(self.devices),), ("x",), island=island)
+            found.append(("island", (heads[0], heads[1]), whole))
+        if pair is not None:
+            there = [probes.devices_of(number)[0] for number in pair]
+            found.append(("dcn", (there[0], there[1]), None))
+        return found
 
-        run = pw.compiled(products, slice=where, in_specs=P(), out_specs=P())
-        return lambda: run(value)
+    def round(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Measures every probe once."""
+        for key, call in self.calls.items():
+            self.samples[key].append(call())
+            say(f"{key}: {1e3 * self.samples[key][-1]:.3f} ms")
 
-    return 2.0 * size**3 / _looped(call)
-
-
-def _copy(where: Any, size: int) -> float:
-    """Bytes/s read and written by an elementwise operation on `size` bytes."""
-    value = pw.put(np.zeros((size // 4,), np.float32), slice=where, spec=P())
-
-    def call(turns: int) -> Callable[[], Any]:
-        run = pw.compiled(
-            lambda v: jax.lax.fori_loop(0, turns, lambda _, x: x * 0.5 + 1, v)[:1],
-            slice=where,
-            in_specs=P(),
-            out_specs=P(),
+    def seen(self) -> Measured:
+        """The medians of the rounds."""
+        found = {key: median(values) for key, values in self.samples.items()}
+        hosts = len({probes.host_of(one) for one in self.devices})
+        sizes = {"host": len(self.devices) // hosts, "island": len(self.devices), "dcn": 0}
+        return Measured(
+            name=f"{self.platform} device",
+            flops={size: 2.0 * size**3 / found["product", size] for size in PRODUCTS[self.platform]},
+            copy_rate=2.0 * COPIED[self.platform] / found["copy"],
+            launch=found["launch"],
+            action=found["action"],
+            levels=[
+                Joined(
+                    name,
+                    sizes[name],
+                    [(float(size), found["reduction", name, size]) for size in REDUCTIONS if whole is not None],
+                    [(float(size), found["message", name, size]) for size in MESSAGES],
+                    found["still", name],
+                    self.arrays,
+                )
+                for name, _, whole in self.joined
+            ],
+            steps={reference: found[reference] for reference in REFERENCES[self.platform]},
         )
-        return lambda: run(value)
-
-    return 2.0 * size / _looped(call)
 
 
-def _reduction(where: Any, devices: int, size: int) -> float:
-    """Seconds of one all-reduce of `size` bytes over the devices of a slice."""
-    value = pw.put(np.zeros((devices, size // 4), np.float32), slice=where, spec=P("x"))
-
-    def call(turns: int) -> Callable[[], Any]:
-        def sums(v: Any) -> Any:
-            return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.psum(x, "x") * (1 / devices), v)
-
-        inner = jax.shard_map(sums, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-        run = pw.compiled(inner, slice=where, in_specs=P("x"), out_specs=P("x"))
-        return lambda: run(value)
-
-    return _looped(call)
-
-
-def _message(size: int) -> float:
-    """Seconds of `size` bytes from a device of one island to one of another, the launch taken off."""
-    here, there = pw.virtual_slice((1,), ("x",), island=0), pw.virtual_slice((1,), ("x",), island=1)
-    value = pw.put(np.zeros((size // 4,), np.float32), slice=here, spec=P())
-    take = pw.compiled(lambda v: v[:1] + 1, slice=there, in_specs=P(), out_specs=P())
-    near = pw.put(np.zeros((size // 4,), np.float32), slice=there, spec=P())
-    return max(_seconds(lambda: take(value)) - _seconds(lambda: take(near)), 1e-6)
+def measure(
+    platform: str, islands: Sequence[int], rounds: int, say: Callable[[str], None] = lambda text: None
+) -> Measured:
+    """Measures the cluster of the open session: its first island, and links between the first two."""
+    bench = Bench(platform, islands[0], (islands[0], islands[1]) if len(islands) > 1 else None)
+    for number in range(rounds):
+        bench.round()
+        say(f"round {number + 1} of {rounds}")
+    return bench.seen()

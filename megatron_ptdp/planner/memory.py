@@ -19,11 +19,11 @@ from functools import lru_cache
 from megatron_ptdp.planner.cluster import Cluster, Software
 from megatron_ptdp.planner.layers import padded_vocabulary
 from megatron_ptdp.planner.model import Layer, Model
-from megatron_ptdp.planner.operations import ELEMENT
 from megatron_ptdp.planner.plan import SCHEDULES, Plan, split_layers
 
-LOSS_BYTES = 2 + 4 + 4
-"""Bytes per logit: half precision, single precision, the softmax kept for the backward pass (may be in place)."""
+LOSS_BYTES = 4 + 4
+"""Bytes per logit beside what half precision has: single precision, the softmax kept for the backward pass (may be in
+place)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,24 @@ class StageMemory:
 
 @lru_cache(maxsize=16384)
 def layer_activations(
-    model: Model, layer: Layer, tensor: int, sequence_parallel: bool, recompute: str, flash: bool
+    model: Model, layer: Layer, tensor: int, sequence_parallel: bool, recompute: str, flash: bool, element: int = 2
 ) -> float:
     """Bytes one layer keeps of one example for its backward pass."""
     tokens, t = layer.sequence, tensor
     rep = tensor if sequence_parallel else 1
     if recompute == "full":
-        return ELEMENT * tokens * layer.hidden / rep
+        return element * tokens * layer.hidden / rep
     blocks = 3 if layer.cross else 2
     mask = 1 if model.dropout else 0
-    whole = tokens * layer.hidden * blocks * (ELEMENT + ELEMENT + mask)  # into and out of the norms, masks: 10 s h
+    whole = tokens * layer.hidden * blocks * (element + element + mask)  # into and out of the norms, masks: 10 s h
     width, keys = layer.attention_width, layer.key_width
-    attention = ELEMENT * tokens * (2 * width + 2 * keys)  # queries, keys, values, into the projection: 8 s h
+    attention = element * tokens * (2 * width + 2 * keys)  # queries, keys, values, into the projection: 8 s h
     if layer.cross:
-        attention += ELEMENT * (2 * tokens * width + 2 * layer.cross * keys)
-    ffn = ELEMENT * tokens * layer.ffn * (3 if layer.gated else 2)  # into and out of the activation function: 16 s h
+        attention += element * (2 * tokens * width + 2 * layer.cross * keys)
+    ffn = element * tokens * layer.ffn * (3 if layer.gated else 2)  # into and out of the activation function: 16 s h
     scores = 0
     if recompute == "none" and not flash:  # softmax, mask, dropped: 5 a s²
-        scores = layer.heads * tokens * (tokens + layer.cross) * ((2 * ELEMENT + mask) if model.dropout else ELEMENT)
+        scores = layer.heads * tokens * (tokens + layer.cross) * ((2 * element + mask) if model.dropout else element)
     return whole / rep + (attention + ffn + scores) / t
 
 
@@ -174,14 +174,14 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     gradients = share.owned * software.gradient_bytes / cut[1]
     optimizer = share.owned * software.optimizer_bytes / cut[2]
 
-    flash, sp = software.flash_attention, plan.sequence_parallel
+    flash, sp, element = software.flash_attention, plan.sequence_parallel, software.element_bytes
 
     def kept(recompute: str) -> float:
-        return sum(layer_activations(model, layer, t, sp, recompute, flash) * n for layer, n in share.layers)
+        return sum(layer_activations(model, layer, t, sp, recompute, flash, element) * n for layer, n in share.layers)
 
     rep = t if sp else 1
-    edge = ELEMENT * model.sequence * model.hidden / rep
-    dropped = edge / ELEMENT if share.has_first and model.dropout else 0.0
+    edge = element * model.sequence * model.hidden / rep
+    dropped = edge / element if share.has_first and model.dropout else 0.0
     activations = (kept(plan.recompute) + dropped) * b * in_flight(plan, position)
     if plan.recompute == "full" and SCHEDULES[plan.schedule].splits_backward:
         # What was recomputed for the inputs' gradients stays until the weights' have been made.
@@ -190,12 +190,13 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     largest = max((layer for layer, _ in share.layers), key=model.layer_parameters, default=model.row[-1])
     working = 0.0
     if plan.recompute != "none":
-        working = layer_activations(model, largest, t, sp, "none", flash) * b
+        working = layer_activations(model, largest, t, sp, "none", flash, element) * b
     if share.has_last:
-        logits = b * model.sequence * (LOSS_BYTES * padded_vocabulary(model, t) / t + 2 * edge / model.sequence)
+        loss_bytes = LOSS_BYTES + (element if element < 4 else 0)
+        logits = b * model.sequence * (loss_bytes * padded_vocabulary(model, t) / t + 2 * edge / model.sequence)
         working = max(working, logits)
     if plan.pipeline > 1:
-        working += 4 * b * ELEMENT * model.sequence * model.hidden / rep
+        working += 4 * b * element * model.sequence * model.hidden / rep
     if plan.zero == 3:  # the largest matrix gathered, the next one on its way, and one whole gradient
         matrix = model.hidden * max(largest.ffn, largest.attention_width + 2 * largest.key_width) / t
         working += matrix * (2 * software.weight_bytes + software.gradient_bytes)

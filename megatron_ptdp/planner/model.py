@@ -13,6 +13,18 @@ from functools import cached_property
 
 from megatron_ptdp.planner.errors import BadFigure
 
+MOST = {
+    "layers": 10**4,
+    "encoder_layers": 10**4,
+    "hidden": 10**7,
+    "heads": 10**6,
+    "sequence": 10**8,
+    "encoder_sequence": 10**8,
+    "vocabulary": 10**9,
+    "ffn": 10**8,
+}
+"""Sizes beyond these were never meant; the search goes through layers and heads one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -102,6 +114,9 @@ class Model:
         for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
             if getattr(self, field) <= 0:
                 raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must be at least 1")
+        for field, most in MOST.items():
+            if getattr(self, field) > most:
+                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field):,}, must be {most:,} at most")
         for field in ("key_heads", "head_size", "ffn", "encoder_layers", "encoder_sequence"):
             if getattr(self, field) < 0:
                 raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must not be negative")

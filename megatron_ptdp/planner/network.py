@@ -53,17 +53,19 @@ def pieces(cluster: Cluster, group: Group, size: float) -> Iterator[tuple[Level,
             size /= members
 
 
-def all_reduce(cluster: Cluster, group: Group, size: float) -> float:
-    """Seconds to sum `size` bytes over the group, the sum on all members."""
-    return 2 * gather(cluster, group, size)
+def all_reduce(cluster: Cluster, group: Group, size: float, cut: bool = False) -> float:
+    """Seconds to sum `size` bytes over the group, the sum on all members. `cut`: as `gather`."""
+    return 2 * gather(cluster, group, size, cut)
 
 
-def gather(cluster: Cluster, group: Group, size: float) -> float:
-    """Seconds of an all-gather to, or a reduce-scatter of, `size` bytes."""
+def gather(cluster: Cluster, group: Group, size: float, cut: bool = False) -> float:
+    """Seconds of an all-gather to, or a reduce-scatter of, `size` bytes; `cut` into `Level.collectives` of them."""
     seconds = 0.0
     for position, (level, members, piece) in enumerate(pieces(cluster, group, size)):
         steps = members - 1 if position == 0 and level is cluster.levels[0] else ceil(log2(members))
-        seconds += (members - 1) / members * piece / level.rate + steps * level.latency
+        seconds += (members - 1) / members * piece / level.rate + steps * level.latency * (
+            level.collectives if cut else 1
+        )
     return seconds
 
 
@@ -99,7 +101,10 @@ def message(cluster: Cluster, level: Level, size: float, pieces_of: int = 1) -> 
     With `pieces_of` t > 1 each of t neighbours that hold the same bytes sends 1/t, and the receivers gather them
     (PTD-P section 4.1).
     """
-    seconds = size / pieces_of / level.rate + level.latency
+    if level.message_bandwidth:
+        seconds = size / pieces_of / level.message_bandwidth + level.message_latency
+    else:
+        seconds = size / pieces_of / level.rate + level.latency
     if pieces_of > 1:
         seconds += gather(cluster, Group(pieces_of), size)
     return seconds

@@ -13,22 +13,23 @@ from math import ceil
 
 from megatron_ptdp.planner.cluster import Device
 
-ELEMENT = 2
-"""Bytes of an activation: half precision."""
-
 SPLITS = (1, 2, 4)
 """Ways to cut the inner dimension of a product over units, as libraries do for small results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`count` matrix products of m×k by k×n. `resident` bytes never go to memory (scores of flash attention)."""
+    """`count` matrix products of m×k by k×n. `resident` bytes never go to memory (scores of flash attention).
+
+    `element` is bytes of a number: 2 in half precision.
+    """
 
     m: int
     n: int
     k: int
     count: int = 1
     resident: float = 0.0
+    element: int = 2
 
     @property
     def flops(self) -> float:
@@ -36,7 +37,7 @@ class Product:
 
     @property
     def bytes(self) -> float:
-        moved = ELEMENT * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+        moved = self.element * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
         return max(0.0, moved - self.resident)
 
 

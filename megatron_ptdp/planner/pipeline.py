@@ -8,7 +8,7 @@ Closed forms, w work of the busiest device per microbatch, f i w' forward, input
 
     GPipe               m max F + m max B + the other devices once (PTD-P section 2.2)
     1F1B, interleaved   m w + (sum of the other devices' work)/v            bubble (p-1)/(v m)
-    looped              the same
+    looped              the same, and w (p - m) (v-1)/v where m < p: a device waits until its first microbatch is round
     ZB-H1               m w + sum of the others' (F + I) - W of the busiest  (Qi et al. 2023; DualPipe README)
     ZB-V                m w + sum of the others' 3 max(f, i, w') - (f + i + w')   zero when f = i = w'
     DualPipe-V          m w + sum of the others' (f + 2 i - w'), less what they lack of w   (DualPipe README)
@@ -93,5 +93,7 @@ def fill(plan: Plan, devices: list[StageWork], busiest: float) -> float:
             for device, less in zip(devices, lacking, strict=True)
         ]
     else:
-        return (sum(device.total for device in devices) - busiest) / plan.chunks
+        once = (sum(device.total for device in devices) - busiest) / plan.chunks
+        # Only a looped schedule may have fewer microbatches than devices and several chunks.
+        return once + busiest * max(0, len(devices) - plan.microbatches) * (plan.chunks - 1) / plan.chunks
     return sum(max(0.0, one) for one in each) * (len(devices) - 1) / len(devices)

@@ -31,6 +31,7 @@ class Schedule:
         min_microbatches_per_stage: fewest microbatches, in multiples of the stages (counted in devices).
         splits_backward: gradients of inputs and of weights are separate actions.
         v_placement: the first and the last stage are both on the first device.
+        joins: a forward of the last stage is followed at once by its backward.
     """
 
     fixed_chunks: int = 1
@@ -39,12 +40,13 @@ class Schedule:
     min_microbatches_per_stage: int = 0
     splits_backward: bool = False
     v_placement: bool = False
+    joins: bool = False
 
 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(),
-    "1f1b": Schedule(),
-    "interleaved": Schedule(fixed_chunks=0, min_chunks=2, whole_groups=True),
+    "1f1b": Schedule(joins=True),
+    "interleaved": Schedule(fixed_chunks=0, min_chunks=2, whole_groups=True, joins=True),
     "looped-bfs": Schedule(fixed_chunks=0, min_chunks=2),
     "zb-h1": Schedule(splits_backward=True, min_microbatches_per_stage=1),
     "zb-v": Schedule(fixed_chunks=2, splits_backward=True, v_placement=True, min_microbatches_per_stage=1),

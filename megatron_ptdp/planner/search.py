@@ -22,8 +22,14 @@ from megatron_ptdp.planner.plan import Plan, check, with_settings
 from megatron_ptdp.planner.simulated import pipeline_seconds
 from megatron_ptdp.planner.space import families, lower_bound, members
 
+MOST = {"devices": 10**7, "batch": 10**8, "tokens": 10**18}
+"""What a question may ask for: more was never meant, and would be searched for hours."""
+
 SPARE = 2
 """Plans simulated beyond those that are shown, as the closed form may have put them in the wrong order."""
+
+AHEAD = 16
+"""Further plans that are simulated at most, as long as one of them might be faster than one that would be shown."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,12 @@ def check_question(question: Question) -> None:
     """Refuses counts that cannot be meant.
 
     Raises:
-        BadFigure: devices, batch or tokens below 1, or more devices than the cluster has.
+        BadFigure: devices, batch or tokens below 1 or above `MOST`, or more devices than the cluster has.
     """
-    for name in ("devices", "batch", "tokens"):
+    for name, most in MOST.items():
         value = getattr(question, name)
-        if not value >= 1 or value == float("inf"):
-            raise BadFigure(f"{name} is {value}, must be a finite number, at least 1")
+        if not 1 <= value <= most:
+            raise BadFigure(f"{name} is {value}, must be 1 to {most:,}")
     limit = question.cluster.limit
     if limit and question.devices > limit:
         raise BadFigure(f"devices is {question.devices}, but the cluster {question.cluster.name!r} has {limit}")
@@ -74,8 +80,10 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
     check_question(question)
     fixed = dict(fixed or {})
     with_settings(Plan(), fixed)
+    if fixed.get("batch", question.batch) != question.batch:
+        raise BadFigure(f"batch is {question.batch} and fixed to {fixed['batch']}; ask for one of them")
     kept: list[tuple[float, int, Plan]] = []  # a heap: the slowest first, and of equals the last that was found
-    wanted, legal, evaluated, opened, entered = top + SPARE, 0, 0, 0, 0
+    wanted, legal, evaluated, opened, entered = top + SPARE + AHEAD * simulate, 0, 0, 0, 0
     ordered = sorted(
         (lower_bound(question, family), number, family) for number, family in enumerate(families(question, fixed))
     )
@@ -105,9 +113,24 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
     if not kept:
         raise NothingFits(why_nothing_fits(question, fixed))
     ranked = [plan for _, _, plan in sorted(kept, reverse=True)]
-    found = [estimate(question, plan, pipeline_seconds(question, plan) if simulate else None) for plan in ranked]
-    found.sort(key=lambda one: one.seconds)
-    return Found(found[:top], len(ordered), opened, legal, evaluated)
+    return Found(_shown(question, ranked, top, simulate), len(ordered), opened, legal, evaluated)
+
+
+def _shown(question: Question, ranked: list[Plan], top: int, simulate: bool) -> list[Estimate]:
+    """The fastest of plans in the order of their closed forms.
+
+    Closed forms are hardly ever too slow. So plans are simulated in their order, until `top` of them are as fast as
+    the next one's closed form.
+    """
+    if not simulate:
+        return [estimate(question, plan) for plan in ranked[:top]]
+    found: list[Estimate] = []
+    for number, plan in enumerate(ranked):
+        if number >= top + SPARE and found[top - 1].seconds <= time_split(question, plan).total:
+            break
+        found.append(estimate(question, plan, pipeline_seconds(question, plan)))
+        found.sort(key=lambda one: one.seconds)
+    return found[:top]
 
 
 def estimate_exactly(question: Question, plan: Plan) -> Estimate:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from megatron_ptdp.planner.estimate import Estimate, Question, boundary_seconds
 from megatron_ptdp.planner.memory import device_parameters, stage_layers, stages_of
 from megatron_ptdp.planner.network import Group, Traffic, crossed, spread
-from megatron_ptdp.planner.operations import ELEMENT
 from megatron_ptdp.planner.plan import Plan
 
 
@@ -33,7 +32,7 @@ def _tensor(question: Question, plan: Plan) -> dict[str, float]:
     for layer in layers:
         blocks = 3 if layer.cross else 2
         passes = blocks * (6 if plan.recompute == "full" else 4) + (blocks if plan.sequence_parallel else 0)
-        size = float(ELEMENT * plan.microbatch * layer.sequence * layer.hidden)
+        size = float(question.software.element_bytes * plan.microbatch * layer.sequence * layer.hidden)
         for name, carried in spread(question.cluster, Group(plan.tensor), size, passes * plan.microbatches).items():
             total[name] = total.get(name, 0.0) + carried
     return total
@@ -43,10 +42,10 @@ def _pipeline(question: Question, plan: Plan) -> dict[str, float]:
     """One activation forward and one gradient backward per chunk and microbatch, as an average over the boundaries."""
     if plan.pipeline == 1:
         return {}
-    size = float(ELEMENT * plan.microbatch * question.model.sequence * question.model.hidden)
+    size = float(question.software.element_bytes * plan.microbatch * question.model.sequence * question.model.hidden)
     cut = plan.tensor if plan.sequence_parallel or plan.scatter_gather else 1
     levels = crossed(question.cluster, plan.tensor * plan.data, plan.pipeline)
-    assert len(levels) == len(boundary_seconds(plan, question.model, question.cluster))
+    assert len(levels) == len(boundary_seconds(question, plan))
     total: dict[str, float] = {}
     for level in levels:
         carried = 2 * plan.chunks * plan.microbatches * size / cut / len(levels)

@@ -101,6 +101,12 @@ def test_simulate_draws_and_traces(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())
 
 
+def test_a_picture_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    done = invoke("simulate", "pipeline=2,batch=4", "--model", "gpt-1.7b", "--png", str(tmp_path / "no" / "a.png"))
+    assert done.exit_code == 2
+    assert "pathways-plan: a.png cannot be written: No such file" in done.output
+
+
 def test_list_names_what_is_shipped() -> None:
     done = invoke("list")
     assert "gpt3-175b" in done.output
@@ -119,9 +125,21 @@ def test_list_names_what_is_shipped() -> None:
         ((*SMALL, "--fix", "tensor=eight"), 2, "tensor is 'eight', must be a whole number"),
         ((*SMALL, "--fix", "sequence_parallel=perhaps"), 2, "must be true or false"),
         ((*SMALL, "--tokens", "-1"), 2, "tokens is -1.0, must be"),
+        ((*SMALL, "--tokens", "1e308"), 2, "tokens is 1e+308, must be 1 to 1,000,000,000,000,000,000"),
+        ((*SMALL, "--fix", "tensor=8", "tensor=4"), 2, "tensor is fixed to 8 and to 4; keep one of them"),
+        ((*SMALL, "--fix", "batch=32"), 2, "batch is 64 and fixed to 32; ask for one of them"),
+        ((*SMALL, "--fix"), 2, "'--fix' requires an argument"),
+        ((*SMALL, "--top", "0"), 2, "0 is not in the range"),
+        (("calibrate",), 2, "Missing option '--output'"),
+        (("lst",), 2, "Did you mean 'list'?"),
         (("--model", "gpt-1t", "--devices", "8", "--batch", "8"), 1, "nothing fits"),
         (("compare", "tensor=2,batch=2", "tensor=2,batch=2"), 2, "--model is missing"),
         (("compare", "none.toml", "none.toml"), 2, "none.toml cannot be read"),
+        (
+            ("simulate", "pipeline=2,batch=100000000", "--model", "gpt-1.7b"),
+            2,
+            "a timeline of 400,000,000 actions cannot be read; draw fewer: --microbatches 50000 at most",
+        ),
         (("simulate", "tensor=5,batch=2", "--model", "gpt-1.7b"), 2, "heads 24 is no multiple of tensor 5"),
     ],
 )

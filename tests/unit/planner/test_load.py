@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_files_load_by_path(tmp_path: Path) -> None:
         load.model(str(path))
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Device)])
+@pytest.mark.parametrize("field", [field.name for field in fields(Device) if field.default is MISSING])
 def test_each_field_of_a_device_is_needed(field: str) -> None:
     with pytest.raises(BadFigure, match=rf"here \[device\]: the field '{field}' is missing"):
         load.cluster_of(changed("device", field, drop=True), "here", "x")
@@ -115,3 +115,16 @@ def test_unknown_fields_are_refused_with_the_nearest() -> None:
 def test_software_is_checked_too() -> None:
     with pytest.raises(BadFigure, match="the field 'weight_bytes' is missing"):
         load.build(Software, {"name": "x"}, "here")
+
+
+@pytest.mark.parametrize("tiles", [[], 5, "128x128"])
+def test_tiles_that_are_no_list_are_refused(tiles: Any) -> None:
+    with pytest.raises(BadFigure, match=r"\[device\]: tiles is .*, must be a list of \[rows, columns, speed\]"):
+        load.cluster_of(changed("device", "tiles", value=tiles), "a.toml", "a")
+
+
+def test_sizes_that_were_never_meant_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.toml"
+    path.write_text("layers=4000000000\nhidden=128\nheads=4\nsequence=128\nvocabulary=256\n")
+    with pytest.raises(BadFigure, match="layers is 4,000,000,000, must be 10,000 at most"):
+        load.model(str(path))

@@ -58,7 +58,7 @@ def test_flops_equal_the_sum_over_the_products_that_run(model: str) -> None:
     whole = load.model(model)
     for layer in dict.fromkeys(whole.row):
         split = Split(tensor=1, microbatch=1, sequence_parallel=False, recompute="none")
-        products = weight_products(layer, split) + score_products(layer, split, flash=False)
+        products = weight_products(layer, split) + score_products(layer, split, load.software("ptdp"))
         assert sum(product.flops for product in products) == pytest.approx(layer.forward_flops, rel=1e-12)
 
 
@@ -66,7 +66,7 @@ def test_tensor_parallel_products_sum_to_the_whole() -> None:
     layer = load.model("gpt3-175b").row[0]
     for t in (2, 4, 8):
         split = Split(tensor=t, microbatch=2, sequence_parallel=False, recompute="none")
-        products = weight_products(layer, split) + score_products(layer, split, flash=False)
+        products = weight_products(layer, split) + score_products(layer, split, load.software("ptdp"))
         assert t * sum(product.flops for product in products) == pytest.approx(2 * layer.forward_flops, rel=1e-12)
 
 

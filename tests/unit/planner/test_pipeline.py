@@ -42,6 +42,15 @@ def test_classic_schedules_take_what_the_closed_form_says(
     assert bounded(plan, work) == pytest.approx(simulated(plan, work), rel=0.02)
 
 
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(2, 8), m=st.integers(1, 8), v=st.integers(2, 5), edge=st.floats(0, 0.3))
+def test_a_looped_schedule_may_have_fewer_microbatches_than_devices(p: int, m: int, v: int, edge: float) -> None:
+    """Each device then waits in every loop until its first microbatch has been round."""
+    plan = Plan(pipeline=p, chunks=v, batch=m, schedule="looped-bfs")
+    work = work_of(plan, (1.0, 1.3, 0.7), edge)
+    assert bounded(plan, work) == pytest.approx(simulated(plan, work), rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("stage", [(1.0, 1.0, 1.0), (1.0, 2.05, 0.95)])
 def test_split_schedules_take_nearly_what_the_closed_form_says(name: str, stage: tuple[float, float, float]) -> None:

@@ -1,0 +1,226 @@
+"""The planner on this machine: calibrated, then predicted step times beside those of the benchmark `training`.
+
+The probes of `pathways-plan calibrate` and the configurations of `benchmarks.training` run on one cluster, in turn,
+round by round, so that what disturbs the machine disturbs both. The medians of the probes make a cluster file; from
+that file, the model's sizes and the plan alone each configuration is predicted. Nothing is fitted to a configuration:
+the steps that the calibration runs are of one device, and of other models than those that are predicted.
+
+Run it with `python -m benchmarks.planner_here --json planner_here.json`; about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import measure
+from benchmarks.training_model import Sizes
+from benchmarks.training_runtime import ACROSS, INSIDE, SPMD, Case, Runtime, cluster, cores_listed
+from megatron_ptdp.planner import Model, Plan, Question, estimate_exactly, load
+from megatron_ptdp.planner.calibrate import cluster_of, cluster_text, step_seconds
+from megatron_ptdp.planner.cluster import Cluster
+
+SOFTWARE = "xla-f32"
+MEMORY = 8e9  # bytes of a device; all of it fits
+AIM = 0.15
+CALIBRATION = "calibration"
+PLACES = ("inside", "across")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1")
+MODELS = (Sizes(), Sizes(layers=4, hidden=160, heads=5, examples=2))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration: a model and a case of `benchmarks.training_runtime`."""
+
+    sizes: Sizes
+    case: Case
+
+    @property
+    def model(self) -> Model:
+        sizes = self.sizes
+        shape = (sizes.layers, sizes.hidden, sizes.heads, sizes.sequence, sizes.vocabulary)
+        return Model(f"{sizes.layers} x {sizes.hidden}", *shape, tied=False, dropout=False)
+
+    @property
+    def plan(self) -> Plan:
+        case, examples = self.case, self.sizes.examples
+        shape: dict[str, Any] = {"microbatch": examples, "batch": case.microbatches * examples, "recompute": "none"}
+        if case.how == SPMD:
+            return Plan(data=case.devices, **shape)
+        chunks = case.cut(examples).chunks
+        return Plan(pipeline=case.devices, schedule=case.how, chunks=chunks, **shape)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}, {self.case.how}, M {self.case.microbatches}, {self.case.place}"
+
+    def seconds(self, here: Cluster) -> tuple[float, Mapping[str, float]]:
+        """The prediction: of a step, and of its parts. Across islands of one device there is no network inside."""
+        if self.case.place == "across":
+            here = replace(here, levels=here.levels[-1:])
+        plan = self.plan
+        question = Question(self.model, here, load.software(SOFTWARE), plan.devices, plan.batch)
+        found = estimate_exactly(question, plan)
+        return found.seconds, {name: getattr(found.time, name) for name in found.time.__dataclass_fields__}
+
+
+def runs(models: Sequence[Sizes], microbatches: Sequence[int], places: Sequence[str]) -> list[Run]:
+    """1F1B with each number of microbatches; all else, and other models than the first, with the middle one."""
+    middle = sorted(microbatches)[len(microbatches) // 2]
+    found = []
+    for number, sizes in enumerate(models):
+        for place in places:
+            found.append(Run(sizes, Case("pathways", SPMD, middle, place=place)))
+            many = sorted(microbatches) if number == 0 else [middle]
+            found += [Run(sizes, Case("pathways", "1f1b", m, place=place)) for m in many]
+            found += [Run(sizes, Case("pathways", how, middle, place=place)) for how in SCHEDULES[1:]]
+    return found
+
+
+def run(
+    wanted: Sequence[Run], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Measures and returns the result as it is written to JSON; makes a cluster of its own. `say` is told how far."""
+    from megatron_ptdp.planner.measure import Bench
+
+    machine, software = measure.machine(), load.software(SOFTWARE)
+    with cores_listed() as cores, cluster(fusion=False) as session:
+        bench = Bench("cpu", INSIDE[0], (ACROSS[0], ACROSS[1]))
+        say(f"{len(bench.calls)} probes are ready")
+        runtimes = {one.sizes: Runtime(session, one.sizes) for one in wanted}
+        steps: dict[Run, int] = {}
+        for one in wanted:
+            runtimes[one.sizes].prepare(one.case, 2)
+            steps[one] = max(1, round(seconds / runtimes[one.sizes].seconds(one.case, 1)))
+            say(f"{one.name}: ready")
+
+        def sample(what: Run | str) -> float:
+            if isinstance(what, str):
+                bench.round()
+                return 0.0
+            return runtimes[what.sizes].seconds(what.case, steps[what]) / steps[what]
+
+        cases: list[Run | str] = [CALIBRATION, *wanted]
+        taken = measure.interleaved(cases, sample, rounds)
+        seen = bench.seen()
+    here = cluster_of(seen, MEMORY, software)
+    rows = [row_of(one, taken[one], here) for one in wanted]
+    return {
+        "benchmark": "planner_here",
+        "machine": machine,
+        "cores": cores,
+        "rounds": rounds,
+        "cluster": cluster_text(here),
+        "references": [
+            {
+                "reference": str(one),
+                "ms": 1e3 * found,
+                "model_ms": 1e3 * step_seconds(here, one, software),
+            }
+            for one, found in seen.steps.items()
+        ],
+        "probes": {str(key): values for key, values in bench.samples.items()},
+        "rows": rows,
+        "best": rankings(rows),
+        "ratios": [],
+        "figures": figures(rows),
+    }
+
+
+def row_of(one: Run, taken: Sequence[float], here: Cluster) -> dict[str, Any]:
+    predicted, parts = one.seconds(here)
+    return {
+        "name": one.name,
+        "group": f"{one.model.name}, M {one.case.microbatches}",
+        "measured_ms": measure.spread([1e3 * value for value in taken]),
+        "predicted_ms": 1e3 * predicted,
+        "error": predicted / median(taken) - 1,
+        "parts_ms": {name: 1e3 * value for name, value in parts.items()},
+    }
+
+
+def rankings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each model and batch: the fastest that was measured, the one that the planner picks, and what that costs."""
+    found = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        own = [row for row in rows if row["group"] == group]
+        if len(own) < 2:
+            continue
+        fastest = min(own, key=lambda row: row["measured_ms"]["median"])
+        picked = min(own, key=lambda row: row["predicted_ms"])
+        costs = picked["measured_ms"]["median"] / fastest["measured_ms"]["median"] - 1
+        found.append({"group": group, "fastest": fastest["name"], "picked": picked["name"], "costs": costs})
+    return found
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    off = [abs(row["error"]) for row in rows]
+    return [
+        {"name": "step time, off its prediction", "min": min(off), "median": median(off), "max": max(off)},
+        {"name": "step time, off its prediction, mean", "median": fmean(off)},
+        {"name": f"configurations predicted within {AIM:.0%}", "median": sum(one <= AIM for one in off) / len(off)},
+    ]
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    console.print(f"Machine: {measure.describe(result['machine'])}.", highlight=False)
+    console.print(result["cluster"], highlight=False, markup=False)
+    table = Table("", title="reference steps, to which four constants were fitted, ms", padding=0)
+    for heading in ("measured", "model", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result["references"]:
+        error = row["model_ms"] / row["ms"] - 1
+        table.add_row(row["reference"], f"{row['ms']:.1f}", f"{row['model_ms']:.1f}", f"{error:+.1%}")
+    console.print(table)
+    table = Table("", title="a step, ms", padding=0)
+    for heading in ("measured", "min", "max", "predicted", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        taken = [f"{row['measured_ms'][name]:.1f}" for name in ("median", "min", "max")]
+        table.add_row(row["name"], *taken, f"{row['predicted_ms']:.1f}", f"{row['error']:+.1%}")
+    console.print(table)
+    for one in result["figures"]:
+        spread = ", ".join(f"{name} {one[name]:.1%}" for name in ("median", "min", "max") if name in one)
+        console.print(f"{one['name']}: {spread}", highlight=False)
+    for one in result["best"]:
+        verdict = "the same" if one["picked"] == one["fastest"] else f"picks {one['picked']}, {one['costs']:.1%} slower"
+        console.print(f"{one['group']}: fastest is {one['fastest']}; the planner: {verdict}", highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner_here", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument(
+        "--smoke", action="store_true", help="one short round of two cases, to see that everything runs"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement, about")
+    parser.add_argument("--microbatches", type=int, nargs="+", default=(4, 8, 16), help="default: %(default)s")
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES, help="default: both")
+    parser.add_argument("--models", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    wanted = runs([MODELS[number - 1] for number in options.models], options.microbatches, options.places)
+    rounds, seconds = options.rounds, options.seconds
+    if options.smoke:
+        small = Sizes(layers=4, hidden=32, sequence=16, examples=1)
+        wanted = [Run(small, Case("pathways", how, 4, place="across")) for how in (SPMD, "1f1b")]
+        rounds, seconds = 1, 0.05
+    progress = Console(stderr=True)
+    found = run(wanted, rounds, seconds, lambda text: progress.print(text, highlight=False, markup=False))
+    show(found, Console(width=130))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Software whose stages are compiled programs: what its actions, its messages and its backward passes cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_ptdp.planner import load
+from megatron_ptdp.planner.cluster import Cluster, Level
+from megatron_ptdp.planner.estimate import Question, action_costs, pipeline_work, split_of, stage_costs, time_split
+from megatron_ptdp.planner.memory import stage_memory
+from megatron_ptdp.planner.plan import Plan
+from tests.unit.planner.helpers import gpt
+
+MODEL = gpt(layers=8, hidden=128, heads=4, tied=False, dropout=False)
+ACTION = 1e-3
+
+
+def here(**device: float) -> Cluster:
+    cluster = load.cluster("this-machine")
+    return replace(cluster, device=replace(cluster.device, action=ACTION, **device))
+
+
+def asked(plan: Plan, cluster: Cluster | None = None, software: str = "xla-f32") -> Question:
+    return Question(MODEL, cluster or here(), load.software(software), plan.devices, plan.batch)
+
+
+@pytest.mark.parametrize(
+    ("plan", "actions"),
+    [
+        (Plan(batch=4), [(0, 1, 0)]),  # one stage: forward and backward of a microbatch are one launch
+        (Plan(pipeline=2, batch=4), [(1, 1, 0), (0, 1, 0)]),
+        (Plan(pipeline=2, batch=4, schedule="gpipe"), [(1, 1, 0), (1, 1, 0)]),
+        (Plan(pipeline=2, chunks=2, batch=4, schedule="interleaved"), [(1, 1, 0)] * 3 + [(0, 1, 0)]),
+    ],
+)
+def test_each_action_is_a_launch(plan: Plan, actions: list[tuple[int, int, int]]) -> None:
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    for cost, before, (forward, inputs, weights) in zip(action_costs(question, plan), plain, actions, strict=True):
+        assert cost.forward - before.forward == pytest.approx(forward * ACTION)
+        assert cost.inputs - before.inputs == pytest.approx(inputs * ACTION)
+        assert cost.weights - before.weights == pytest.approx(weights * ACTION)
+
+
+def test_a_split_backward_pass_runs_the_inputs_gradients_twice_but_on_the_first_stage() -> None:
+    plan = Plan(pipeline=2, batch=4, schedule="zb-h1")
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
+    first, last = action_costs(question, plan)
+    whole = [cost.inputs + cost.weights for cost in plain]
+    assert (first.inputs, first.weights) == (ACTION, pytest.approx(whole[0] + ACTION))
+    share = question.software.inputs_share
+    assert last.inputs + last.weights == pytest.approx((1 + share) * whole[1] + 2 * ACTION)
+
+
+def test_other_software_pays_for_no_action() -> None:
+    plan = Plan(pipeline=2, tensor=1, batch=4, schedule="zb-h1")
+    question = asked(plan, software="megatron-2022")
+    assert action_costs(question, plan) == stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
+
+
+def test_a_message_takes_its_share_from_both_stages_although_it_is_overlapped() -> None:
+    cluster = here()
+    level = Level("island", 2, 1e9, 1.0, 1e-5, 1.0, message_bandwidth=1e8, message_latency=1e-3, message_share=0.25)
+    cluster = replace(cluster, levels=(level,))
+    plan = Plan(pipeline=2, batch=4)
+    work, blocked = pipeline_work(asked(plan, cluster), plan)
+    seconds = 1e-3 + 4 * MODEL.sequence * MODEL.hidden / 1e8
+    assert (work.transfer, blocked) == (pytest.approx(seconds), pytest.approx(0.25 * seconds))
+
+
+def test_an_iteration_has_a_part_that_no_microbatch_has() -> None:
+    plan = Plan(batch=4)
+    more = time_split(asked(plan, here(step=0.5)), plan)
+    assert more.total - time_split(asked(plan, here(step=0.0)), plan).total == pytest.approx(0.5)
+
+
+def test_activations_in_single_precision_take_twice_the_memory() -> None:
+    plan, software = Plan(batch=4, recompute="none"), load.software("xla-f32")
+    half = replace(software, name="half", element_bytes=2)
+    full, less = (stage_memory(plan, MODEL, here(), one).first.activations for one in (software, half))
+    assert full == pytest.approx(2 * less)
