@@ -55,6 +55,7 @@ IMPURE_IMPORTS = {
 SHELLS = {
     "megatron_ptdp/planner/cli.py",
     "megatron_ptdp/planner/measure.py",
+    "megatron_ptdp/planner/probes.py",
     "pathways_ray/controller/front_door.py",
 }
 
