@@ -45,13 +45,13 @@ def fetching(shapes: StageShapes, compute: str, master: str, direct: bool) -> Fe
 
 
 def gathered(array: Any, dimension: int, compute: str, master: str, direct: bool) -> Any:
-    """A whole array from the members' parts, whose gradient is the member's part of the sum over DATA."""
+    """A whole array from the members' parts, of dtype `master`; its gradient is their part of the sum over DATA."""
 
     def gather(part: Any) -> Any:
         return jax.lax.all_gather(part.astype(compute), DATA, axis=dimension, tiled=True)
 
     def back(_: None, ct: Any) -> tuple[Any]:
-        return (scattered(ct.astype(master), dimension, direct).astype(array.dtype),)
+        return (scattered(ct.astype(master), dimension, direct),)
 
     whole: Callable[[Any], Any] = jax.custom_vjp(gather)
     whole.defvjp(lambda part: (gather(part), None), back)  # type: ignore[attr-defined]

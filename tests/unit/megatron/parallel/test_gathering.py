@@ -95,7 +95,7 @@ def test_a_layer_more_costs_no_whole_layer_of_memory(recompute: str, compute: st
 def test_gradients_are_those_of_replicas_with_whole_parameters(
     config: ModelConfig, compute: dict[str, Any], keep: Any, direct: bool
 ) -> None:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.checking_leaks():  # as the runtime does when it traces
         mesh = mesh_of(2, 2)
         found = []
         for zero in (0, 3):

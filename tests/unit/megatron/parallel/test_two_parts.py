@@ -144,7 +144,7 @@ def size(arrays: list[Any]) -> int:
 def test_two_parts_give_what_one_backward_does(
     config: ModelConfig, compute: dict[str, Any], number: int, stages: int
 ) -> None:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.checking_leaks():  # as the runtime does when it traces
         stage = Parts(config, compute, number, stages)
         with jax.set_mesh(stage.mesh):
             run, given = stage.whole()
