@@ -25,7 +25,13 @@ ISLAND_WINDOW = 128
 """Launches of one island handed to its hosts without a completion: PJRT itself would run ahead without bound."""
 
 MAX_FUSED_NODES = 32
-"""Nodes composed into one XLA computation: compile time grows with it, and tenants interleave between computations."""
+"""Different nodes composed into one XLA computation: compile time grows with it."""
+
+MAX_FUSED_PARTS = 512
+"""Nodes composed into one XLA computation, those that repeat the one before them included."""
+
+FUSED_MICROS = 5_000
+"""Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
 LAUNCH_LIMIT_S = 600.0
 """A launch may keep its devices for so long; then its island is started anew, since devices give nothing back."""

@@ -21,7 +21,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
-from pathways_ray.client import lines
+from pathways_ray.client import estimates, lines
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.jaxprs import constant_bytes, equations_of
 from pathways_ray.client.keys import is_key
@@ -29,6 +29,7 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs
 from pathways_ray.client.values import partition_spec
 from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError, UsageError
+from pathways_ray.ir.graph import LONGEST_MICROS
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
@@ -54,6 +55,7 @@ class Exported:
     output_tree: Any
     donated: tuple[int, ...]
     alone: bool
+    micros: int
 
 
 def export_function(
@@ -114,6 +116,7 @@ def export_function(
         output_tree=output_tree(),
         donated=donated,
         alone=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
+        micros=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), LONGEST_MICROS)),
     )
 
 

@@ -191,7 +191,8 @@ class GraphBuilder:
         # What a program holds is an argument of every launch: as under jax.jit, it is not given away.
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
-        part = Part(exported.name, exported.digest, tuple(Ref(-1, k) for k in range(len(refs))), exported.alone)
+        taken = tuple(Ref(-1, k) for k in range(len(refs)))
+        part = Part(exported.name, exported.digest, taken, exported.alone, exported.micros)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
         index = len(self.nodes)

@@ -14,7 +14,9 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor.loops import Repetition, repetitions
 from pathways_ray.executor.sandbox import Sandbox
+from pathways_ray.ir.graph import Recipe, Ref
 from pathways_ray.ir.plan import Executable, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
@@ -150,14 +152,7 @@ class Compiler:
 
         def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
             inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
-            made: list[Sequence[jax.Array]] = []
-            for number, (part, exported) in enumerate(zip(recipe.parts, calls, strict=True)):
-                arguments = [inputs[r.output] if r.node == -1 else made[r.node][r.output] for r in part.inputs]
-                if number and arguments:
-                    # XLA must not join the parts' arithmetic, or the bits would depend on what was grouped.
-                    arguments = jax.lax.optimization_barrier(arguments)
-                made.append(exported.call(*arguments))
-            outputs = [made[r.node][r.output] for r in recipe.outputs]
+            outputs = _run(recipe, calls, inputs)
             return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
 
         mesh = self.mesh(placed)
@@ -251,3 +246,42 @@ class Compiler:
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return made
+
+
+def _run(recipe: Recipe, calls: Sequence[export.Exported], inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """The parts of a recipe one behind the other, repetitions as loops.
+
+    XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them.
+    """
+
+    def block(start: int, end: int, known: Mapping[Ref, jax.Array]) -> dict[Ref, jax.Array]:
+        """`known`, and what the parts from `start` to `end` give."""
+        made = dict(known)
+        for number in range(start, end):
+            arguments = [made[ref] for ref in recipe.parts[number].inputs]
+            if number and arguments:
+                arguments = jax.lax.optimization_barrier(arguments)
+            made.update((Ref(number, k), value) for k, value in enumerate(calls[number].call(*arguments)))
+        return made
+
+    def loop(repetition: Repetition, known: dict[Ref, jax.Array]) -> dict[Ref, jax.Array]:
+        """`known`, which has what the first block gives, and what the last one gives."""
+        start, period, times, carried = repetition
+
+        def at_block(number: int) -> list[Ref]:
+            return [Ref(start + number * period + ref.node, ref.output) for ref in carried]
+
+        def again(_: Any, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            made = block(start + period, start + 2 * period, known | dict(zip(at_block(0), given, strict=True)))
+            return tuple(made[ref] for ref in at_block(1))
+
+        given = jax.lax.fori_loop(0, times - 1, again, tuple(known[ref] for ref in at_block(0)))
+        return known | dict(zip(at_block(times - 1), given, strict=True))
+
+    values = {Ref(-1, k): value for k, value in enumerate(inputs)}
+    at = 0
+    for repetition in repetitions(recipe):
+        values = loop(repetition, block(at, repetition.start + repetition.period, values))
+        at = repetition.end
+    values = block(at, len(recipe.parts), values)
+    return [values[ref] for ref in recipe.outputs]

@@ -66,7 +66,7 @@ class Store(Protocol):
     def drop_session(self, session: int) -> None: ...
 
 
-CHAIN_LENGTHS = (16, 8, 4)
+CHAIN_LENGTHS = (64, 32, 16, 8, 4)
 """Lengths for which a chain of launches is compiled as one computation, longest first."""
 
 CHAIN_SIGHTINGS = 4
@@ -353,6 +353,6 @@ def _repeated(base: Executable, size: int, feeds: dict[int, int]) -> Executable:
                 else Ref(r.node + start, r.output)
                 for r in part.inputs
             )
-            parts.append(Part(part.name, part.function, inputs))
+            parts.append(msgspec.structs.replace(part, inputs=inputs))
         previous = tuple(Ref(r.node + start, r.output) for r in base.recipe.outputs)
     return msgspec.structs.replace(base, recipe=Recipe(tuple(parts), previous))

@@ -204,3 +204,32 @@ def test_functions_with_barriers_of_their_own_are_not_composed(session, slices, 
     assert program.lower(A).as_text("plan").count("execute") == 3
     plain = jax.jit(body)
     equal(program(A), plain(plain(plain(A))))
+
+
+@pytest.mark.parametrize("names", ["f" * 40, "fg" * 20, "f" * 9 + "g" + "f" * 9], ids=["one", "two in turn", "disturbed"])
+def test_repetitions_round_as_single_calls(session, slices, equal, names) -> None:
+    """They run as loops. Out of a loop XLA would take what is the same in every round, here `w * 3`, and then contract
+    the addition with another multiplication than in a single call."""
+
+    @pw.compiled(slice=slices[0])
+    def f(v, w):
+        return v * 1.0001 + w * 3, v.sum() * 1e-3
+
+    @pw.compiled(slice=slices[0])
+    def g(v, w):
+        return v * 0.999 - w * 3, v.max()
+
+    @pw.program
+    def many(v, w):
+        kept = None
+        for k, name in enumerate(names):
+            v, kept = (f if name == "f" else g)(v, w)
+        return v, kept
+
+    v, w = np.linspace(-1, 1, 1000, dtype=np.float32), np.linspace(0.1, 0.7, 1000, dtype=np.float32)
+    alone, last = v, None
+    for name in names:
+        alone, last = (np.asarray(x) for x in (f if name == "f" else g)(alone, w))
+    found, kept = many(v, w)
+    equal(np.asarray(found), alone)
+    equal(np.asarray(kept), last)

@@ -24,6 +24,8 @@ PURE = {
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/chains.py",
+    "pathways_ray/executor/gates.py",
+    "pathways_ray/executor/loops.py",
     "pathways_ray/executor/ordering.py",
     "pathways_ray/executor/progress.py",
     "pathways_ray/executor/runner.py",

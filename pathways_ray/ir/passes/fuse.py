@@ -4,11 +4,16 @@ A node joins the chain before it when it is the only consumer of the chain's las
 was there before the chain began: then running the chain as one can delay nobody. A chain runs where its last
 node stood, so it ends before a node in between that takes the memory of what the chain reads. The executor puts an
 optimisation barrier between the parts, so the bits are those of running them one by one.
+
+A chain ends before its estimated time reaches a bound, since other tenants wait behind it; and before it has too many
+parts to compile, where one that repeats the part before it costs nothing: the executor makes loops of those.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +22,7 @@ from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, 
 
 
 def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
-    """`most` bounds the parts of one computation, since compile time grows with them."""
+    """Args: most: parts of one computation that are not the part before them again; compile time grows with those."""
     chains = _chains(graph, most)
     recipes = list(graph.recipes)
     number = {recipe: k for k, recipe in enumerate(recipes)}
@@ -52,8 +57,11 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
     for head, node in enumerate(graph.nodes):
         if not isinstance(node, Compute) or head in taken:
             continue
-        chain = [head]
-        while len(chain) < most and (follower := _follower(graph, consumers, takers, chain)) is not None:
+        chain, size = [head], _size_of(_recipe(graph, head))
+        while (follower := _follower(graph, consumers, takers, chain)) is not None:
+            size = size.with_next(_size_of(_recipe(graph, follower)))
+            if size.changes > most or size.parts > limits.MAX_FUSED_PARTS or size.micros > limits.FUSED_MICROS:
+                break
             chain.append(follower)
         if len(chain) > 1:
             chains.append(chain)
@@ -81,6 +89,26 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, i
     if any(last < takers.get(ref, last) < user for index in chain for ref in inputs_of(graph.nodes[index])):
         return None
     return user
+
+
+class _Size(NamedTuple):
+    """Of a chain: its parts, how many of them are not the part before again, and their estimated microseconds."""
+
+    parts: int
+    changes: int
+    micros: int
+    first: str
+    last: str
+
+    def with_next(self, other: _Size) -> _Size:
+        changes = self.changes + other.changes - (self.last == other.first)
+        return _Size(self.parts + other.parts, changes, self.micros + other.micros, self.first, other.last)
+
+
+def _size_of(recipe: Recipe) -> _Size:
+    names = [part.function for part in recipe.parts]
+    changes = 1 + sum(a != b for a, b in itertools.pairwise(names))
+    return _Size(len(names), changes, sum(part.micros for part in recipe.parts), names[0], names[-1])
 
 
 def _recipe(graph: Graph, index: int) -> Recipe:
@@ -118,7 +146,7 @@ def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
         recipe = graph.recipes[node.recipe]
         for part in recipe.parts:
             moved = tuple(outer[r.output] if r.node == -1 else Ref(r.node + base, r.output) for r in part.inputs)
-            parts.append(Part(part.name, part.function, moved))
+            parts.append(msgspec.structs.replace(part, inputs=moved))
         before, previous = index, tuple(Ref(r.node + base, r.output) for r in recipe.outputs)
     last, first = graph.nodes[chain[-1]], graph.nodes[chain[0]]
     assert isinstance(last, Compute)

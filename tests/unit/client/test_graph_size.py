@@ -122,8 +122,30 @@ def test_a_chain_of_calls_exports_each_function_once(session: NoCluster) -> None
     assert len(lowered._built.functions) == 1
     assert len(lowered.graph.nodes) == 130
     fused = [node for node in lower(lowered.graph).nodes if isinstance(node, Compute)]
-    assert len(fused) == 4
-    assert len({node.recipe for node in fused}) == 1
+    assert len(fused) == 1
+
+
+def test_a_computation_is_bounded_by_an_estimate_of_its_time(session: NoCluster) -> None:
+    """A product of these sizes takes 3.4 ms at 10 billion operations a second, so two of them are beyond the bound."""
+    where = session.slice(1)
+
+    @compiled(slice=where)
+    def product(v: jax.Array) -> jax.Array:
+        return v @ v
+
+    @compiled(slice=where)
+    def endless(v: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda u: u.sum() > 0, lambda u: u - 1, v)
+
+    def chain(v: jax.Array) -> jax.Array:
+        return endless(endless(product(product(product(v)))))
+
+    def fused(size: int) -> int:
+        lowered = program(chain).lower(jax.ShapeDtypeStruct((size, size), np.float32))
+        return sum(isinstance(node, Compute) for node in lower(lowered.graph).nodes)
+
+    assert fused(8) == 3
+    assert fused(256) == 5
 
 
 def test_every_node_knows_the_users_line(session: NoCluster) -> None:

@@ -18,31 +18,52 @@ from tests.unit.helpers import VECTOR, Sketch, calls
 from tests.unit.strategies import programs, repeatable
 
 
-def chain(length: int) -> Graph:
+def chain(length: int, names: str = "f") -> Graph:
+    """Calls of functions with these names in turn, each of the result of the one before."""
     sketch = Sketch()
     a = sketch.slice("0.0", "0.1")
     x = sketch.argument(a, "x")
-    for _ in range(length):
-        x = sketch.call("f", x, slice=a, specs="x", output_specs="x", where="user.py:9")
+    for k in range(length):
+        name = names[k % len(names)]
+        x = sketch.call(name, x, slice=a, specs="x", output_specs="x", where="user.py:9")
     return sketch.graph(x)
 
 
+def lengths(graph: Graph) -> list[int]:
+    """Of the computations, in parts."""
+    return [len(graph.recipes[node.recipe].parts) for node in graph.nodes if isinstance(node, Compute)]
+
+
 def test_a_long_chain_becomes_few_computations_of_one_recipe() -> None:
-    fused = verify(fuse(chain(128)), lowered=True)
+    fused = verify(fuse(chain(1024)), lowered=True)
     computes = [node for node in fused.nodes if isinstance(node, Compute)]
-    assert len(computes) == 4
+    assert len(computes) == 2
     assert len(fused.recipes) == 1
-    assert [part.function for part in fused.recipes[0].parts] == ["f"] * 32
+    assert [part.function for part in fused.recipes[0].parts] == ["f"] * 512
     assert computes[0].name == "f"
     assert computes[0].where == "user.py:9"
     assert len({msgspec.structs.replace(node, inputs=()) for node in computes}) == 1, "alike but for their input"
 
 
 @pytest.mark.parametrize(("length", "wanted"), [(1, [1]), (2, [2]), (32, [32]), (33, [32, 1]), (65, [32, 32, 1])])
-def test_a_computation_has_at_most_32_parts(length: int, wanted: list[int]) -> None:
-    fused = fuse(chain(length))
-    computes = [node for node in fused.nodes if isinstance(node, Compute)]
-    assert [len(fused.recipes[node.recipe].parts) for node in computes] == wanted
+def test_a_computation_has_at_most_32_different_parts(length: int, wanted: list[int]) -> None:
+    assert lengths(fuse(chain(length, "fg"))) == wanted
+
+
+def test_parts_that_repeat_the_one_before_do_not_count() -> None:
+    assert lengths(fuse(chain(128))) == [128]
+    assert lengths(fuse(chain(128, "f" * 8 + "g" * 8), most=2)) == [16] * 8
+    assert lengths(fuse(fuse(chain(128, "f" * 8 + "g" * 8), most=1), most=2)) == [16] * 8
+
+
+@pytest.mark.parametrize(("micros", "wanted"), [(0, [9]), (1000, [5, 4]), (2500, [2, 2, 2, 2, 1]), (10**9, [1] * 9)])
+def test_a_computation_has_at_most_5_ms_by_estimate(micros: int, wanted: list[int]) -> None:
+    graph = chain(9)
+    recipes = [
+        msgspec.structs.replace(r, parts=tuple(msgspec.structs.replace(p, micros=micros) for p in r.parts))
+        for r in graph.recipes
+    ]
+    assert lengths(fuse(msgspec.structs.replace(graph, recipes=tuple(recipes)))) == wanted
 
 
 def test_a_recipe_names_what_each_part_takes() -> None:
