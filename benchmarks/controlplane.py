@@ -1,7 +1,7 @@
 """A control plane without processes, for `benchmarks.scale`: real decisions, real messages, hosts answered for.
 
 The controller's `Launches` and the schedulers' `IslandOrder` are those of the runtime, and so are the outboxes and the
-bytes between them. What is left out is gRPC, whose streams end in lists here, and the hosts, which answer at once that
+bytes between them. What is left out are links, which end in lists here, and the hosts, which answer at once that
 they have what a gang waits for and that a launch is done. What runs between two looks at the clock is the work of one
 process for one batch, so the CPU time in between is that process's.
 """

@@ -1,8 +1,7 @@
-"""What gRPC costs a scheduler for each of its hosts, for `benchmarks.scale`, and when a tree would be cheaper.
+"""What links cost a scheduler for each of its hosts, for `benchmarks.scale`, and when a tree would be cheaper.
 
-The scheduler's decisions, its fan-out and its gRPC server are real and in this process. The hosts are streams of
-another process, each over a connection of its own, which answer every launch with `Done` at once. The CPU time is that
-of the whole process, so gRPC's own threads are in it.
+The scheduler's decisions, its fan-out and its server are real and in this process. The hosts are links of another
+process, which answer every launch with `Done` at once. The CPU time is that of the whole process.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import grpc
-
 from benchmarks import measure
 from pathways_ray import limits
 from pathways_ray.scheduler.order import IslandOrder, ToController, ToHosts
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
 
 JOIN_LIMIT_S = 60.0
@@ -40,8 +37,7 @@ def be_hosts(address: str, hosts: int) -> None:
 
 async def _be_hosts(address: str, hosts: int) -> None:
     async def be_host(host: int) -> None:
-        channel = streams.async_channel(address)
-        stream = channel.stream_stream(streams.HOST_STREAM)()
+        stream = await links.dial(address, streams.HOST_STREAM, {})
         await stream.write(encode_batch([HostUp(host, 1, "", "", 1, 1)]))
         ended = False
         while not ended and (data := await streams.reading(stream)) is not None:
@@ -50,8 +46,7 @@ async def _be_hosts(address: str, hosts: int) -> None:
             if done:
                 await stream.write(encode_batch([Done(done, (100,) * len(done))]))
             ended = END in messages
-        await stream.done_writing()
-        await channel.close()
+        stream.close()
 
     await asyncio.gather(*map(be_host, range(hosts)))
 
@@ -77,7 +72,7 @@ class Island:
         self.order = IslandOrder(0, frozenset(range(self.hosts)), limits.ISLAND_WINDOW)
         self.fan = streams.FanOut(self.order.outstanding.__len__)
         self.changed = asyncio.Event()
-        self.server, address = await streams.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
+        self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
         self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
         self.process.start()
         async with asyncio.timeout(JOIN_LIMIT_S):
@@ -89,14 +84,14 @@ class Island:
         self.changed.clear()
         await self.changed.wait()
 
-    async def _host(self, context: grpc.aio.ServicerContext) -> None:
+    async def _host(self, context: links.AsyncLink) -> None:
         data = await streams.reading(context)
         assert data is not None
         (hello,) = FROM_HOST.decode_batch(data)
         assert isinstance(hello, HostUp)
         branch = self.fan.open(hello.host)
         self._do(self.order.host_up(hello))
-        pump = asyncio.ensure_future(branch.pump(context.write))
+        pump = asyncio.ensure_future(branch.carry(context))
         self.changed.set()
         while (data := await streams.reading(context)) is not None:
             for message in FROM_HOST.decode_batch(data):
@@ -125,7 +120,7 @@ class Island:
     async def stop(self) -> None:
         self.fan.send(END)
         await asyncio.to_thread(self.process.join)
-        await self.server.stop(1)
+        self.server.close()
 
 
 async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:

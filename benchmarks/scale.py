@@ -1,7 +1,7 @@
 """What a launch costs the controller and the schedulers on up to 4,096 hosts and 32,768 devices, which nobody here has.
 
 Three parts. `launches`: the real decisions and messages with hosts that are answered for (`benchmarks.controlplane`).
-`plans`: what grows with devices when a program is registered. `streams`: what gRPC adds for each host, over real
+`plans`: what grows with devices when a program is registered. `streams`: what links add for each host, over real
 connections (`benchmarks.fanout`), and from that, when a tree would be cheaper than a star.
 
 Run it with `python -m benchmarks.scale --json scale.json --figure scale.png`; it takes some minutes on two cores.
@@ -34,7 +34,7 @@ from pathways_ray.transport.messages import encode
 PARTS = ("launches", "plans", "streams")
 DEVICES_PER_HOST = 8
 ISLAND = 16  # hosts of each island where there are several
-ONE, GRPC = "one", "over gRPC"  # names of series: one island of simulated hosts, or of real streams
+ONE, LINKS = "one", "over links"  # names of series: one island of simulated hosts, or of real streams
 PROCESSES = ("controller", "scheduler", "hosts")
 FEW, MANY = 16, 512  # hosts: what a launch costs at the second is compared with the first
 
@@ -42,7 +42,7 @@ MEASURED = (
     "No device and no host process: hosts are answered for. CPU time of one core. launches: {rounds} rounds after one "
     "to warm up, all clusters in turn; batches of {batches} launches for each island, {devices} devices on each host; "
     "per host is the time of the scheduler divided by its hosts. plans: a program of two computations on two slices, "
-    "each of so many devices. streams: gRPC over loopback, hosts in another process."
+    "each of so many devices. streams: links over loopback, hosts in another process."
 )
 
 
@@ -92,7 +92,9 @@ def run(settings: Settings = Settings()) -> dict[str, Any]:
         took = asyncio.run(fanout.measured(settings.streams, settings.batches, settings.rounds))
         rows = fanout.rows(took)
         result["streams"] = {"rows": rows, **fanout.trees(rows)}
-        per_host = {(GRPC, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()}
+        per_host = {
+            (LINKS, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()
+        }
         result["ratios"] = [*result.get("ratios", []), *ratios(per_host)]
     return result
 
@@ -161,7 +163,7 @@ def ratios(per_host: Mapping[tuple[str, int, int], list[float]]) -> list[dict[st
     found = []
     for (name, hosts, batch), samples in per_host.items():
         few = per_host.get((name, FEW, batch))
-        if name in (ONE, GRPC) and hosts > FEW and few is not None:
+        if name in (ONE, LINKS) and hosts > FEW and few is not None:
             over = "" if name == ONE else f" {name}"
             text = f"scheduler cost per launch and host{over}, {hosts} / {FEW} hosts, {batch} at once"
             pair = {"hosts": hosts, "against": FEW, "batch": batch}
@@ -289,7 +291,7 @@ def show_plans(result: Mapping[str, Any], console: Console) -> None:
 
 
 def show_streams(found: Mapping[str, Any], console: Console) -> None:
-    made = table("over gRPC, us per batch", "hosts", "at once", "until done", "scheduler CPU", "per host", "most/s")
+    made = table("over links, us per batch", "hosts", "at once", "until done", "scheduler CPU", "per host", "most/s")
     for one in found["rows"]:
         keys = ("latency_us", "scheduler_us", "scheduler_us_per_host", "most_per_second")
         numbers = (one[key]["median"] for key in keys)

@@ -84,7 +84,7 @@ def streams(found: dict[str, Any], axes: Axes) -> None:
         label = f"tree of {tree['branching']}, computed"
         axes.plot(found["hosts"], tree["latency_us"], label=label, color=colour, linestyle="--", linewidth=1)
     axes.set_xlabel("hosts of one island")
-    axes.set_title("A lone launch over gRPC, us until all are done", fontsize=10)
+    axes.set_title("A lone launch over links, us until all are done", fontsize=10)
 
 
 PANELS = {"launches": launches, "plans": plans, "streams": streams}

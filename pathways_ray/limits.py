@@ -66,5 +66,12 @@ MAX_OPERATIONS = 1 << 18
 MAX_TENSOR_BYTES = 1 << 44
 """One value inside an exported function: beyond it, sizes would overflow further down."""
 
+DATA_SILENCE_S = 60.0
+"""A data stream is given up when its other end says nothing for so long. That is long, since a host may be copying and
+a client be busy; that a session or a host has ended is told by the controller."""
+
+LANE_SILENCE_S = 60.0
+"""The same for a client's lane to the controller: that the client has gone is seen by the stream beside it."""
+
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""

@@ -2,6 +2,7 @@
 
     allreduce    v <- allreduce_sum(v) / n + 1    one all-reduce of a scalar over the gang, as in the paper
     noop         v <- v + 1                       no collective: what is left is dispatch
+    work-1000    the first, behind 1,000 rounds of work on each device
 
 n is the number of devices; each holds one float32. The division keeps values bounded, so they stay exact. Between
 processes the all-reduce goes over gloo; inside one it is XLA's own. The pool of threads in which XLA runs computations
@@ -15,7 +16,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK
 
 JOIN_LIMIT_S = 60  # for all processes of a gang to find each other
 IN_ONE_PROCESS = {ALLREDUCE: "XLA psum in one process", NOOP: "XLA v + 1"}
@@ -40,6 +41,9 @@ def computation(v: Any, payload: str, n: int) -> Any:
 
     if payload == NOOP:
         return v + 1.0
+    if payload.startswith(WORK):  # the mean of v and v, again and again: v, exactly
+        iterations = int(payload.removeprefix(WORK))
+        v = jax.lax.fori_loop(0, iterations, lambda _, u: 0.5 * u + 0.5 * v, v)
     total = jax.lax.pcast(jax.lax.psum(v, "x"), "x", to="varying")  # the type a loop can carry; no operation
     return total / n + 1.0
 
@@ -98,6 +102,7 @@ class JaxHost:
         self._start = [START] * devices
         self._step = {payload: gang(computation, payload) for payload in (ALLREDUCE, NOOP)}
         self._fused = {payload: gang(chain_of_computations, payload) for payload in (ALLREDUCE, NOOP)}
+        self._gang = gang
         self._value: Any = None
         for payload in (ALLREDUCE, NOOP):  # compile now: all processes must, at the same time
             self.reset()
@@ -112,6 +117,14 @@ class JaxHost:
 
     def reset(self) -> None:
         self.place(self._start)
+
+    def prepare(self, payload: str) -> None:
+        """Compiles what is not yet compiled; all processes must, at the same time."""
+        if payload not in self._step:
+            self._step[payload] = self._gang(computation, payload)
+            self.reset()
+            self.steps(payload, 1)
+            self.wait()
 
     def steps(self, payload: str, times: int) -> None:
         """Enqueues computations; waits for none."""

@@ -27,6 +27,7 @@ def host_process(host: int, hosts: int, devices: int, coordinator: str, orders: 
         except EOFError:
             return
         if mode == "reset":
+            here.prepare(payload)
             here.reset()
             here.wait()
             orders.send("ready")

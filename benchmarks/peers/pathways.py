@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, for_both_payloads, serve
 
 MODES = ("opbyop", "opbyop-wait", "chained", "fused")
 
@@ -57,6 +57,7 @@ class Pathways:
 
             return chain
 
+        self._gang = gang
         step = {payload: gang(jax_host.computation, payload) for payload in (ALLREDUCE, NOOP)}
         self._programs = {
             "opbyop": step,
@@ -67,7 +68,9 @@ class Pathways:
         self._start = pw.put(np.full(n, START, np.float32), slice=where, spec=P("x"))
 
     def prepare(self, mode: str, payload: str, count: int) -> None:
-        pass
+        if payload.startswith(WORK) and payload not in self._programs["opbyop"]:
+            step = self._programs["opbyop"][payload] = self._gang(jax_host.computation, payload)
+            np.asarray(step(self._start))
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
         program, wait = self._programs[mode][payload], mode == "opbyop-wait"

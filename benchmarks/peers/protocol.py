@@ -24,6 +24,12 @@ from typing import Any, Protocol
 CHAIN = 128  # computations per call of `chained`, `fused` and `list`, as in the paper
 START = 1.0  # after `count` computations every device holds START + count, exactly: both are small integers
 ALLREDUCE, NOOP = "allreduce", "noop"
+WORK = "work-"  # and a number of iterations: so much work on each device, then the all-reduce
+
+
+def work(iterations: int) -> str:
+    """The payload with so much work."""
+    return f"{WORK}{iterations}"
 
 
 def for_both_payloads(modes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

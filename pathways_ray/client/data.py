@@ -11,16 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client.values import dtype_named
 from pathways_ray.errors import Failure, PathwaysError, from_failure
-from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
-from pathways_ray.transport import streams
+from pathways_ray.transport import streams, thread_links
+from pathways_ray.transport.links import LinkLost
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     DataFailed,
@@ -31,6 +31,7 @@ from pathways_ray.transport.messages import (
     PutDone,
     PutOpen,
     PutPart,
+    Withdraw,
 )
 from pathways_ray.transport.tls import Trust
 
@@ -78,6 +79,34 @@ class _Fetching:
             self.missing.discard(part.device)
 
 
+class Cover:
+    """As few shards as cover an array of one type: which boxes, on which devices, and what to ask of each host."""
+
+    def __init__(self, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> None:
+        self.shape, self.dtype = kind.shape, dtype_named(kind.dtype)
+        ordinals: dict[Box, int] = {}
+        for ordinal, box in enumerate(shard_boxes(kind, spec, placed.mesh)):
+            ordinals.setdefault(box, ordinal)
+        self.shards = [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()]
+        by_host: dict[int, list[int]] = {}
+        for _, device in self.shards:
+            by_host.setdefault(device.host, []).append(device.index)
+        self.by_host = {host: tuple(indices) for host, indices in by_host.items()}
+
+    def assembled(self, received: dict[int, _Fetching]) -> np.ndarray[Any, Any]:
+        """The array, from what each host sent."""
+
+        def shard(box: Box, device: Device) -> np.ndarray[Any, Any]:
+            return np.frombuffer(received[device.host].parts[device.index], self.dtype).reshape(box_shape(box))
+
+        if len(self.shards) == 1:
+            return shard(*self.shards[0])
+        whole = np.empty(self.shape, self.dtype)
+        for box, device in self.shards:
+            whole[tuple(slice(a, b) for a, b in box)] = shard(box, device)
+        return whole
+
+
 class _Link:
     """The stream to one incarnation of a host."""
 
@@ -85,24 +114,23 @@ class _Link:
         self.owner = owner
         self.host = address.host
         self.epoch = address.epoch
-        self.outbox = streams.ThreadOutbox()
+        self.outbox = thread_links.Outbox()
         self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, _Fetching] = {}
         self.dead: Failure | None = None
-        self._channel = streams.channel(address.address, owner.trust)
         metadata = {"session": str(owner.session), "authorization": owner.token}
-        self._call = streams.stream_call(self._channel, streams.DATA_STREAM, self.outbox, metadata)
+        self._wire = thread_links.ThreadLink(
+            address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
+        )
         threading.Thread(target=self._read, name=f"pathways-data-{self.host}", daemon=True).start()
 
     def _read(self) -> None:
         reason = "it closed the stream"
         try:
-            for data in self._call:
+            for data in self._wire:
                 for message in FROM_HOST_DATA.decode_batch(data):
                     self._on_message(message)
-        except grpc.RpcError as error:
-            reason = str(getattr(error, "details", lambda: "")() or error)
-        except PathwaysError as error:
+        except (LinkLost, PathwaysError) as error:
             reason = str(error)
         self.end(reason)
 
@@ -138,9 +166,7 @@ class _Link:
         self.owner.wake()
 
     def close(self) -> None:
-        self.outbox.close()
-        self._call.cancel()
-        self._channel.close()
+        self._wire.close()
 
 
 class DataLinks:
@@ -249,34 +275,26 @@ class DataLinks:
 
     # --- fetch --------------------------------------------------------------------------------------------------------
 
-    def fetch(
-        self, buffer: Buffer, kind: ArrayType, spec: Spec, placed: PlacedSlice, check: Callable[[], None]
-    ) -> np.ndarray[Any, Any]:
+    def fetch(self, buffer: Buffer, cover: Cover, check: Callable[[], None]) -> np.ndarray[Any, Any]:
         """The whole array as NumPy. `check` raises when there is no more point in waiting."""
-        boxes = shard_boxes(kind, spec, placed.mesh)
-        chosen: dict[Box, int] = {}
-        for ordinal, box in enumerate(boxes):
-            chosen.setdefault(box, ordinal)
-        by_host: dict[int, list[int]] = {}
-        for ordinal in chosen.values():
-            by_host.setdefault(placed.devices[ordinal].host, []).append(placed.devices[ordinal].index)
         asked: list[tuple[_Link, int, _Fetching]] = []
         try:
-            for host, devices in by_host.items():
+            for host, devices in cover.by_host.items():
                 check()
                 link = self._link(host)
-                request, fetching = next(self._requests), _Fetching(tuple(devices))
+                request, fetching = next(self._requests), _Fetching(devices)
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching))
-                link.outbox.send(Fetch(request, buffer.id, tuple(devices)))
+                link.outbox.send(Fetch(request, buffer.id, devices))
                 if link.dead is not None:
                     fetching.failure = link.dead
             self._wait_for([fetching for _, _, fetching in asked], check)
         finally:
-            for link, request, _ in asked:
+            for link, request, fetching in asked:
                 link.fetches.pop(request, None)
-        received = {link.host: fetching for link, _, fetching in asked}
-        return _assembled(kind, chosen, placed, received)
+                if fetching.missing and fetching.failure is None:
+                    link.outbox.send(Withdraw(request))
+        return cover.assembled({link.host: fetching for link, _, fetching in asked})
 
     def _wait_for(self, fetches: list[_Fetching], check: Callable[[], None]) -> None:
         with self._changed:
@@ -301,21 +319,3 @@ class DataLinks:
 def _bytes_of(array: np.ndarray[Any, Any], box: Box) -> memoryview:
     piece = np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)])
     return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")
-
-
-def _assembled(
-    kind: ArrayType, chosen: dict[Box, int], placed: PlacedSlice, received: dict[int, _Fetching]
-) -> np.ndarray[Any, Any]:
-    dtype = dtype_named(kind.dtype)
-
-    def shard(box: Box, ordinal: int) -> np.ndarray[Any, Any]:
-        device = placed.devices[ordinal]
-        return np.frombuffer(received[device.host].parts[device.index], dtype).reshape(box_shape(box))
-
-    if len(chosen) == 1:
-        ((box, ordinal),) = chosen.items()
-        return shard(box, ordinal)
-    whole = np.empty(kind.shape, dtype)
-    for box, ordinal in chosen.items():
-        whole[tuple(slice(a, b) for a, b in box)] = shard(box, ordinal)
-    return whole

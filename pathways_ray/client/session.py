@@ -5,7 +5,8 @@ uploads and frees go into one queue in the order of the user's calls, and what m
 controller. A launch may leave once the arrays uploaded for it have arrived, so that a slow client holds up nobody's
 devices but its own calls.
 
-Outcomes come back on the same stream, read by one thread, which wakes those who wait.
+Outcomes come back on the same stream, read by one thread, which wakes those who wait. Where the controller's second
+port can be reached, the messages travel by a link beside the stream (`transport.links`), in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client.array import DELETED, FAILED, PENDING, READY, Array, Buffer
-from pathways_ray.client.data import DataLinks, Upload
+from pathways_ray.client.data import Cover, DataLinks, Upload
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import (
@@ -43,7 +44,8 @@ from pathways_ray.errors import (
     from_failure,
 )
 from pathways_ray.ir.types import Spec, check_layout
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport.exposure import joined
 from pathways_ray.transport.messages import (
     REPLY,
     TO_CLIENT,
@@ -82,6 +84,12 @@ _CAUSE_LIMIT_S = 10.0
 
 _LARGEST_AXIS = 1 << 20
 """Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
+
+_LANE_LIMIT_S = 2.0
+"""A port that does not answer within this time is taken for out of reach."""
+
+_LAST_WORDS_S = 2.0
+"""A session whose stream has ended hears for so long what comes on its lane."""
 
 _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader cannot leave anybody waiting."""
@@ -136,14 +144,41 @@ class Session:
         self._named: dict[int, weakref.ref[Buffer]] = {}
         self._lock = threading.Lock()
         self._queue: deque[tuple[Message, tuple[Upload, ...], tuple[Buffer, ...]]] = deque()
-        self._outbox = streams.ThreadOutbox(self._pending.__len__)
         # Hosts show the certificate that the controller has shown, at addresses that need not be in it.
         there = trust if trust is None else Trust(trust.roots, trust.name or address.rpartition(":")[0].strip("[]"))
         self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed, there)
         metadata = {"session": str(self.id), "authorization": self._secret}
-        self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._outbox, metadata)
-        self._reader = threading.Thread(target=self._read, name="pathways-reader", daemon=True)
-        self._reader.start()
+        self._outbox: streams.ThreadOutbox | thread_links.Outbox
+        self._quiet = streams.ThreadOutbox(self._pending.__len__)
+        self._lane = self._dialled(address, trust, opened.lane, metadata, timeout)
+        if self._lane is None:
+            self._outbox = self._quiet
+        else:
+            metadata["lane"] = "1"  # the stream carries nothing then; it shows that this client lives
+        self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._quiet, metadata)
+        self._readers = [threading.Thread(target=self._read, name="pathways-reader", daemon=True)]
+        if self._lane is not None:
+            self._readers.append(threading.Thread(target=self._read_lane, name="pathways-lane", daemon=True))
+        for reader in self._readers:
+            reader.start()
+
+    def _dialled(
+        self, address: str, trust: Trust | None, port: int, metadata: dict[str, str], timeout: float
+    ) -> thread_links.ThreadLink | None:
+        """A link for the messages of the stream, and their outbox; None where the controller has none, or where it is
+        out of reach, since a gateway may let one port through: then the stream carries them."""
+        if not port:
+            return None
+        outbox = thread_links.Outbox(self._pending.__len__)
+        there = joined(links.endpoint(address)[0], port)
+        silence = limits.LANE_SILENCE_S
+        lane = thread_links.ThreadLink(there, streams.CLIENT_STREAM, dict(metadata), outbox, trust, silence)
+        try:
+            lane.dial(min(timeout, _LANE_LIMIT_S))
+        except links.LinkLost:
+            return None
+        self._outbox = outbox
+        return lane
 
     # --- calls with a reply -------------------------------------------------------------------------------------------
 
@@ -277,7 +312,7 @@ class Session:
         elif self._queue:
             self._queue.append((message, (), ()))
         else:
-            self._outbox.send(message)
+            self._outbox.send_later(message)
 
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""
@@ -353,9 +388,11 @@ class Session:
         buffer, kind = array._buffer, array._type
         if self._queue:
             self.flush()
-        assert kind.slice is not None
+        if kind.cover is None:
+            assert kind.slice is not None
+            kind.cover = Cover(kind.array, kind.spec, kind.slice.placed)
         try:
-            return self._data.fetch(buffer, kind.array, kind.spec, kind.slice.placed, lambda: self._check_fetch(buffer))
+            return self._data.fetch(buffer, kind.cover, lambda: self._check_fetch(buffer))
         except PathwaysError as error:
             # The host saw a symptom; the controller knows the cause, and tells shortly after.
             if error.failure is not None and (buffer.state == PENDING or error.failure.kind == "HostLost"):
@@ -383,7 +420,18 @@ class Session:
             reason = _details(error)
         except PathwaysError as error:
             reason = str(error)
+        if self._lane is not None:
+            self._readers[1].join(_LAST_WORDS_S)  # it may have a better reason
         self._end(f"the controller is gone ({reason})")
+
+    def _read_lane(self) -> None:
+        assert self._lane is not None
+        try:
+            for data in self._lane:
+                for message in TO_CLIENT.decode_batch(data):
+                    self._on_message(message)
+        except (links.LinkLost, PathwaysError) as error:
+            self._end(f"the controller is gone ({error})")
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -451,10 +499,13 @@ class Session:
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             self._call(CloseSession(self.id), timeout=5.0)
         self._end("it was shut down")
-        self._outbox.close()
+        self._quiet.close()
         self._stream.cancel()
+        if self._lane is not None:
+            self._lane.close()
         self._channel.close()
-        self._reader.join(5.0)
+        for reader in self._readers:
+            reader.join(5.0)
 
     def __enter__(self) -> Session:
         return self

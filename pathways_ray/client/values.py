@@ -36,7 +36,7 @@ def partition_spec(spec: Spec) -> PartitionSpec:
 class ArgumentType:
     """Interned; compare with `is`. `slice` is None for a value that is still with the client."""
 
-    __slots__ = ("__weakref__", "array", "aval", "slice", "spec", "weak")
+    __slots__ = ("__weakref__", "array", "aval", "cover", "slice", "spec", "weak")
 
     # Weak: a type goes with the last array and program that have it, and lets go of its slice.
     _known: ClassVar[weakref.WeakValueDictionary[Any, ArgumentType]] = weakref.WeakValueDictionary()
@@ -46,6 +46,7 @@ class ArgumentType:
     slice: VirtualSlice | None
     spec: Spec
     aval: jax.ShapeDtypeStruct
+    cover: Any  # how arrays of the type are fetched (`data.Cover`), once one was
 
     @classmethod
     def of(cls, array: ArrayType, weak: bool, where: VirtualSlice | None, spec: Spec) -> ArgumentType:
@@ -54,6 +55,7 @@ class ArgumentType:
         if found is None:
             found = object.__new__(cls)
             found.array, found.weak, found.slice, found.spec = array, weak, where, spec
+            found.cover = None
             found.aval = jax.ShapeDtypeStruct(array.shape, dtype_named(array.dtype), weak_type=weak)
             cls._known[key] = found
         return found

@@ -199,7 +199,7 @@ class Controller:
         self._island_ended(hello.island, self.islands.get(hello.island))
         outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
         self._do(self.launches.island_up(hello.island))
-        pump = asyncio.ensure_future(outbox.pump(context.write))
+        pump = asyncio.ensure_future(outbox.carry(context))
         try:
             while True:
                 for message in rest:

@@ -47,7 +47,7 @@ from pathways_ray.errors import (
     to_failure,
 )
 from pathways_ray.ir.plan import plan_text
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport.capabilities import data_token, slice_proof
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
@@ -106,6 +106,8 @@ class Client:
         self.function_bytes = 0
         self.withheld: dict[str, Failure] = {}
         self.opened = time.monotonic()
+        self.lane: links.AsyncLink | None = None
+        self.by_lane = False
         self.reader: asyncio.Task[None] | None = None
 
 
@@ -192,6 +194,13 @@ class FrontDoor:
             self.exposure.tls,
             facing_clients=True,
         )
+        self.lanes, lane = await links.serve(
+            {streams.CLIENT_STREAM: self._client_lane},
+            streams.bind_address(self.exposure.front),
+            tls=self.exposure.tls,
+            silence=limits.LANE_SILENCE_S,
+        )
+        self.lane = links.endpoint(lane)[1]
         return address
 
     def send(self, session: int, message: ToClient) -> None:
@@ -205,9 +214,10 @@ class FrontDoor:
             self.compiled.notify_all()
 
     async def tick(self, now: float) -> None:
-        """Once a second: sessions that never got their stream end, and those whose tenant has to go."""
+        """Once a second: sessions that never got their stream (or lane) end, and those whose tenant has to go."""
         for client in list(self.clients.values()):
-            if client.reader is None and now - client.opened > STREAM_LIMIT_S:
+            absent = client.reader is None or (client.by_lane and client.lane is None)
+            if absent and now - client.opened > STREAM_LIMIT_S:
                 await self._close(client.session)
         if self.tenants.refresh():
             await self._tenants_changed()
@@ -228,6 +238,7 @@ class FrontDoor:
     async def _end(self, client: Client, reason: str) -> None:
         """Ends a session from this side."""
         client.outbox.send(SessionEnded(reason))
+        client.outbox.close()
         if client.reader is not None:
             client.reader.cancel()  # its stream says the last words
         await self._close(client.session)
@@ -243,7 +254,8 @@ class FrontDoor:
         if client.reader is not None:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
             return
-        pump = asyncio.ensure_future(client.outbox.pump(context.write))
+        client.by_lane = metadata.get("lane") == "1" or client.lane is not None
+        pump = asyncio.ensure_future(client.outbox.pump(context.write)) if not client.by_lane else None
         client.reader = asyncio.ensure_future(self._read(client, context))
         try:
             await asyncio.wait({client.reader})
@@ -253,12 +265,42 @@ class FrontDoor:
             client.reader.cancel()
             await self._close(client.session)
             client.outbox.close()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await asyncio.wait_for(pump, LAST_WORDS_S)
+            if pump is not None:
+                await self._last_words(pump)
 
-    async def _read(self, client: Client, context: grpc.aio.ServicerContext) -> None:
+    async def _client_lane(self, link: links.AsyncLink) -> None:
+        """The messages of a client's stream, in both directions, where it can reach this port. The stream then carries
+        nothing, but still shows by gRPC's pings that the client lives: the end of either is the end of the session."""
+        metadata = streams.metadata_of(link)
+        client = self.clients.get(streams.session_of(metadata))
+        if client is None or not streams.authorised(metadata, client.secret):
+            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
+            return
+        if client.lane is not None or (client.reader is not None and not client.by_lane):
+            await link.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
+            return
+        client.lane = link
+        pump = asyncio.ensure_future(client.outbox.carry(link))
+        reader = asyncio.ensure_future(self._read(client, link))
         try:
-            while (data := await streams.reading(context)) is not None:
+            await asyncio.wait({reader, pump}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()  # raises what was wrong here, and not with the client
+        finally:
+            reader.cancel()
+            if client.reader is not None:
+                client.reader.cancel()
+            await self._close(client.session)
+            client.outbox.close()
+            await self._last_words(pump)
+
+    async def _last_words(self, pump: asyncio.Task[None]) -> None:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.wait_for(pump, LAST_WORDS_S)
+
+    async def _read(self, client: Client, context: streams.Context) -> None:
+        try:
+            while (data := await streams.reading(context)) is not None and client.session in self.clients:
                 messages = TO_CONTROLLER.decode_batch(data)
                 self._check_batch(client, len(data), messages)
                 for message in messages:
@@ -400,6 +442,7 @@ class FrontDoor:
             platforms=platforms,
             fusion=self.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
+            lane=self.lane,
         )
 
     async def _create_slice(self, client: Client, request: CreateSlice) -> Reply:

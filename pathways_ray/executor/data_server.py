@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import math
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,7 +39,7 @@ from pathways_ray.executor.device_transfer import failure_in
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
-from pathways_ray.transport import streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport.capabilities import Grant, grant_of, proves
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
@@ -46,9 +47,11 @@ from pathways_ray.transport.messages import (
     DataFailed,
     Fetch,
     FetchPart,
+    Message,
     PutDone,
     PutOpen,
     PutPart,
+    Withdraw,
 )
 
 CLOSE_LIMIT_S = 1.0
@@ -59,6 +62,13 @@ WORKERS = 4
 
 BACKLOG = 8
 """Parts of fetched arrays that wait for a client to read those before."""
+
+
+SMALL_BYTES = 1 << 14
+"""An array of so few bytes is answered as soon as a worker has copied it, whatever waits to be read before."""
+
+UNREAD = 1024
+"""Messages that wait for a client to read them; then nothing more is read from it."""
 
 
 class _Upload:
@@ -100,18 +110,30 @@ class _Upload:
 class _Stream:
     """One stream of a client: what it may do, and what it has under way."""
 
-    def __init__(self, grant: Grant, allowance: Allowance) -> None:
+    def __init__(self, link: links.AsyncLink, grant: Grant, allowance: Allowance) -> None:
         self.grant = grant
         self.allowance = allowance
         self.outbox = streams.AsyncOutbox()
         self.uploads: dict[int, _Upload] = {}
-        self.fetches: set[asyncio.Task[None]] = set()
+        self.fetches: dict[int, _Fetching] = {}
         self.workers = ThreadPoolExecutor(WORKERS, "fetch")
         self.turns = asyncio.Semaphore(WORKERS)
+        self.link = link
 
     @property
     def session(self) -> int:
         return self.grant.session
+
+
+class _Fetching:
+    """A fetch: what is called when its buffer is there, and then, for one that takes more than one part, its task."""
+
+    __slots__ = ("come", "message", "task")
+
+    def __init__(self, message: Fetch, come: Callable[[], None]) -> None:
+        self.message = message
+        self.come = come
+        self.task: asyncio.Task[None] | None = None
 
 
 class DataServer:
@@ -123,6 +145,7 @@ class DataServer:
         self.store = store
         self.data_secret = data_secret
         self.allowances: dict[int, Allowance] = {}
+        self.streams: set[_Stream] = set()
         self._started = threading.Event()
         self.address = ""
         threading.Thread(target=lambda: asyncio.run(self._main(exposure)), name="data", daemon=True).start()
@@ -131,34 +154,49 @@ class DataServer:
 
     async def _main(self, exposure: Exposure) -> None:
         try:
-            self._server, self.address = await streams.serve(
+            server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(exposure.data),
                 tls=exposure.tls,
-                facing_clients=True,
+                silence=limits.DATA_SILENCE_S,
             )
+            self._loop = asyncio.get_running_loop()
+            self.store.on_end = self._session_ended
         finally:
             self._started.set()
-        await self._server.wait_for_termination()
+        await server.serve_forever()
 
-    async def _stream(self, context: grpc.aio.ServicerContext) -> None:
-        metadata = streams.metadata_of(context)
+    def _session_ended(self, session: int) -> None:
+        self._loop.call_soon_threadsafe(self._hang_up, session)
+
+    def _hang_up(self, session: int) -> None:
+        """A session has ended: nobody reads its streams any more, and what it still asks for will never be there."""
+        for stream in [stream for stream in self.streams if stream.session == session]:
+            stream.link.close("the session has ended")
+
+    async def _stream(self, link: links.AsyncLink) -> None:
+        metadata = streams.metadata_of(link)
         grant = grant_of(self.data_secret, streams.session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong data token, or its session has ended")
+            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong data token, or its session has ended")
             return
-        stream = _Stream(grant, self.allowances.setdefault(grant.session, Allowance()))
-        pump = asyncio.ensure_future(stream.outbox.pump(context.write))
+        stream = _Stream(link, grant, self.allowances.setdefault(grant.session, Allowance()))
+        self.streams.add(stream)
+        pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
-            while (data := await streams.reading(context)) is not None and not self.store.ended(stream.session):
+            while (data := await streams.reading(link)) is not None and not self.store.ended(stream.session):
                 for message in TO_HOST_DATA.decode_batch(data):
                     if isinstance(message, Fetch):
-                        self._start_fetch(stream, message)
+                        self._fetch(stream, message)
+                    elif isinstance(message, Withdraw):
+                        self._withdraw(stream, message.request)
                     else:
                         self._upload(stream, message)
+                await stream.outbox.room(UNREAD)
         except WireError:
             pass
         finally:
+            self.streams.discard(stream)
             self._end(stream)
             # A write that is cancelled half-way would keep the call open; what was sent before goes out first.
             stream.outbox.close()
@@ -166,8 +204,8 @@ class DataServer:
                 await asyncio.wait_for(pump, CLOSE_LIMIT_S)
 
     def _end(self, stream: _Stream) -> None:
-        for task in stream.fetches:
-            task.cancel()
+        for request in list(stream.fetches):
+            self._withdraw(stream, request)
         stream.workers.shutdown(wait=False, cancel_futures=True)
         for upload in stream.uploads.values():
             stream.allowance.failed(upload.message.buffer)
@@ -232,35 +270,55 @@ class DataServer:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    def _start_fetch(self, stream: _Stream, message: Fetch) -> None:
-        if len(stream.fetches) >= limits.MAX_REQUESTS:
-            text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way; one more was asked for"
-            stream.outbox.send(DataFailed(message.request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
+    def _fetch(self, stream: _Stream, message: Fetch) -> None:
+        """Answers at once what is small and computed. What is not there yet is handed to a worker of the stream by
+        whichever thread stores it."""
+        request = message.request
+        if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
+            text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
+            stream.outbox.send(DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
-        task = asyncio.ensure_future(self._fetch(stream, message))
-        stream.fetches.add(task)
-        task.add_done_callback(stream.fetches.discard)
+        fetching = stream.fetches[request] = _Fetching(message, lambda: self._present(stream, fetching))
+        value: Any = self.store.get(stream.session, message.buffer)
+        if hasattr(value, "is_ready") and self._is_small(value, message) and value.is_ready():
+            self._read(stream, fetching)
+        else:
+            self.store.when_present(stream.session, message.buffer, fetching.come)
 
-    async def _fetch(self, stream: _Stream, message: Fetch) -> None:
+    def _is_small(self, value: Any, message: Fetch) -> bool:
+        return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
+
+    def _withdraw(self, stream: _Stream, request: int) -> None:
+        """A fetch is over, whether it was answered or nobody waits for it any more."""
+        fetching = stream.fetches.pop(request, None)
+        if fetching is not None:
+            self.store.forget(stream.session, fetching.message.buffer, fetching.come)
+            if fetching.task is not None:
+                fetching.task.cancel()
+
+    def _present(self, stream: _Stream, fetching: _Fetching) -> None:
+        with contextlib.suppress(RuntimeError):  # the stream has ended
+            stream.workers.submit(self._read, stream, fetching)
+
+    def _read(self, stream: _Stream, fetching: _Fetching) -> None:
+        """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
+        message = fetching.message
         try:
-            value = await self._present(stream.session, message.buffer)
-            async with stream.turns:
-                for device in message.devices:
-                    await self._send_shard(stream, message.request, value, device)
-        except (PathwaysError, RuntimeError, ValueError) as error:
-            failure = failure_in(str(error)) or to_failure(error, "fetch", host=self.host)
-            stream.outbox.send(DataFailed(message.request, failure))
+            value = self._value(stream.session, message.buffer)
+            if self._is_small(value, message):
+                found = [(device, bytes(self._shard_bytes(value, device))) for device in message.devices]
+                answer = [FetchPart(message.request, device, 0, len(data), data) for device, data in found]
+                self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
+            else:
+                self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._answer, stream, fetching, [self._failed(message, error)])
 
-    async def _present(self, session: int, buffer: int) -> Any:
-        """The value of a buffer, once it is in the store (it may still be computed). Raises its failure."""
-        loop = asyncio.get_running_loop()
-        present = asyncio.Event()
+    def _failed(self, message: Fetch, error: Exception) -> DataFailed:
+        return DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(present.set)
-
-        self.store.when_present(session, buffer, wake)
-        await present.wait()
+    def _value(self, session: int, buffer: int) -> Any:
+        """What is under a number in the store (it may still be computed). Raises its failure."""
         value = self.store.get(session, buffer)
         if value is None:
             raise from_failure(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
@@ -268,9 +326,29 @@ class DataServer:
             raise from_failure(value)
         return value
 
+    def _answer(self, stream: _Stream, fetching: _Fetching, messages: Sequence[Message]) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            del stream.fetches[fetching.message.request]
+            for message in messages:
+                stream.outbox.send(message)
+
+    def _in_parts(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
+
+    async def _send(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+        message = fetching.message
+        try:
+            async with stream.turns:
+                for device in message.devices:
+                    await self._send_shard(stream, message.request, value, device)
+        except Exception as error:
+            stream.outbox.send(self._failed(message, error))
+        if stream.fetches.get(message.request) is fetching:
+            del stream.fetches[message.request]
+
     async def _send_shard(self, stream: _Stream, request: int, value: Any, device: int) -> None:
-        loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(stream.workers, self._shard_bytes, value, device)
+        data = await self._loop.run_in_executor(stream.workers, self._shard_bytes, value, device)
         total = len(data)
         for offset in range(0, max(total, 1), limits.PART_BYTES):
             part = data[offset : offset + limits.PART_BYTES]

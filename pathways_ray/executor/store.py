@@ -21,6 +21,8 @@ class BufferStore:
         self._lock = threading.Lock()
         self._waiters: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._ended: set[int] = set()
+        self.on_end: Callable[[int], None] = lambda session: None
+        """Called when a session has ended, with its number; must not wait."""
 
     def of_session(self, session: int) -> dict[int, Value]:
         found = self.sessions.get(session)
@@ -57,6 +59,19 @@ class BufferStore:
                 self._waiters.pop((session, buffer), None)
         callback()
 
+    def forget(self, session: int, buffer: int, callback: Callable[[], None]) -> None:
+        """Does not call back any more; nothing if it has."""
+        with self._lock:
+            waiting = self._waiters.get((session, buffer), [])
+            if callback in waiting:
+                waiting.remove(callback)
+                if not waiting:
+                    del self._waiters[session, buffer]
+
+    def waiting(self) -> int:
+        """Callbacks for buffers that are not there yet."""
+        return sum(map(len, self._waiters.values()))
+
     def drop(self, session: int, buffers: tuple[int, ...]) -> None:
         found = self.sessions.get(session)
         if found is not None:
@@ -69,6 +84,7 @@ class BufferStore:
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:
                 del self._waiters[key]
+        self.on_end(session)
 
     def ended(self, session: int) -> bool:
         """Whether a session has ended: nothing is kept for it any more."""

@@ -112,7 +112,7 @@ class IslandScheduler:
             trust_of(self.exposure.tls),
         )
         self.controller.send(IslandUp(self.island, address))
-        self._spawn(self.controller.pump(self.stream.write))
+        self._spawn(self.controller.carry(self.stream))
         self._spawn(self._watch())
         await self.resource_manager.publish.remote(f"scheduler-{self.island}", address)
         return address
@@ -138,7 +138,7 @@ class IslandScheduler:
         branch = self.hosts.open(hello.host)
         self.heard[hello.host] = time.monotonic()
         self._do(commands)
-        pump = asyncio.ensure_future(branch.pump(context.write))
+        pump = asyncio.ensure_future(branch.carry(context))
         try:
             while (data := await streams.reading(context)) is not None:
                 self.heard[hello.host] = time.monotonic()

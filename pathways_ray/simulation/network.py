@@ -17,7 +17,7 @@ from typing import Any
 from pathways_ray.simulation.clock import Act, Clock
 
 PING_LIMIT_S = 20.0
-"""Silence that breaks a stream: gRPC pings every 10 s and waits 10 s for the answer (`transport/streams.py`)."""
+"""Silence that breaks a stream (`transport/links.py`)."""
 
 RETRANSMIT_S = 0.2
 """TCP sends a lost packet again after about this time, and twice as late each further time."""

@@ -1,7 +1,7 @@
 """Links: streams between the runtime's own processes, as frames on a TCP connection of their own.
 
 A gRPC message costs some 70 us from process to process and 100 us of CPU time at each end, whatever is in it. Between a
-controller, its schedulers and their hosts that was most of the time of a small launch (ADR 0016). A link carries the
+controller, its schedulers and their hosts that was most of the time of a small launch (ADR 0017). A link carries the
 same batches (`streams.batches`) in a fraction of that. Clients, who are strangers, keep to gRPC.
 
 A frame is its length in four bytes, then a batch. An empty frame is a sign of life: each end sends one every `PING_S`,
@@ -39,8 +39,9 @@ HELLO_BYTES = 4096
 CONNECT_LIMIT_S = 10.0
 
 LAST_WORDS = 1 << 31
-AHEAD = 64
-"""Batches that wait here to be read; then the other end has to wait."""
+AHEAD_BYTES = 4 << 20
+BATCH_COSTS = 256
+"""Bytes of batches that wait here to be read, and what Python needs for each; beyond them the other end has to wait."""
 
 ONE_WRITE = 1 << 16
 """Shorter batches are copied behind their header, which costs less than a second call of the kernel."""
@@ -110,7 +111,7 @@ def keep_alive(connection: socket.socket) -> None:
 class AsyncLink(asyncio.Protocol):
     """One end of a link on an event loop. It looks like the context of a gRPC stream, for those who serve either."""
 
-    def __init__(self, greeted: Callable[[AsyncLink], None] | None = None) -> None:
+    def __init__(self, greeted: Callable[[AsyncLink], None] | None = None, silence: float = 0.0) -> None:
         self.path = ""
         self.metadata: dict[str, str] = {}
         self.reason = ""
@@ -118,10 +119,13 @@ class AsyncLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(HELLO_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._batches: deque[bytes] = deque()
+        self._ahead = 0
+        self._gone = asyncio.Event()
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._paused = self._closed = False
+        self._paused = self._over = self._closed = False
+        self._silence = silence or SILENCE_S
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -143,6 +147,7 @@ class AsyncLink(asyncio.Protocol):
                     self._greet(_HELLO.decode(batch), self._greeted)
                 else:
                     self._batches.append(batch)
+                    self._ahead += len(batch) + BATCH_COSTS
         except (LinkLost, msgspec.MsgspecError, ValueError) as error:
             self._hang_up(str(error))
             return
@@ -150,7 +155,7 @@ class AsyncLink(asyncio.Protocol):
             self.reason = self._frames.last_words
         if self._reader is not None and not self._reader.done() and self._batches:
             self._reader.set_result(None)
-        if len(self._batches) > AHEAD and self._transport is not None:
+        if self._ahead > AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -163,12 +168,22 @@ class AsyncLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self._gone.set()
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
             self._timer.cancel()
         for waiting in (self._reader, self._room):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+        self._room = None
+
+    def eof_received(self) -> bool:
+        """The other end will say no more, but may still listen (without TLS, which has no half of a connection)."""
+        self._over = True
+        self.reason = self.reason or "it closed the connection"
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
@@ -183,7 +198,7 @@ class AsyncLink(asyncio.Protocol):
     async def read(self) -> bytes | None:
         """The next batch, or None at the end."""
         while not self._batches:
-            if self._closed:
+            if self._over or self._closed:
                 return None
             self._reader = self._loop.create_future()
             try:
@@ -191,10 +206,11 @@ class AsyncLink(asyncio.Protocol):
             finally:
                 self._reader = None
         batch = self._batches.popleft()
-        if self._paused and len(self._batches) <= AHEAD // 2 and self._transport is not None:
+        self._ahead -= len(batch) + BATCH_COSTS
+        if self._paused and self._ahead <= AHEAD_BYTES // 2 and self._transport is not None:
             self._paused = False
             self._heard = self._loop.time()
-            if not self._closed:
+            if not self._closed and not self._transport.is_closing():
                 self._transport.resume_reading()
         return batch
 
@@ -203,6 +219,26 @@ class AsyncLink(asyncio.Protocol):
         who reads learns of it."""
         if self._room is not None:
             await self._room
+        self.put(batch)
+
+    async def wait_closed(self) -> None:
+        """Waits until the connection is gone, and not only on its way to be."""
+        await self._gone.wait()
+
+    @property
+    def full(self) -> bool:
+        """Whether the other end does not take what was sent before."""
+        return self._room is not None
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Calls back once it takes it again, or is gone."""
+        if self._room is None:
+            self._loop.call_soon(callback)
+        else:
+            self._room.add_done_callback(lambda _: callback())
+
+    def put(self, batch: bytes) -> None:
+        """Sends a batch at once, or keeps it while the link is full."""
         transport = self._transport
         if self._closed or transport is None or transport.is_closing():
             return
@@ -220,8 +256,10 @@ class AsyncLink(asyncio.Protocol):
         self._hang_up(details)
         raise LinkLost(details)
 
-    def close(self) -> None:
-        """Hangs up; what was sent before goes out."""
+    def close(self, reason: str = "") -> None:
+        """Hangs up, with `reason` as last words if there is one; what was sent before goes out."""
+        if reason:
+            self._hang_up(reason)
         if self._transport is not None:
             self._transport.close()
 
@@ -238,8 +276,8 @@ class AsyncLink(asyncio.Protocol):
             self._timer.cancel()
         if self._closed or self._transport is None:
             return
-        if not self._paused and self._loop.time() - self._heard > SILENCE_S:
-            self.reason = f"it said nothing for {SILENCE_S:.0f} s"
+        if not self._paused and self._loop.time() - self._heard > self._silence:
+            self.reason = f"it said nothing for {self._silence:.0f} s"
             self._transport.abort()
             return
         if self._room is None:
@@ -251,12 +289,12 @@ Handler = Callable[[AsyncLink], Awaitable[None]]
 
 
 async def serve(
-    handlers: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None
+    handlers: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None, silence: float = 0.0
 ) -> tuple[asyncio.Server, str]:
     """Serves links on a port (0: a free one) of address `bind`; returns the server and `address:port`.
 
     A handler gets each link whose hello names its path, and has to look at the metadata before it reads. The link ends
-    with it.
+    with it, or when the other end says nothing for `silence` seconds (0: `SILENCE_S`).
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
@@ -281,7 +319,7 @@ async def serve(
 
     context = server_context(tls) if tls is not None else None
     server = await asyncio.get_running_loop().create_server(
-        lambda: AsyncLink(greeted),
+        lambda: AsyncLink(greeted, silence),
         bind.strip("[]"),
         port,
         ssl=context,

@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 3
+VERSION = 4
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
@@ -367,7 +367,13 @@ class Fetch(Message, tag=52):
     devices: tuple[int, ...]
 
 
-ToHostData = PutOpen | PutPart | Fetch
+class Withdraw(Message, tag=53):
+    """A fetch that nobody waits for any more."""
+
+    request: int
+
+
+ToHostData = PutOpen | PutPart | Fetch | Withdraw
 
 
 class PutDone(Message, tag=55):
@@ -407,7 +413,10 @@ class OpenSession(Message, tag=70):
 
 
 class SessionOpened(Message, tag=71):
-    """`secret` opens the hot stream, `data_token` the data streams; `platforms` are what functions are exported for."""
+    """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
+
+    `lane` is a port of the controller for a link (`transport.links`) beside the hot stream, which takes its messages.
+    """
 
     session: int
     secret: str
@@ -416,6 +425,7 @@ class SessionOpened(Message, tag=71):
     platforms: tuple[str, ...]
     fusion: bool
     max_launches: int
+    lane: int = 0
 
 
 class CreateSlice(Message, tag=72):

@@ -17,7 +17,7 @@ import hmac
 import queue
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
 
@@ -26,6 +26,9 @@ from pathways_ray.transport import tls as certificates
 from pathways_ray.transport.exposure import Tls, joined
 from pathways_ray.transport.messages import Message, encode
 from pathways_ray.transport.tls import Trust
+
+if TYPE_CHECKING:
+    from pathways_ray.transport.links import AsyncLink
 
 BATCH_BYTES = 8 << 20
 """A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
@@ -107,10 +110,19 @@ class AsyncOutbox:
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
         self._closed = False
+        self._link: AsyncLink | None = None
+        self._scheduled = False
 
     def send(self, message: Message) -> None:
         self._messages.append(message)
-        self._wake.set()
+        self._call()
+
+    def _call(self) -> None:
+        if self._link is None:
+            self._wake.set()
+        elif not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     async def room(self, most: int) -> None:
         """Waits while more than `most` messages wait for those before them to be taken by the other end."""
@@ -121,7 +133,35 @@ class AsyncOutbox:
     def close(self) -> None:
         """What was sent before still goes out."""
         self._closed = True
-        self._wake.set()
+        self._call()
+
+    async def carry(self, link: AsyncLink) -> None:
+        """The same as `pump` for a link, which takes a batch without a task to wait for it."""
+        self._link = link
+        self._call()
+        try:
+            self._wake.clear()
+            await self._wake.wait()
+        finally:
+            self._link = None
+
+    def _flush(self) -> None:
+        link = self._link
+        if link is not None and link.full:
+            link.when_room(self._flush)
+            return
+        self._scheduled = False
+        if link is None:
+            return
+        messages, self._messages = self._messages, []
+        self._taken.set()
+        for batch in batches(messages):
+            link.put(batch)
+        if self._closed:
+            self._wake.set()
+        elif messages and self._depth() > DEEP:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(PAUSE_S, self._flush)
 
     async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Writes until closed. Run it as a task beside the reader of the same stream."""
@@ -202,10 +242,35 @@ class Branch:
     def __init__(self) -> None:
         self._batches: list[Batch] = []
         self._wake = asyncio.Event()
+        self._link: AsyncLink | None = None
+        self._waits = False
 
     def put(self, batch: Batch) -> None:
+        if self._link is not None and not self._waits and not self._link.full:
+            self._link.put(batch.whole)
+            return
         self._batches.append(batch)
-        self._wake.set()
+        if self._link is None:
+            self._wake.set()
+        elif not self._waits:
+            self._waits = True
+            self._link.when_room(self._flush)
+
+    async def carry(self, link: AsyncLink) -> None:
+        """The same as `pump` for a link, which takes a batch without a task to wait for it."""
+        self._link = link
+        self._flush()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._link = None
+
+    def _flush(self) -> None:
+        self._waits = False
+        if self._link is not None:
+            batches, self._batches = self._batches, []
+            for count, bodies in _grouped((batch.messages, batch.bodies) for batch in batches):
+                self._link.put(_header(count) + bodies)
 
     async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Writes until it is cancelled. Run it as a task beside the reader of the same stream."""
@@ -231,6 +296,7 @@ class ThreadOutbox:
         self._depth = depth
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.send = self._queue.put
+        self.send_later = self._queue.put
 
     def close(self) -> None:
         self._queue.put(None)
@@ -255,13 +321,6 @@ def channel(address: str, trust: Trust | None = None) -> grpc.Channel:
     if trust is None:
         return grpc.insecure_channel(address, OPTIONS)
     return grpc.secure_channel(address, trust.credentials(), [*OPTIONS, *trust.options()])
-
-
-def async_channel(address: str, trust: Trust | None = None) -> grpc.aio.Channel:
-    """The same, for an event loop."""
-    if trust is None:
-        return grpc.aio.insecure_channel(address, options=OPTIONS)
-    return grpc.aio.secure_channel(address, trust.credentials(), options=[*OPTIONS, *trust.options()])
 
 
 def stream_call(connection: grpc.Channel, method: str, outbox: ThreadOutbox, metadata: dict[str, str]) -> grpc.Call:

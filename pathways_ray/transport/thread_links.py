@@ -31,6 +31,9 @@ from pathways_ray.transport.tls import Trust, client_context
 
 READ_BYTES = 1 << 18
 
+LATER_S = 0.005
+"""A message that may wait waits so long for one that may not."""
+
 
 class Outbox:
     """Outgoing messages of one link, put by any thread, also in a destructor.
@@ -48,7 +51,7 @@ class Outbox:
         self._turn = threading.Lock()
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._called = False
+        self._called = self._hurry = self._gathering = False
         self._write: Callable[[bytes, bool], bool] | None = None
         self._direct = False
         self._closed = False
@@ -62,11 +65,18 @@ class Outbox:
                 self._turn.release()
             if written and not self._messages:
                 return
+        self._hurry = True
         self._call()
+
+    def send_later(self, message: Message) -> None:
+        """Sends a message that nobody waits for: with the next one, or after `LATER_S`."""
+        self._messages.append(message)
+        if not self._gathering:
+            self._call()
 
     def close(self) -> None:
         """What was sent before still goes out."""
-        self._closed = True
+        self._closed = self._hurry = True
         self._call()
 
     def _call(self) -> None:
@@ -111,7 +121,14 @@ class Outbox:
                 with self._turn:
                     if self._write is not None:
                         self._write(PING, True)
+            # Each flag is taken back before what it stands for is looked at, so that who sets it later calls anew.
             self._called = False
+            if not self._hurry:
+                self._gathering = True
+                with contextlib.suppress(queue.Empty):
+                    self._calls.get(timeout=LATER_S)
+                    self._called = False
+            self._hurry = self._gathering = False
             with self._turn:
                 self._drain(wait=True)
                 if self._closed:
@@ -130,14 +147,29 @@ class ThreadLink:
     """
 
     def __init__(
-        self, address: str, path: str, metadata: dict[str, str], outbox: Outbox, trust: Trust | None = None
+        self,
+        address: str,
+        path: str,
+        metadata: dict[str, str],
+        outbox: Outbox,
+        trust: Trust | None = None,
+        silence: float = 0.0,
     ) -> None:
         self.address = address
+        self._silence = silence or SILENCE_S
         self._hello = frame(encode(Hello(path, metadata)))
         self._outbox = outbox
         self._trust = trust
+        self._host, self._port = endpoint(address)
         self._connection: socket.socket | None = None
         self._closed = False
+
+    def dial(self, timeout: float = CONNECT_LIMIT_S) -> None:
+        """Connects, which iterating does by itself. Raises `LinkLost` when nobody answers within `timeout` seconds."""
+        try:
+            self._connection = socket.create_connection((self._host, self._port), timeout)
+        except OSError as error:
+            raise LinkLost(f"nobody answers at {self.address}: {error}") from None
 
     def close(self) -> None:
         """Hangs up, whatever was not sent yet; any thread may."""
@@ -147,17 +179,15 @@ class ThreadLink:
             _end(self._connection)
 
     def __iter__(self) -> Iterator[bytes]:
-        host, port = endpoint(self.address)
-        try:
-            connection = socket.create_connection((host, port), CONNECT_LIMIT_S)
-        except OSError as error:
-            raise LinkLost(f"nobody answers at {self.address}: {error}") from None
+        if self._connection is None:
+            self.dial()
+        connection = self._connection
+        assert connection is not None
         with connection:
-            self._connection = connection
             if self._closed:
                 raise LinkLost("it was closed")
             try:
-                yield from self._batches(connection, host)
+                yield from self._batches(connection)
             except LinkLost:
                 raise
             except OSError as error:
@@ -166,13 +196,13 @@ class ThreadLink:
                 self._outbox.close()
                 _end(connection)  # also a write that waits
 
-    def _batches(self, connection: socket.socket, host: str) -> Iterator[bytes]:
+    def _batches(self, connection: socket.socket) -> Iterator[bytes]:
         keep_alive(connection)
         wire: _Plain | _Encrypted
         if self._trust is None:
-            wire = _Plain(connection)
+            wire = _Plain(connection, self._silence)
         else:
-            wire = _Encrypted(connection, self._trust, self._trust.name or host)
+            wire = _Encrypted(connection, self._trust, self._trust.name or self._host, self._silence)
         wire.write(self._hello, True)
         self._outbox.attach(wire.write, direct=self._trust is None)
         threading.Thread(target=self._outbox.pump, name="pump", daemon=True).start()
@@ -187,19 +217,20 @@ class ThreadLink:
 class _Plain:
     """A connection that is not encrypted. One thread reads, one at a time writes."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, silence: float) -> None:
+        self._silence = silence
         connection.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(SILENCE_S), 0))
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(silence), 0))
         self._connection = connection
         self._unsent = memoryview(b"")
 
     def read(self) -> bytes:
-        """What has come; b"" at the end. Raises `OSError` after `SILENCE_S` without anything."""
+        """What has come; b"" at the end. Raises `OSError` after too long a silence."""
         try:
             return self._connection.recv(READ_BYTES)
         except BlockingIOError:
-            raise OSError(f"it said nothing for {SILENCE_S:.0f} s") from None
+            raise OSError(f"it said nothing for {self._silence:.0f} s") from None
 
     def write(self, data: bytes, wait: bool) -> bool:
         """Sends `data` behind what is left from before. Says False, and keeps it, where that would take waiting."""
@@ -212,7 +243,7 @@ class _Plain:
                 rest = rest[self._connection.send(rest, 0 if wait else socket.MSG_DONTWAIT) :]
             except BlockingIOError:
                 self._unsent = rest
-                if wait:  # it took nothing for `SILENCE_S`
+                if wait:  # it took nothing for as long
                     _end(self._connection)
                 return False
             except OSError:
@@ -224,7 +255,8 @@ class _Plain:
 class _Encrypted:
     """The same with TLS. OpenSSL is not for two threads at a time, so bytes go through memory, under a lock."""
 
-    def __init__(self, connection: socket.socket, trust: Trust, name: str) -> None:
+    def __init__(self, connection: socket.socket, trust: Trust, name: str, silence: float) -> None:
+        self._silence = silence
         self._connection = connection
         self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = client_context(trust).wrap_bio(self._coming, self._going, server_hostname=name)
@@ -240,7 +272,7 @@ class _Encrypted:
                     raise OSError("it hung up while encryption was agreed on") from None
                 self._coming.write(data)
         self._flush()
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(silence)
 
     def _flush(self) -> None:
         if self._going.pending:
@@ -254,7 +286,7 @@ class _Encrypted:
             try:
                 received = self._connection.recv(READ_BYTES)
             except TimeoutError:
-                raise OSError(f"it said nothing for {SILENCE_S:.0f} s") from None
+                raise OSError(f"it said nothing for {self._silence:.0f} s") from None
             if not received:
                 return b""
             with self._lock:

@@ -30,6 +30,8 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.transport import links
+from pathways_ray.transport.messages import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "PATHWAYS_TEST_PROCESS"
@@ -222,6 +224,23 @@ class Scripts:
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"still running: {left}"
+
+
+def linked(address: str, path: str, batches: list[bytes], until: int = 0, **metadata: str) -> list[bytes]:
+    """What a link, as a data stream is one, answers to batches: all of it, or until so many have come or nothing more
+    comes for five seconds."""
+    host, _, port = address.rpartition(":")
+    found: list[bytes] = []
+    frames = links.Frames(1 << 30)
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=20.0) as connection:
+        connection.sendall(links.frame(encode(links.Hello(path, metadata))) + b"".join(map(links.frame, batches)))
+        if until:
+            connection.settimeout(5.0)
+        else:
+            connection.shutdown(socket.SHUT_WR)
+        while (not until or len(found) < until) and (data := connection.recv(1 << 20)):
+            found += frames.feed(data)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from pathways_ray.transport.messages import (
     encode,
     encode_batch,
 )
+from tests.integration.conftest import linked
 
 GARBAGE = [
     b"",
@@ -100,7 +101,7 @@ def test_failed_connect_leaves_the_session_that_was_there(session, slices, equal
 
 
 def endpoints(session: pw.Session) -> dict[str, str]:
-    """All gRPC endpoints of the cluster."""
+    """All endpoints of the cluster."""
     manager = session.cluster.resource_manager
     schedulers = {f"scheduler {k}": ray.get(manager.lookup.remote(f"scheduler-{k}")) for k in range(2)}
     hosts = {f"host {h.host}": h.address for h in session._data._addresses.values()}
@@ -137,6 +138,9 @@ def test_garbage_on_streams_of_strangers(session, channels, method) -> None:
         for metadata in identities:
             call = channel.stream_stream(method)(iter(GARBAGE), metadata=metadata, timeout=10)
             assert replies(call) == []
+    for address in endpoints(session).values():
+        for metadata in identities:
+            assert linked(address, method, GARBAGE, **dict(metadata)) == []
 
 
 def test_garbage_as_calls(session, channels) -> None:
@@ -229,7 +233,7 @@ def test_well_formed_nonsense_from_a_client(session, channels, slices) -> None:
     assert failures == {1: "WireError", 2: "GraphError", 3: "WireError", 4: "WireError"}
 
 
-def test_nonsense_on_a_data_stream(session, channels, slices, equal) -> None:
+def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
     """From a client that may put and fetch: devices that are not there, parts out of bounds, buffers of nobody."""
     x = pw.put(V, slice=slices.a4, spec=P("x"))
     equal(x, V)
@@ -244,8 +248,7 @@ def test_nonsense_on_a_data_stream(session, channels, slices, equal) -> None:
         [Fetch(6, x._buffer.id, (99,))],
         [Fetch(7, x._buffer.id, (-1,))],
     ]
-    metadata = (("session", str(session.id)), ("authorization", session._data.token))
+    metadata = {"session": str(session.id), "authorization": session._data.token}
     for data in [*map(encode_batch, messages), *GARBAGE]:
-        call = channels["host 0"].stream_stream(streams.DATA_STREAM)(iter([data]), metadata=metadata, timeout=10)
-        replies(call)
+        linked(endpoints(session)["host 0"], streams.DATA_STREAM, [data], **metadata)
     equal(x, V)

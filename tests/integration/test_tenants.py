@@ -64,6 +64,7 @@ from pathways_ray.transport.messages import (
     encode,
     encode_batch,
 )
+from tests.integration.conftest import linked
 
 V = np.arange(8, dtype=np.float32)
 TOKENS = {
@@ -220,7 +221,7 @@ class Raw:
         self.opened = opened
         self.id = opened.session
         self.shown = {"session": str(self.id), "authorization": opened.secret}
-        self.hosts = {h.host: grpc.insecure_channel(h.address) for h in opened.hosts}
+        self.hosts = {h.host: h.address for h in opened.hosts}
         self._more: Any = None
 
     def slice(self, size: int, island: int = -1) -> Message:
@@ -252,13 +253,12 @@ class Raw:
     def data(self, *messages: Message, answers: int = 1, host: int = 0, **other: str) -> list[Message]:
         """What a host answers on the data stream."""
         shown = {"session": str(self.id), "authorization": self.opened.data_token, **other}
-        batches = said(self.hosts[host], streams.DATA_STREAM, [encode_batch(messages)], answers, **shown)
+        batches = linked(self.hosts[host], streams.DATA_STREAM, [encode_batch(messages)], answers, **shown)
         return [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
 
     def close(self) -> None:
         ask(self.channel, CloseSession(self.id), **self.shown)
-        for channel in (self.channel, *self.hosts.values()):
-            channel.close()
+        self.channel.close()
 
 
 @pytest.fixture
@@ -329,16 +329,14 @@ def test_every_endpoint_serves_nobody_without_the_right_token(whole: Cluster, ra
                     continue  # that is alice, who asks for something of bob's: below
                 reply = ask(bob.channel, request, authorization=secret, **metadata)
                 served += [(what, request, reply)] if not isinstance(reply, Refused) else []
-        links = [grpc.insecure_channel(address) for address in whole.links]
         for method in (streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, streams.DATA_STREAM):
-            for channel in (bob.channel, *bob.hosts.values(), *links):
-                if method == streams.DATA_STREAM and what == "its own data token":
-                    continue
-                batch = encode_batch([Fetch(1, 1, (0,))] if method == streams.DATA_STREAM else [Free((1,))])
-                shown = {"session": str(bob.id), "authorization": secret}
-                served += [(what, method, data) for data in said(channel, method, [batch], **shown)]
-        for channel in links:
-            channel.close()
+            if method == streams.DATA_STREAM and what == "its own data token":
+                continue
+            batch = encode_batch([Fetch(1, 1, (0,))] if method == streams.DATA_STREAM else [Free((1,))])
+            shown = {"session": str(bob.id), "authorization": secret}
+            served += [(what, method, data) for data in said(bob.channel, method, [batch], **shown)]
+            for address in (*bob.hosts.values(), *whole.links):
+                served += [(what, method, data) for data in linked(address, method, [batch], **shown)]
     for request in requests:  # alice by her own secret
         served += [r for r in [ask(bob.channel, request, **alice.shown)] if not isinstance(r, Refused)]
     for token in ("", "x" * 64, TOKENS["alice"][:-1], TOKENS["alice"].upper(), alice.opened.secret, "ü"[:0]):
@@ -822,9 +820,8 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
     ]
     for number in range(1500):
         batch = broken(encode_batch(data[number % 2]), rng)
-        said(
-            bob.hosts[number % 2], streams.DATA_STREAM, [batch], **{**bob.shown, "authorization": bob.opened.data_token}
-        )
+        shown = {**bob.shown, "authorization": bob.opened.data_token}
+        linked(bob.hosts[number % 2], streams.DATA_STREAM, [batch], **shown)
     calls = [
         CreateSlice(bob.id, (1,), ("x",), -1, "", ""),
         ReleaseSlice(bob.id, mesh.id),
@@ -841,6 +838,5 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
     for number in range(1000):
         one = Raw(whole, TOKENS["bob"])
         said(one.channel, streams.CLIENT_STREAM, [broken(encode_batch(hot[number % 2]), rng)], **one.shown)
-        for channel in (one.channel, *one.hosts.values()):
-            channel.close()
+        one.channel.close()
     assert eventually(lambda: sum(s["tenant"] == "bob" for s in whole.status()["sessions"]) <= 1, 10)

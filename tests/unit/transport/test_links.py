@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 import threading
@@ -58,6 +59,7 @@ class Server:
     def __init__(self, tls: Tls | None) -> None:
         self.ended = threading.Event()
         self.link: AsyncLink | None = None
+        self.links: list[AsyncLink] = []
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(tls)), daemon=True)
         self._thread.start()
@@ -65,11 +67,19 @@ class Server:
 
     async def _main(self, tls: Tls | None) -> None:
         self.loop, self._stop, self._may = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        handlers = {ECHO: self._echo, LATE: self._late, REFUSING: self._refuse}
+        handlers: dict[str, links.Handler] = {ECHO: self._echo, LATE: self._late, REFUSING: self._refuse}
+        handlers = {path: functools.partial(self._noted, handler) for path, handler in handlers.items()}
         server, self.address = await links.serve(handlers, "127.0.0.1", tls=tls)
         self._started.set()
         async with server:
             await self._stop.wait()
+        for link in self.links:
+            link.close()
+            await link.wait_closed()
+
+    async def _noted(self, handler: links.Handler, link: AsyncLink) -> None:
+        self.links.append(link)
+        await handler(link)
 
     def may(self) -> None:
         self.loop.call_soon_threadsafe(self._may.set)
@@ -284,6 +294,7 @@ def test_a_loop_dials_a_loop(server: Server, tls: Tls | None) -> None:
         link.close()
         found.append(await link.read())
         await link.write(b"into nothing")
+        await link.wait_closed()
         return found[-1:]
 
     assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == [None]

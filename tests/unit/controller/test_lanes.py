@@ -1,0 +1,243 @@
+"""A client and the front door in one process: the lane beside the stream carries messages; one ends with the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pathways_ray.client.session import Session
+from pathways_ray.client.values import ArgumentType
+from pathways_ray.controller import front_door
+from pathways_ray.controller.front_door import FrontDoor
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import Command, SendClient
+from pathways_ray.errors import PathwaysError, SessionClosed, WireError
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport.exposure import Exposure, Tls
+from pathways_ray.transport.messages import Completed
+from pathways_ray.transport.tls import trust_of
+
+_KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
+TOKEN = "the operator's"
+LIMIT_S = 20.0
+
+
+class Answer:
+    """A method of an actor that answers at once."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    async def remote(self, *_: object) -> Any:
+        return self.value
+
+
+class Manager:
+    """What the front door asks of the resource manager here."""
+
+    platforms = Answer(("cpu",))
+    release_session = Answer(None)
+
+
+class Door:
+    """The front door on a loop in a thread of its own, over launches without islands."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self.tls = tls
+        self.launches = Launches(parallel=True, max_in_flight=100)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(LIMIT_S)
+
+    async def _main(self) -> None:
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        exposure = Exposure(tls=self.tls)
+        self.front = FrontDoor(self.launches, self._do, exposure, TOKEN, "data", True, 0, True)
+        self.address = await self.front.serve(Manager())
+        self._started.set()
+        await self._stop.wait()
+        self.front.lanes.close()
+        await self.front.server.stop(0)
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, SendClient):
+                self.front.send(command.session, command.message)
+
+    def connect(self) -> Session:
+        scheme, ca = ("grpc://", None) if self.tls is None else ("grpcs://", self.tls.ca)
+        return Session(scheme + self.address, TOKEN, ca=ca)
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Runs on the door's loop."""
+
+        async def run() -> Any:
+            found = work()
+            return await found if asyncio.iscoroutine(found) else found
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(LIMIT_S)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    made = Door(request.getfixturevalue("certificate") if request.param == "tls" else None)
+    yield made
+    made.stop()
+
+
+def assert_answers(session: Session) -> None:
+    """A launch of a program that nobody registered is refused, which goes there and back."""
+    (array,) = session.launch(1, [], (_KIND,))
+    with pytest.raises(WireError, match="names program 1, never registered"):
+        array.block_until_ready(timeout=LIMIT_S)
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline, "not within the limit"
+        threading.Event().wait(0.01)
+
+
+def test_messages_take_the_lane(door: Door) -> None:
+    with door.connect() as session:
+        assert_answers(session)
+        client = door.front.clients[session.id]
+        assert client.by_lane
+        assert client.lane is not None
+    eventually(lambda: not door.front.clients)
+
+
+def test_without_a_lane_the_stream_carries_messages(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is closed; and a controller that names none."""
+
+    def refused(self: thread_links.ThreadLink, timeout: float = 0.0) -> None:
+        raise links.LinkLost("nobody answers")
+
+    monkeypatch.setattr(thread_links.ThreadLink, "dial", refused)
+    for port in (door.front.lane, 0):
+        door.front.lane = port
+        with door.connect() as session:
+            assert_answers(session)
+            assert not door.front.clients[session.id].by_lane
+    eventually(lambda: not door.front.clients)
+
+
+def test_the_last_words_of_a_session_come_by_the_lane(door: Door) -> None:
+    session = door.connect()
+    assert_answers(session)
+    client = door.front.clients[session.id]
+    door.call(lambda: door.front._end(client, "the tenant is gone"))
+    eventually(lambda: bool(session.closed_because))
+    assert session.closed_because == "the tenant is gone"
+    with pytest.raises(SessionClosed):
+        session.launch(1, [], (_KIND,))
+    session.close()
+
+
+def test_the_end_of_a_lane_is_the_end_of_its_session(door: Door) -> None:
+    """
+    1. The lane breaks from this side: the controller frees what the session held.
+    2. It breaks from that side: the client knows, and what it waits for ends.
+    """
+    session = door.connect()
+    assert_answers(session)
+    assert session._lane is not None
+    session._lane.close()
+    eventually(lambda: not door.front.clients and not door.launches.sessions)
+    eventually(lambda: bool(session.closed_because))
+    session.close()
+    other = door.connect()
+    assert_answers(other)
+    lane = door.front.clients[other.id].lane
+    assert lane is not None
+    door.call(lane.close)
+    eventually(lambda: bool(other.closed_because))
+    with pytest.raises(PathwaysError):
+        other.launch(1, [], (_KIND,))
+    other.close()
+
+
+def test_the_end_of_the_stream_is_the_end_of_the_lane(door: Door) -> None:
+    """As when gRPC's pings find that the client has stopped."""
+    session = door.connect()
+    assert_answers(session)
+    reader = door.front.clients[session.id].reader
+    assert reader is not None
+    door.call(reader.cancel)
+    eventually(lambda: bool(session.closed_because) and not door.front.clients)
+    assert session._end_kind == "ControllerLost"
+    session.close()
+
+
+def test_nobody_else_comes_in_by_the_lane(door: Door) -> None:
+    """With another's number, a wrong secret, or a second time; garbage ends the session of who sent it."""
+    session = door.connect()
+    assert_answers(session)
+    host, _ = links.endpoint(door.address)
+    address = f"{host}:{door.front.lane}"
+
+    def said(batches: list[bytes], **shown: str) -> str:
+        outbox = thread_links.Outbox()
+        link = thread_links.ThreadLink(address, streams.CLIENT_STREAM, shown, outbox, trust_of(door.tls))
+        with pytest.raises(links.LinkLost) as caught:
+            for _ in link:
+                pass
+        return str(caught.value)
+
+    unknown = "unknown session or wrong secret"
+    assert said([], session=str(session.id), authorization="wrong") == unknown
+    assert said([], session="99", authorization=session._secret) == unknown
+    assert said([], authorization=session._secret) == unknown
+    assert said([]) == unknown
+    second = said([], session=str(session.id), authorization=session._secret)
+    assert second == "the session has its stream already"
+    assert_answers(session)
+    assert session._lane is not None
+    session._outbox.send(Completed((1,)))  # nothing that a client may say
+    eventually(lambda: bool(session.closed_because))
+    assert "refused" in session.closed_because
+    session.close()
+
+
+class Silent:
+    """A stream that never reaches the controller."""
+
+    def __init__(self, *_: object) -> None:
+        self.over = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.over.wait(LIMIT_S)
+        yield from ()
+
+    def cancel(self) -> None:
+        self.over.set()
+
+
+@pytest.mark.parametrize("missing", ["stream", "lane"])
+def test_a_session_needs_its_stream_and_its_lane(door: Door, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """One of them never comes: when the time for it is over, the session ends."""
+    if missing == "stream":
+        monkeypatch.setattr(streams, "stream_call", Silent)
+    session = door.connect()
+    assert_answers(session)
+    client = door.front.clients[session.id]
+    door.call(lambda: door.front.tick(client.opened + front_door.STREAM_LIMIT_S - 1))
+    assert session.id in door.front.clients
+    if missing == "lane":
+        client.lane = None
+    door.call(lambda: door.front.tick(client.opened + front_door.STREAM_LIMIT_S + 1))
+    assert session.id not in door.front.clients
+    session.close()

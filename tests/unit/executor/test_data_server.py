@@ -1,0 +1,301 @@
+"""A host's data server and a client's streams to it, in one process: values that come late, or never; who may ask.
+
+The store is filled by hand, where a host's dispatcher would.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pathways_ray.client.data import Cover, DataLinks
+from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError
+from pathways_ray.executor import data_server
+from pathways_ray.executor.compile import Compiler
+from pathways_ray.executor.data_server import DataServer
+from pathways_ray.executor.store import BufferStore
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import ArrayType, SliceType
+from pathways_ray.transport import streams, thread_links
+from pathways_ray.transport.capabilities import data_token
+from pathways_ray.transport.exposure import Exposure
+from pathways_ray.transport.links import LinkLost
+from pathways_ray.transport.messages import (
+    FROM_HOST_DATA,
+    DataFailed,
+    Fetch,
+    FetchPart,
+    HostAddress,
+    Message,
+    Withdraw,
+)
+
+SECRET = "the data secret"
+SESSION = 7
+LIMIT_S = 20.0
+
+
+class Host:
+    """A data server with one device, and how a test fills its store."""
+
+    def __init__(self) -> None:
+        self.store = BufferStore()
+        devices = jax.local_devices()[:1]
+        self.compiler = Compiler(0, devices, {0: devices})
+        self.server = DataServer(0, self.compiler, self.store, SECRET, Exposure())
+
+    def put(self, buffer: int, value: Any) -> None:
+        self.store.put(SESSION, buffer, value if isinstance(value, Failure) else jax.device_put(value))
+
+
+class Wire:
+    """A data stream of a session, driven by hand."""
+
+    def __init__(self, host: Host, session: int = SESSION, token: str = "") -> None:
+        shown = {"session": str(session), "authorization": token or data_token(SECRET, session, None)}
+        self.outbox = thread_links.Outbox()
+        self.link = thread_links.ThreadLink(host.server.address, streams.DATA_STREAM, shown, self.outbox)
+        self.came: queue.SimpleQueue[Message | LinkLost] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for data in self.link:
+                for message in FROM_HOST_DATA.decode_batch(data):
+                    self.came.put(message)
+        except LinkLost as error:
+            self.came.put(error)
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.outbox.send(message)
+
+    def next(self) -> Message:
+        found = self.came.get(timeout=LIMIT_S)
+        if isinstance(found, LinkLost):
+            raise found
+        return found
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def wire(host: Host) -> Iterator[Wire]:
+    made = Wire(host)
+    yield made
+    made.link.close()
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(int(LIMIT_S / 0.01)):
+        if what():
+            return
+        done.wait(0.01)
+    raise AssertionError("not within the limit")
+
+
+SMALL = np.arange(4, dtype=np.float32)
+BIG = np.arange(data_server.SMALL_BYTES, dtype=np.float32)
+
+
+@pytest.mark.parametrize("value", [SMALL, BIG, np.zeros((0, 3), np.int8), np.float32(3)], ids=["4", "big", "0", "1"])
+@pytest.mark.parametrize("first", ["value", "question"])
+def test_a_value_is_answered_whether_it_or_the_question_comes_first(
+    host: Host, wire: Wire, value: np.ndarray[Any, Any], first: str
+) -> None:
+    if first == "value":
+        host.put(1, value)
+    wire.send(Fetch(3, 1, (0,)))
+    if first == "question":
+        eventually(lambda: host.store.waiting() == 1)
+        host.put(1, value)
+    assert wire.next() == FetchPart(3, 0, 0, value.nbytes, value.tobytes())
+    assert host.store.waiting() == 0
+
+
+def test_a_question_gets_the_failure_that_comes_in_place_of_the_value(host: Host, wire: Wire) -> None:
+    wire.send(Fetch(3, 1, (0,)), Fetch(4, 2, (0,)), Fetch(5, 2, (9,)))
+    eventually(lambda: host.store.waiting() == 3)
+    failure = Failure("HostLost", "it went", host=1)
+    host.put(1, failure)
+    host.put(2, SMALL)
+    found = {m.request: m for m in (wire.next(), wire.next(), wire.next())}  # type: ignore[union-attr]
+    assert found[3] == DataFailed(3, failure)
+    assert isinstance(found[4], FetchPart)
+    wrong = found[5]
+    assert isinstance(wrong, DataFailed)
+    assert (wrong.failure.kind, wrong.failure.message) == ("GraphError", "host 0 has 1 devices, no number 9")
+
+
+def test_a_question_for_what_was_dropped_in_between(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value comes, and is dropped before a worker has looked at it."""
+    put = host.store.get
+    monkeypatch.setattr(host.store, "get", lambda session, buffer: None)
+    wire.send(Fetch(3, 1, (0,)))
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(1, SMALL)
+    answer = wire.next()
+    assert put(SESSION, 1) is not None
+    assert isinstance(answer, DataFailed)
+    assert answer.failure.kind == "BufferDeleted"
+
+
+def test_a_number_that_never_comes_leaves_nothing_behind(host: Host, wire: Wire) -> None:
+    """
+    1. Three questions for buffers that will never be; one is withdrawn, and so is one that was never asked.
+    2. The value of the withdrawn one comes after all: nobody is told.
+    3. The stream ends: the host has forgotten all of them.
+    """
+    wire.send(Fetch(1, 11, (0,)), Fetch(2, 12, (0,)), Fetch(3, 13, (0,)))
+    eventually(lambda: host.store.waiting() == 3)
+    wire.send(Withdraw(2), Withdraw(77))
+    eventually(lambda: host.store.waiting() == 2)
+    host.put(12, SMALL)
+    host.put(13, SMALL)
+    assert wire.next() == FetchPart(3, 0, 0, 16, SMALL.tobytes())
+    wire.link.close()
+    eventually(lambda: host.store.waiting() == 0)
+    assert not host.server.streams
+
+
+def test_the_end_of_a_session_ends_its_questions_and_no_others(host: Host, wire: Wire) -> None:
+    other = Wire(host, SESSION + 1)
+    wire.send(Fetch(1, 11, (0,)))
+    other.send(Fetch(1, 11, (0,)))
+
+    def end() -> None:
+        eventually(lambda: host.store.waiting() == 2)
+        host.store.drop_session(SESSION)
+
+    threading.Thread(target=end).start()
+    with pytest.raises(LinkLost, match="the session has ended"):
+        wire.next()
+    eventually(lambda: host.store.waiting() == 1)
+    host.store.put(SESSION + 1, 11, jax.device_put(SMALL))
+    assert isinstance(other.next(), FetchPart)
+    other.link.close()
+    with pytest.raises(LinkLost, match="wrong data token, or its session has ended"):
+        Wire(host).next()
+
+
+def test_a_session_sees_its_own_numbers_only(host: Host) -> None:
+    """Number 1 of session 7 is there; session 8, who asks for its own number 1, is not answered."""
+    host.put(1, SMALL)
+    other = Wire(host, SESSION + 1)
+    other.send(Fetch(1, 1, (0,)))
+    eventually(lambda: host.store.waiting() == 1)
+    other.send(Fetch(1, 1, (0,)))
+    refused = other.next()
+    assert isinstance(refused, DataFailed), "a second question of the same number"
+    assert refused.failure.kind == "QuotaExceeded"
+    other.link.close()
+    with pytest.raises(LinkLost, match="wrong data token"):
+        Wire(host, SESSION, data_token(SECRET, SESSION + 1, None)).next()
+
+
+def test_questions_over_the_limit_are_refused(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_server.limits, "MAX_REQUESTS", 3)
+    wire.send(*[Fetch(k, 11, (0,)) for k in range(4)])
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert (refused.request, refused.failure.kind) == (3, "QuotaExceeded")
+    host.put(11, SMALL)
+    assert {wire.next().request for _ in range(3)} == {0, 1, 2}  # type: ignore[union-attr]
+
+
+# --- the client's side ------------------------------------------------------------------------------------------------
+
+
+KIND = ArrayType((4,), "float32")
+PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
+COVER = Cover(KIND, (("x",),), PLACED)
+
+
+class Number:
+    """What `DataLinks` needs of a client's buffer."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.state = 0
+        self.failure: Failure | None = None
+
+
+@pytest.fixture
+def data(host: Host) -> Iterator[DataLinks]:
+    made = DataLinks(
+        SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),), lambda: None
+    )
+    yield made
+    made.close()
+
+
+class Asked:
+    """A fetch in a thread of its own; `check` raises what the test says."""
+
+    def __init__(self, data: DataLinks, buffer: int) -> None:
+        self.stop: PathwaysError | None = None
+        self.result: Any = None
+        self.error: PathwaysError | None = None
+        self._data, self._buffer = data, Number(buffer)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _check(self) -> None:
+        if self.stop is not None:
+            raise self.stop
+
+    def _run(self) -> None:
+        try:
+            self.result = self._data.fetch(self._buffer, COVER, self._check)  # type: ignore[arg-type]
+        except PathwaysError as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "it hangs"
+
+
+def test_a_fetch_that_has_no_point_any_more_ends_and_is_withdrawn(host: Host, data: DataLinks) -> None:
+    """The controller says that the launch has failed: no host will ever have the value."""
+    asked = Asked(data, 5)
+    eventually(lambda: host.store.waiting() == 1)
+    asked.stop = GraphError("the launch failed")
+    data.wake()
+    asked.end()
+    assert asked.error is asked.stop
+    eventually(lambda: host.store.waiting() == 0)
+
+
+def test_a_fetch_ends_when_its_host_or_its_session_goes(host: Host, data: DataLinks) -> None:
+    """
+    1. The host is said to be down while a question stands.
+    2. It is there again, under its next epoch; the next question is answered.
+    3. The session is closed while a question stands.
+    """
+    asked = Asked(data, 5)
+    eventually(lambda: host.store.waiting() == 1)
+    data.host_changed(HostAddress(0, 1, ""))
+    asked.end()
+    assert isinstance(asked.error, HostLost)
+    data.host_changed(HostAddress(0, 2, host.server.address))
+    again = Asked(data, 5)
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(5, SMALL)
+    again.end()
+    np.testing.assert_array_equal(again.result, SMALL)
+    last = Asked(data, 6)
+    eventually(lambda: host.store.waiting() == 1)
+    data.close()
+    last.end()
+    assert isinstance(last.error, HostLost)
+    eventually(lambda: host.store.waiting() == 0)

@@ -1,0 +1,165 @@
+"""Outboxes of an event loop over real links: order, gathering, an end that reads nothing, and one that goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pathways_ray.transport import links, streams
+from pathways_ray.transport.links import AsyncLink
+from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart
+
+LIMIT_S = 20.0
+PATH = "/a.Test/Link"
+
+
+def told(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), LIMIT_S))
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[AsyncLink, AsyncLink]]:
+    """Both ends of a link."""
+    came: asyncio.Queue[AsyncLink] = asyncio.Queue()
+    over = asyncio.Event()
+
+    async def handler(link: AsyncLink) -> None:
+        came.put_nowait(link)
+        await over.wait()
+
+    server, address = await links.serve({PATH: handler}, "127.0.0.1")
+    async with server:
+        dialled = await links.dial(address, PATH, {})
+        here = await came.get()
+        try:
+            yield here, dialled
+        finally:
+            over.set()
+            for link in (here, dialled):
+                link.close()
+                while await link.read() is not None:
+                    pass
+                await link.wait_closed()
+
+
+async def launches(link: AsyncLink, count: int) -> list[list[int]]:
+    """The numbers in so many messages, batch by batch."""
+    found: list[list[int]] = []
+    while sum(map(len, found)) < count:
+        data = await link.read()
+        assert data is not None, found
+        found.append([m.launches[0] for m in TO_CLIENT.decode_batch(data)])  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize("depth", [0, streams.DEEP + 1])
+def test_what_is_sent_together_goes_together_and_in_order(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """
+    1. Three messages at once, before the outbox has a link: one batch.
+    2. With little under way a further one leaves at once; with much it waits for another, sent meanwhile.
+    """
+
+    monkeypatch.setattr(streams, "PAUSE_S", 0.5)
+
+    async def story() -> None:
+        async with connected() as (here, there):
+            outbox = streams.AsyncOutbox(lambda: depth)
+            for k in range(3):
+                outbox.send(Completed((k,)))
+            carried = asyncio.ensure_future(outbox.carry(here))
+            assert await launches(there, 3) == [[0, 1, 2]]
+            outbox.send(Completed((3,)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            outbox.send(Completed((4,)))
+            assert await launches(there, 2) == ([[3, 4]] if depth else [[3], [4]])
+            outbox.send(Completed((5,)))
+            outbox.close()
+            await carried
+            assert await launches(there, 1) == [[5]]
+
+    told(story)
+
+
+def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
+    """32 MiB for an end that does not read: there is no room for more until it does, and then all of it comes."""
+
+    async def story() -> None:
+        async with connected() as (here, there):
+            outbox = streams.AsyncOutbox()
+            carried = asyncio.ensure_future(outbox.carry(here))
+            part = bytes(1 << 20)
+            count = 0
+            for k in range(32):
+                outbox.send(FetchPart(k, 0, 0, len(part), part))
+                await asyncio.sleep(0.001)
+                count += here.full
+            assert count
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(outbox.room(2), 0.2)
+            found: list[int] = []
+            while len(found) < 32:
+                data = await there.read()
+                assert data is not None
+                found += [m.request for m in FROM_HOST_DATA.decode_batch(data)]
+            assert found == list(range(32))
+            await outbox.room(2)
+            carried.cancel()
+
+    told(story)
+
+
+def test_an_end_that_goes_while_it_reads_nothing_leaves_nothing_waiting() -> None:
+    async def story() -> None:
+        async with connected() as (here, there):
+            outbox = streams.AsyncOutbox()
+            carried = asyncio.ensure_future(outbox.carry(here))
+            part = bytes(1 << 20)
+            while not here.full:
+                outbox.send(FetchPart(0, 0, 0, len(part), part))
+                await asyncio.sleep(0.001)
+            assert there._transport is not None
+            there._transport.abort()
+            assert await here.read() is None
+            outbox.send(Completed((1,)))
+            outbox.close()
+            await carried
+            assert not here.full
+
+    told(story)
+
+
+def test_a_fan_carries_the_same_to_all_and_a_slow_end_holds_up_nobody() -> None:
+    """
+    1. Two links. One reads nothing while big batches come, and the other reads all of them.
+    2. Then the slow one reads: everything, in order.
+    """
+
+    async def story() -> None:
+        async with connected() as (quick, a), connected() as (slow, b):
+            fan = streams.FanOut()
+            tasks = [asyncio.ensure_future(fan.open(k).carry(end)) for k, end in enumerate((quick, slow))]
+            await asyncio.sleep(0)
+            part = bytes(1 << 20)
+            for end, count in ((a, 24), (b, 0)):
+                for k in range(count):
+                    fan.send(FetchPart(k, 0, 0, len(part), part))
+                    data = await end.read()
+                    assert data is not None
+                    assert [m.request for m in FROM_HOST_DATA.decode_batch(data)] == [k]
+            assert slow.full
+            assert not quick.full
+            found: list[int] = []
+            while len(found) < 24:
+                data = await b.read()
+                assert data is not None
+                found += [m.request for m in FROM_HOST_DATA.decode_batch(data)]
+            assert found == list(range(24))
+            for task in tasks:
+                task.cancel()
+
+    told(story)
