@@ -1,0 +1,266 @@
+"""The smallest computation at which this runtime keeps up with JAX: Figure 6 of the Pathways paper.
+
+A computation is some work on each device of a gang, then an all-reduce of a scalar and an addition; calls of it follow
+each other, each on the result of the one before, op by op, none waited for. With work of 5 ms nobody sees what a call
+costs; with none, nothing else is seen. How long must a computation be for this runtime to reach 95 % of the rate of
+multi-controller JAX, which has one process for each host? Found by bisection on the work; each ratio is the median of
+paired runs, in turn.
+
+    python -m benchmarks.parity --json parity.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import measure
+from benchmarks.peers.process import PeerError, PeerProcess, adopt_orphans, end_in_order, end_orphans
+from benchmarks.peers.protocol import START, work
+from benchmarks.peers.systems import SYSTEMS, start
+
+JAX = "jax-multicontroller"
+OURS = ("pathways", "pathways-no-fusion")
+PARITY = 0.95
+TOPOLOGIES = ("2x1", "1x4")
+ROUNDS = 5  # of each ratio; the median counts
+TARGET_S = 0.4  # of one measured run
+FIRST_S = 0.5e-3  # of work, where the search begins
+DURATIONS_S = (10e-6, 50e-3)  # of work; where it gives up
+CLOSE = 1.2  # the search ends when its two bounds are this near
+CALIBRATION = (2_000, 200_000)  # iterations, between which one is measured
+RUN_LIMIT_S = 120.0
+
+MEASURED = (
+    "Calls of one computation, each on the result of the one before, none waited for: work of so many iterations on "
+    "each device, an all-reduce of a scalar, an addition. Parity is the shortest computation, as long as JAX takes for "
+    "it, at which the rate is {parity:.0%} of JAX's. Ratios are medians of {rounds} paired runs, in turn."
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One ratio.
+
+    Attributes:
+        iterations: of work
+        jax_s: what JAX took for a computation
+        ratio: rate of this runtime / rate of JAX; min, median, max
+    """
+
+    iterations: int
+    jax_s: float
+    ratio: dict[str, float]
+
+    @property
+    def keeps_up(self) -> bool:
+        return self.ratio["median"] >= PARITY
+
+
+@dataclass
+class Found:
+    """What a search gave: the shortest computation that keeps up, None when none did, and all that was tried."""
+
+    shortest: Probe | None = None
+    probes: list[Probe] = field(default_factory=list)
+
+
+def search(probe: Callable[[int], Probe], first: int, least: int, most: int) -> Found:
+    """The fewest iterations that keep up with JAX: doubles or halves until it is bracketed, then bisects.
+
+    Args:
+        probe: measures so many iterations of work.
+        least: where shorter work makes no difference any more; if that keeps up, it is the answer.
+        most: where the search gives up.
+    """
+    found = Found()
+
+    def keeps_up(iterations: int) -> bool:
+        found.probes.append(probe(iterations))
+        if found.probes[-1].keeps_up:
+            found.shortest = found.probes[-1]
+        return found.probes[-1].keeps_up
+
+    low, high = first, first
+    if keeps_up(first):
+        while low > least:
+            low = max(low // 2, least)
+            if not keeps_up(low):
+                break
+        else:
+            return found
+        high = low * 2
+    else:
+        while high < most:
+            high = min(high * 2, most)
+            if keeps_up(high):
+                break
+        else:
+            return found
+        low = max(high // 2, least)
+    while high > low * CLOSE + 1:
+        middle = round((low * high) ** 0.5)
+        low, high = (low, middle) if keeps_up(middle) else (middle, high)
+    return found
+
+
+class Pair:
+    """This runtime and JAX, started for one topology."""
+
+    def __init__(self, ours: PeerProcess, jax: PeerProcess, rounds: int) -> None:
+        self._processes = {"ours": ours, "jax": jax}
+        self._rounds = rounds
+
+    def seconds(self, name: str, iterations: int, count: int) -> float:
+        """Of one run of `count` computations, whose value is checked."""
+        payload = work(iterations)
+        answer = self._processes[name].ask("run", RUN_LIMIT_S, mode="opbyop", payload=payload, count=count)
+        if set(answer["value"]) != {START + count}:
+            raise PeerError(f"every device should have {START + count}, and they have {answer['value']}")
+        return float(answer["seconds"])
+
+    def probe(self, iterations: int) -> Probe:
+        count = 64
+        while (took := self.seconds("jax", iterations, count)) < TARGET_S / 2:
+            count = max(2 * count, round(count * TARGET_S / took / 2))
+        self.seconds("ours", iterations, count)  # warm: compiled, and chains with it
+        samples = measure.interleaved(
+            ["ours", "jax"], lambda name: self.seconds(name, iterations, count), self._rounds, 0
+        )
+        jax_s = measure.spread(samples["jax"])["median"] / count
+        return Probe(iterations, jax_s, measure.paired_ratios(samples["jax"], samples["ours"]))
+
+    def iteration_s(self) -> float:
+        """What one iteration of work takes on a device, by JAX."""
+        few, many = (min(self.seconds("jax", n, 64) for _ in range(3)) / 64 for n in CALIBRATION)
+        if many <= few:
+            raise PeerError(f"{CALIBRATION[1]} iterations took {many:.2g} s and {CALIBRATION[0]} {few:.2g} s")
+        return (many - few) / (CALIBRATION[1] - CALIBRATION[0])
+
+
+def run(
+    topologies: Sequence[str] = TOPOLOGIES,
+    ours: Sequence[str] = OURS,
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measures and returns the result as it is written to JSON."""
+    machine = measure.machine()
+    rows: list[dict[str, Any]] = []
+    errors: dict[str, str] = {}
+    for topology in topologies:
+        hosts, devices = map(int, topology.split("x"))
+        for name in ours:
+            what = f"{name}, {topology}"
+            say(f"{what}: starting")
+            try:
+                with contextlib.ExitStack() as stack:
+                    processes = []
+                    for system in (name, JAX):
+                        if problem := SYSTEMS[system].problem():
+                            raise PeerError(problem)
+                        process, _ = start(SYSTEMS[system], hosts, devices)
+                        stack.callback(process.close)
+                        processes.append(process)
+                    rows.append(_row(Pair(processes[0], processes[1], rounds), name, hosts, devices, say))
+            except PeerError as error:
+                errors[what] = str(error)
+                say(f"{what}: {error}")
+    return {
+        "benchmark": "parity",
+        "machine": machine,
+        "measured": MEASURED.format(parity=PARITY, rounds=rounds),
+        "rows": rows,
+        "figures": [
+            {
+                "name": f"parity, {row['system']}, {row['hosts']} hosts of {row['devices']}",
+                "unit": "ms",
+                "median": row["parity_ms"],
+            }
+            for row in rows
+            if row["parity_ms"] is not None
+        ],
+        "errors": errors,
+    }
+
+
+def _row(pair: Pair, name: str, hosts: int, devices: int, say: Callable[[str], None]) -> dict[str, Any]:
+    iteration_s = pair.iteration_s()
+    least, most = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
+
+    def probe(iterations: int) -> Probe:
+        found = pair.probe(iterations)
+        ratio = found.ratio
+        say(f"{name}, {hosts}x{devices}: {1e3 * found.jax_s:.3f} ms, {ratio['median']:.2f} of JAX")
+        return found
+
+    found = search(probe, max(round(FIRST_S / iteration_s), least), least, most)
+    return {
+        "system": name,
+        "hosts": hosts,
+        "devices": devices,
+        "iteration_ns": 1e9 * iteration_s,
+        "parity_ms": 1e3 * found.shortest.jax_s if found.shortest else None,
+        "probes": [
+            {"iterations": p.iterations, "jax_ms": 1e3 * p.jax_s, "ratio": p.ratio}
+            for p in sorted(found.probes, key=lambda p: p.iterations)
+        ],
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Prints what was measured, on what, and the numbers; what did not run comes last."""
+    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
+    table = Table("system", "hosts x devices", "JAX ms", "min", "median", "max", "", title="rate / JAX's rate")
+    for row in result["rows"]:
+        for probe in row["probes"]:
+            at = "parity" if f"{probe['jax_ms']}" == f"{row['parity_ms']}" else ""
+            ratio = (f"{probe['ratio'][key]:.2f}" for key in ("min", "median", "max"))
+            table.add_row(row["system"], f"{row['hosts']} x {row['devices']}", f"{probe['jax_ms']:.3f}", *ratio, at)
+        table.add_section()
+    console.print(table)
+    for row in result["rows"]:
+        if row["parity_ms"] is None:
+            console.print(
+                f"{row['system']}, {row['hosts']} x {row['devices']}: no parity up to {DURATIONS_S[1]} s of work"
+            )
+    for what, error in result["errors"].items():
+        console.print(f"Not run, {what}: {error}", markup=False)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parity", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="paired runs of each ratio (default: %(default)s)")
+    parser.add_argument("--hosts", nargs="+", default=list(TOPOLOGIES), help="hosts x devices (default: all)")
+    parser.add_argument("--systems", nargs="+", choices=OURS, default=list(OURS), help="default: both")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    options = parse(arguments)
+    end_in_order()
+    adopt_orphans()
+    try:
+        result = run(
+            options.hosts, options.systems, options.rounds, lambda text: print(text, file=sys.stderr, flush=True)
+        )
+    finally:
+        end_orphans()
+    show(result, Console())
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+if __name__ == "__main__":
+    main()
