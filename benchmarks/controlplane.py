@@ -22,7 +22,8 @@ from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
-from pathways_ray.scheduler.order import IslandOrder, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.state import ToController, ToHosts
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
     FROM_HOST,

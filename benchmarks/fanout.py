@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 from pathways_ray import limits
-from pathways_ray.scheduler.order import IslandOrder, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.state import ToController, ToHosts
 from pathways_ray.transport import links, streams
 from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
 

@@ -16,7 +16,8 @@ import ray
 
 from pathways_ray import limits, names
 from pathways_ray.plugins import policy_named
-from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import links, streams
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (

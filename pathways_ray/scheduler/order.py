@@ -24,9 +24,19 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.chains import Feeds
 from pathways_ray.scheduler.orders_seen import OrdersSeen
-from pathways_ray.scheduler.policies import Candidate, Ledger, Policy, Usage, fifo
+from pathways_ray.scheduler.policies import Candidate, Ledger, Policy, fifo
+from pathways_ray.scheduler.state import (
+    Command,
+    Kill,
+    Lane,
+    Outstanding,
+    ProgramState,
+    Queue,
+    Refuse,
+    ToController,
+    ToHosts,
+)
 from pathways_ray.transport.messages import (
     Account,
     Arrived,
@@ -37,7 +47,6 @@ from pathways_ray.transport.messages import (
     DropProgram,
     DropSession,
     Enqueued,
-    FromIsland,
     HostDown,
     HostUp,
     Load,
@@ -48,7 +57,6 @@ from pathways_ray.transport.messages import (
     Ready,
     Run,
     RunFailed,
-    ToHost,
     ToIsland,
 )
 
@@ -61,117 +69,11 @@ SHARED_S = 0.02
 AT_LEAST = 2
 """Launches on one set of devices that may be with the hosts however long they take, so that devices do not run dry."""
 
-UNMEASURED_S = 0.005
-"""What a launch is taken for until the first one of its program has been measured."""
-
 STRANDED_S = 5.0
 """Where a launch has failed on one host, the hosts that have part in what failed get so long to end it as well."""
 
 TURN_S = 0.004
 """A session keeps its turn for this much estimated device time: hosts run neighbouring small launches as one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToHosts:
-    """Send to every host of the island that is up."""
-
-    message: ToHost
-
-
-@dataclass(frozen=True, slots=True)
-class ToController:
-    message: FromIsland
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Close the stream of a host that joined with an old epoch."""
-
-    host: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Have the process of a host under `epoch` killed, so that it comes back under a new one."""
-
-    host: int
-    epoch: int
-
-
-Command = ToHosts | ToController | Refuse | Kill
-
-
-@dataclass(slots=True)
-class _Program:
-    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown.
-
-    `composed` are, by length and feeds, the hosts that can run so many launches as one.
-    """
-
-    name: str = ""
-    devices: int = 1
-    lane: int = 0
-    crossing: bool = False
-    seconds: float = 0.0
-    composed: dict[tuple[int, Feeds], set[int]] = field(default_factory=dict)
-
-    @property
-    def estimate(self) -> float:
-        """Seconds on its devices that the next launch will take, presumably."""
-        return self.seconds or UNMEASURED_S
-
-    def measure(self, seconds: float) -> None:
-        self.seconds = seconds if not self.seconds else self.seconds + 0.1 * (seconds - self.seconds)
-
-
-@dataclass(slots=True)
-class _Lane:
-    """Launches of this island alone on one set of devices that are with the hosts, and their estimated seconds."""
-
-    launches: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Queue:
-    """What a session has waiting; `candidate` describes the launch at its head."""
-
-    session: int
-    usage: Usage
-    candidate: Candidate
-    items: deque[Run | Drop | DropProgram] = field(default_factory=deque)
-
-    @property
-    def head(self) -> Run:
-        """Its next launch; what stands before a launch is sent at once."""
-        run = self.items[0]
-        assert isinstance(run, Run), run
-        return run
-
-
-@dataclass(slots=True)
-class _Outstanding:
-    """A launch with the hosts: who has yet to complete it, the first failure seen, the most microseconds it took.
-
-    `failed_on` are hosts that failed, `failed_at` is when the first one did, in seconds; `must_fail` hosts that have
-    part in what failed. `arrived` are, by gate, the hosts that have come to it; `missed` the failure that one of them
-    got there.
-    """
-
-    hosts: set[int]
-    run: Run
-    program: _Program
-    usage: Usage
-    estimate: float
-    micros: int = 0
-    failed: RunFailed | None = None
-    failed_on: set[int] = field(default_factory=set)
-    failed_at: float = 0.0
-    must_fail: set[int] = field(default_factory=set)
-    succeeded: bool = False
-    arrived: dict[int, set[int]] = field(default_factory=dict)
-    missed: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass
@@ -193,13 +95,13 @@ class IslandOrder:
     epochs: dict[int, int] = field(default_factory=dict)
     listed: dict[int, int] = field(default_factory=dict)
     agreed: bool = True
-    programs: dict[int, _Program] = field(default_factory=dict)
+    programs: dict[int, ProgramState] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
-    sessions: dict[int, _Queue] = field(default_factory=dict)
-    waiting: dict[int, _Queue] = field(default_factory=dict)
+    sessions: dict[int, Queue] = field(default_factory=dict)
+    waiting: dict[int, Queue] = field(default_factory=dict)
     crossing: deque[tuple[int, int]] = field(default_factory=deque)
-    outstanding: dict[int, _Outstanding] = field(default_factory=dict)
-    lanes: dict[int, _Lane] = field(default_factory=dict)
+    outstanding: dict[int, Outstanding] = field(default_factory=dict)
+    lanes: dict[int, Lane] = field(default_factory=dict)
     seen: OrdersSeen = field(default_factory=OrdersSeen)
     now: float = 0.0
     up: bool = False
@@ -249,7 +151,7 @@ class IslandOrder:
             case Program():
                 known = self.programs.get(message.program)
                 seconds = known.seconds if known is not None else 0.0
-                self.programs[message.program] = _Program(
+                self.programs[message.program] = ProgramState(
                     message.name, message.devices, message.lane, message.crossing, seconds
                 )
                 return [ToHosts(message)]
@@ -304,7 +206,7 @@ class IslandOrder:
         queue = self.sessions.get(run.session)
         if queue is None:
             usage = self.ledger.of(run.session)
-            queue = self.sessions[run.session] = _Queue(run.session, usage, Candidate(usage, 0, 0.0))
+            queue = self.sessions[run.session] = Queue(run.session, usage, Candidate(usage, 0, 0.0))
         if run.first == 0:
             self.ledger.enter(queue.usage)
             if self._program_of(run).crossing:
@@ -320,13 +222,13 @@ class IslandOrder:
             self.waiting[run.session] = queue
         return self._advance()
 
-    def _program_of(self, run: Run) -> _Program:
+    def _program_of(self, run: Run) -> ProgramState:
         program = self.programs.get(run.program)
         if program is None:
-            program = self.programs[run.program] = _Program()
+            program = self.programs[run.program] = ProgramState()
         return program
 
-    def _to_head(self, queue: _Queue, run: Run) -> None:
+    def _to_head(self, queue: Queue, run: Run) -> None:
         queue.candidate.arrival = run.sequence
         queue.candidate.since = self.now
 
@@ -339,7 +241,7 @@ class IslandOrder:
             self._start(queue, commands)
         return commands
 
-    def _pick(self) -> _Queue | None:
+    def _pick(self) -> Queue | None:
         """The session whose next launch goes to the hosts now; None when there is no room for any."""
         session, left = self.turn
         if len(self.waiting) == 1:
@@ -358,13 +260,13 @@ class IslandOrder:
             full.add(program.lane)
         return None
 
-    def _leading(self, queue: _Queue) -> _Queue:
+    def _leading(self, queue: Queue) -> Queue:
         """The session that goes when the policy wants `queue`: itself, or that of the first crossing launch."""
         if self._program_of(queue.head).crossing and self.crossing[0][0] != queue.head.sequence:
             return self.sessions[self.crossing[0][1]]
         return queue
 
-    def _has_room(self, queue: _Queue) -> bool:
+    def _has_room(self, queue: Queue) -> bool:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
         lane = self.lanes.get(program.lane)
@@ -373,7 +275,7 @@ class IslandOrder:
         limit = SHARED_S if self.ledger.active > 1 else ALONE_S
         return lane.seconds + program.estimate <= limit
 
-    def _start(self, queue: _Queue, commands: list[Command]) -> None:
+    def _start(self, queue: Queue, commands: list[Command]) -> None:
         run = queue.items.popleft()
         assert isinstance(run, Run)
         program = self._program_of(run)
@@ -383,18 +285,18 @@ class IslandOrder:
         else:
             lane = self.lanes.get(program.lane)
             if lane is None:
-                lane = self.lanes[program.lane] = _Lane()
+                lane = self.lanes[program.lane] = Lane()
             lane.launches += 1
             lane.seconds += estimate
         self.ledger.start(queue.usage, estimate * program.devices)
         if self.policy is not fifo:
             session, left = self.turn
             self.turn = (queue.session, (left if session == queue.session and left > 0 else TURN_S) - estimate)
-        self.outstanding[run.sequence] = _Outstanding(set(self.hosts), run, program, queue.usage, estimate)
+        self.outstanding[run.sequence] = Outstanding(set(self.hosts), run, program, queue.usage, estimate)
         commands.append(ToHosts(run))
         self._flush(queue, commands)
 
-    def _flush(self, queue: _Queue, commands: list[Command]) -> None:
+    def _flush(self, queue: Queue, commands: list[Command]) -> None:
         """Sends what stands before the next launch of a session."""
         items = queue.items
         while items:
@@ -606,7 +508,7 @@ class IslandOrder:
         self._over(record)
         return [ToController(record.failed)]
 
-    def _disagree(self, record: _Outstanding, host: int, succeeded: bool) -> list[Command]:
+    def _disagree(self, record: Outstanding, host: int, succeeded: bool) -> list[Command]:
         """Starts the island anew if some of its devices ran a gang that others did not: what their collectives
         exchanged since is worthless."""
         record.succeeded = record.succeeded or succeeded
@@ -617,7 +519,7 @@ class IslandOrder:
         reason = f"the hosts disagree on a launch: {record.failed.failure.message}"
         return self.host_lost(host, self.epochs[host], reason, silent=True)
 
-    def _over(self, record: _Outstanding) -> None:
+    def _over(self, record: Outstanding) -> None:
         """A launch is over on all hosts: its room is free, its tenant's account put right."""
         del self.outstanding[record.run.sequence]
         program = record.program

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import Heartbeat, HostUp, IslandUp, Together

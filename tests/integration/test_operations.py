@@ -206,7 +206,9 @@ def test_functions_with_barriers_of_their_own_are_not_composed(session, slices, 
     equal(program(A), plain(plain(plain(A))))
 
 
-@pytest.mark.parametrize("names", ["f" * 40, "fg" * 20, "f" * 9 + "g" + "f" * 9], ids=["one", "two in turn", "disturbed"])
+@pytest.mark.parametrize(
+    "names", ["f" * 40, "fg" * 20, "f" * 9 + "g" + "f" * 9], ids=["one", "two in turn", "disturbed"]
+)
 def test_repetitions_round_as_single_calls(session, slices, equal, names) -> None:
     """They run as loops. Out of a loop XLA would take what is the same in every round, here `w * 3`, and then contract
     the addition with another multiplication than in a single call."""
@@ -222,7 +224,7 @@ def test_repetitions_round_as_single_calls(session, slices, equal, names) -> Non
     @pw.program
     def many(v, w):
         kept = None
-        for k, name in enumerate(names):
+        for name in names:
             v, kept = (f if name == "f" else g)(v, w)
         return v, kept
 

@@ -23,7 +23,8 @@ from pathways_ray.executor.steps import GateStep, ReceiveStep
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.ir import plan
 from pathways_ray.resource_manager.allocation import Inventory
-from pathways_ray.scheduler.order import IslandOrder, Kill, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.state import Kill, ToController, ToHosts
 from pathways_ray.simulation import parts
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import Completed, Done, Drop, HostDown, Proceed, Run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.order import STRANDED_S, Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import STRANDED_S, IslandOrder
+from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport.messages import (
     Arrived,
     Done,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.order import Command, IslandOrder, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
+from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport.messages import Account, Done, Drop, DropSession, HostDown, HostUp, Program, Run, RunFailed
 from tests.unit.strategies import repeatable
 

@@ -10,7 +10,7 @@ import pytest
 
 from pathways_ray.errors import UsageError
 from pathways_ray.plugins import policy_named
-from pathways_ray.scheduler.order import SHARED_S, IslandOrder, ToController, ToHosts
+from pathways_ray.scheduler.order import SHARED_S, IslandOrder
 from pathways_ray.scheduler.policies import (
     POLICIES,
     Candidate,
@@ -22,6 +22,7 @@ from pathways_ray.scheduler.policies import (
     priority,
     share,
 )
+from pathways_ray.scheduler.state import ToController, ToHosts
 from pathways_ray.transport.messages import Account, Done, HostUp, Program, Run
 
 
