@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
 from megatron_ptdp.planner.errors import PlanningError
@@ -29,6 +30,7 @@ from megatron_ptdp.planner.plan import Plan
 
 VOCABULARY = 256
 NOT_MEASURED = Operations(100, 50, 0, 100_000, 1e8, 1e9, 60)
+SHORTEST = 1e-6  # seconds of a message: less is noise
 FITS = 4  # of linear equations: products that are bound by their bytes change sides
 
 
@@ -70,15 +72,15 @@ class Joined:
     still: float
     arrays: int
 
-    def level(self, inner: int) -> Level:
-        """As a level above one of `inner` devices.
+    def level(self, inner: int, fastest: float) -> Level:
+        """As a level above one of `inner` devices, whose memory has a rate of `fastest` bytes/s.
 
         An all-reduce of S bytes over n groups sends 2 (n-1)/n S and has 2 (n-1) steps, or 2 log2 n above the first
         level. Where none was measured, messages are what carries it.
         """
-        latency, rate = line(self.messages)
-        middle = sorted(self.messages)[len(self.messages) // 2]
-        share = min(1.0, self.still / middle[1])
+        latency, rate = self._messages(fastest)
+        middle = sorted(size for size, _ in self.messages)[len(self.messages) // 2]
+        share = min(1.0, self.still / (latency + middle / rate))
         if not self.reductions:
             return Level(self.name, self.devices, rate, 1.0, latency, 1.0, rate, latency, share)
         start, speed = line(self.reductions)
@@ -95,6 +97,14 @@ class Joined:
             message_share=share,
             collectives=self.arrays,
         )
+
+    def _messages(self, fastest: float) -> tuple[float, float]:
+        """Latency and rate: the largest message against the mean of the others, as each is a difference of noisy times;
+        no rate is above `fastest`."""
+        *small, (size, seconds) = sorted(self.messages)
+        mean_size, mean_seconds = (fmean(values) for values in zip(*small, strict=True))
+        slope = max((seconds - mean_seconds) / (size - mean_size), 1 / fastest)
+        return max(SHORTEST, fmean(taken - slope * bytes_ for bytes_, taken in self.messages)), 1 / slope
 
 
 @dataclass(frozen=True)
@@ -131,7 +141,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if len({size for size, _ in points}) < 2:
         raise PlanningError("a latency and a rate need messages of two sizes or more")
     if min(seconds for _, seconds in points) <= 0:
-        raise PlanningError("a message took no time: the machine is too noisy, measure again")
+        raise PlanningError("it took no time: the machine is too noisy, measure again")
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
     mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
@@ -179,7 +189,7 @@ def cluster_of(seen: Measured, memory_bytes: float, software: Software, name: st
     )
     levels, inner = [], 1
     for joined in seen.levels:
-        levels.append(joined.level(inner))
+        levels.append(joined.level(inner, seen.copy_rate))
         inner = joined.devices or inner
     found = Cluster(name, device, tuple(levels), NOT_MEASURED, software.name, "pathways-plan calibrate")
     return fitted(found, seen.steps, software) if seen.steps else found

@@ -318,7 +318,7 @@ def simulate(
 @click.option("--devices", type=click.IntRange(1), default=2, show_default=True, help="devices of a host")
 @click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True)
 @click.option("--memory", type=float, default=8e9, show_default=True, help="bytes that a device may use")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="the medians of so many count")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="of measurements; more are better")
 def calibrate(
     output: Path,
     address: str | None,

@@ -1,15 +1,14 @@
 """Measures a cluster through the runtime, for `calibrate`. With `probes` the one part that loads JAX and Ray.
 
 All probes are made first, then measured in turn, round by round: what disturbs the machine disturbs all of them alike,
-and the median of the rounds is what counts. Computation is measured with all devices of an island at work at once, as
-in training. Nothing here decides; `calibrate` makes a cluster file of the numbers.
+and more rounds are better. Computation is measured with all devices of an island at work at once, as in training.
+Nothing here decides; `calibrate` makes a cluster file of the numbers.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from statistics import median
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -65,25 +64,24 @@ class Bench:
         self.devices = probes.devices_of(island)
         self.dtype = jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
         self.arrays = 1
-        self.samples: dict[Hashable, list[float]] = defaultdict(list)
-        self.calls: dict[Hashable, Callable[[], float]] = {}
+        self.probes: dict[Hashable, probes.Probe] = {}
         self.joined = self._links(island, pair)
         one = self.devices[0]
-        self.calls["launch"] = probes.empty(one)
-        self.calls["action"] = probes.action(self.devices)
+        self.probes["launch"] = probes.empty(one)
+        self.probes["action"] = probes.action(self.devices)
         for size in PRODUCTS[platform]:
-            self.calls["product", size] = probes.product(self.devices, size, self.dtype)
-        self.calls["copy"] = probes.copy(self.devices, COPIED[platform])
+            self.probes["product", size] = probes.product(self.devices, size, self.dtype)
+        self.probes["copy"] = probes.copy(self.devices, COPIED[platform])
         for name, (here, there), whole in self.joined:
             for size in MESSAGES:
-                self.calls["message", name, size] = probes.message(here, there, size, 0)
-            self.calls["still", name] = probes.message(here, there, MESSAGES[1], 1)
+                self.probes["message", name, size] = probes.message(here, there, size, 0)
+            self.probes["still", name] = probes.message(here, there, MESSAGES[1], 1)
             if whole is not None:
                 for size in REDUCTIONS:
-                    self.calls["reduction", name, size] = probes.reduction(whole, size)
+                    self.probes["reduction", name, size] = probes.reduction(whole, size)
         for reference in REFERENCES[platform]:
-            self.calls[reference] = steps = probes.Steps(reference, self.devices, self.dtype.name)
-            self.arrays = steps.arrays
+            steps = probes.Steps(reference, self.devices, self.dtype.name)
+            self.probes[reference], self.arrays = probes.Quartile(steps), steps.arrays
 
     def _links(self, island: int, pair: tuple[int, int] | None) -> list[Link]:
         """From the inside out."""
@@ -107,15 +105,14 @@ class Bench:
             found.append(("dcn", (there[0], there[1]), None))
         return found
 
-    def round(self, say: Callable[[str], None] = lambda text: None) -> None:
+    def round(self) -> None:
         """Measures every probe once."""
-        for key, call in self.calls.items():
-            self.samples[key].append(call())
-            say(f"{key}: {1e3 * self.samples[key][-1]:.3f} ms")
+        for probe in self.probes.values():
+            probe()
 
     def seen(self) -> Measured:
-        """The medians of the rounds."""
-        found = {key: median(values) for key, values in self.samples.items()}
+        """What all rounds came to."""
+        found = {key: probe.value for key, probe in self.probes.items()}
         hosts = len({probes.host_of(one) for one in self.devices})
         sizes = {"host": len(self.devices) // hosts, "island": len(self.devices), "dcn": 0}
         return Measured(

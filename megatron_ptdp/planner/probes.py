@@ -1,14 +1,15 @@
-"""The probes of `measure`: each is made and compiled once, and gives the seconds of one measurement when it is called.
+"""The probes of `measure`: each is made and compiled once, and measured again whenever it is called.
 
 Loops on the device are as long as needed for a launch to be little beside them. Where two programs differ in one thing
-alone (a message, say), both are run one after the other and the difference is the answer, never below zero.
+alone (a message, say), both are run one after the other; the least that each ever took is what it takes undisturbed,
+and the difference of these is the answer, never below zero. Of training steps the lower quartile counts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,50 @@ LEAST_S = 0.02  # that a loop on the device takes, about
 WORK_S = 0.004  # of a computation between two messages, about
 TURNS = 8  # such computations of each device
 FEWER = 4  # times fewer launches, to see what one costs
+REPEATS = 2  # of a difference, each time
 ARRAYS = 20  # that an action takes and gives, about
 
-Probe = Callable[[], float]
+
+class Probe(Protocol):
+    """Measures when called. `value` is what came out of all calls, in seconds."""
+
+    def __call__(self) -> None: ...
+
+    @property
+    def value(self) -> float: ...
+
+
+class Difference:
+    """(seconds of one call - seconds of another) / by. Both are run once here, to compile."""
+
+    def __init__(self, longer: Callable[[], Any], shorter: Callable[[], Any], by: float) -> None:
+        self.longer, self.shorter, self.by = longer, shorter, by
+        seconds(longer), seconds(shorter)
+        self.least = [float("inf"), float("inf")]
+
+    def __call__(self) -> None:
+        for _ in range(REPEATS):
+            taken = seconds(self.longer), seconds(self.shorter)
+            self.least = [min(pair) for pair in zip(self.least, taken, strict=True)]
+
+    @property
+    def value(self) -> float:
+        return max(self.least[0] - self.least[1], 0.0) / self.by
+
+
+class Quartile:
+    """The lower quartile of what calls give: other work on the machine makes single ones longer, none shorter."""
+
+    def __init__(self, call: Callable[[], float]) -> None:
+        self.call = call
+        self.samples: list[float] = []
+
+    def __call__(self) -> None:
+        self.samples.append(self.call())
+
+    @property
+    def value(self) -> float:
+        return sorted(self.samples)[len(self.samples) // 4]
 
 
 def devices_of(island: int) -> list[pw.VirtualSlice]:
@@ -70,12 +112,6 @@ def put(value: Any, where: pw.VirtualSlice, spec: Any = None) -> Any:
     return pw.put(value, slice=where, spec=P() if spec is None else spec)
 
 
-def difference(longer: Callable[[], Any], shorter: Callable[[], Any], by: float) -> Probe:
-    """(seconds of one call - seconds of another) / by; both are run once here, to compile."""
-    seconds(longer), seconds(shorter)
-    return lambda: max(seconds(longer) - seconds(shorter), 0.0) / by
-
-
 def looped(run: Callable[[Any], Any], places: Sequence[pw.VirtualSlice]) -> Probe:
     """Seconds of one turn of a loop on devices, of so many turns that a launch is little beside them.
 
@@ -96,7 +132,7 @@ def looped(run: Callable[[Any], Any], places: Sequence[pw.VirtualSlice]) -> Prob
         if taken >= LEAST_S:
             break
         turns *= max(2, min(16, round(LEAST_S / max(taken, 1e-4))))
-    return difference(of(turns), none, turns)
+    return Difference(of(turns), none, turns)
 
 
 # --- one device, all at once ------------------------------------------------------------------------------------------
@@ -113,7 +149,7 @@ def empty(where: pw.VirtualSlice) -> Probe:
             wait(same(value))
         return (time.perf_counter() - start) / 8
 
-    return call
+    return Quartile(call)
 
 
 def product(devices: Sequence[pw.VirtualSlice], size: int, dtype: Any) -> Probe:
@@ -183,7 +219,7 @@ def message(here: pw.VirtualSlice, there: pw.VirtualSlice, size: int, ahead: int
 
     apart, together = exchange(True, "exchange"), exchange(False, "keep")
     # With 1, a turn of two computations has a message in and one out, and a stage is charged for each computation.
-    return difference(lambda: apart(*values), lambda: together(*values), TURNS * (1 + ahead))
+    return Difference(lambda: apart(*values), lambda: together(*values), TURNS * (1 + ahead))
 
 
 def action(devices: Sequence[pw.VirtualSlice]) -> Probe:
@@ -200,7 +236,7 @@ def action(devices: Sequence[pw.VirtualSlice]) -> Probe:
         return pw.program(run, name=name)
 
     many, few = launches(TURNS * FEWER, 1, "many"), launches(TURNS, FEWER, "few")
-    return difference(lambda: many(values), lambda: few(values), TURNS * (FEWER - 1))
+    return Difference(lambda: many(values), lambda: few(values), TURNS * (FEWER - 1))
 
 
 def spender(where: pw.VirtualSlice, duration: float, arrays: int) -> Callable[[Any, int], Any]:
