@@ -13,7 +13,7 @@ from megatron_ptdp.parallel import Options, Sizes, cut
 from megatron_ptdp.parallel.shapes import StageShapes, shared_dimension, shared_spec, wire_spec
 from megatron_ptdp.parallel.stage import StageMath
 
-CONFIG = ModelConfig("gpt", layers=4, hidden=8, heads=2, sequence=6, vocabulary=11)
+CONFIG = ModelConfig("gpt", layers=4, hidden=8, heads=2, sequence=6, vocabulary=13)
 SIZES = Sizes(pipeline=2, tensor=2, data=2, microbatches=3, examples=2)
 
 
