@@ -24,7 +24,7 @@ from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import ToController, ToHosts
-from pathways_ray.transport import streams
+from pathways_ray.transport import fan_out, streams
 from pathways_ray.transport.messages import (
     FROM_HOST,
     FROM_ISLAND,
@@ -135,7 +135,7 @@ class Scheduler:
         first = island * shape.per_island
         self.island, self.hosts = island, range(first, first + shape.per_island)
         self.order = IslandOrder(island, frozenset(self.hosts), limits.ISLAND_WINDOW)
-        self.fan = streams.FanOut(self.order.outstanding.__len__)
+        self.fan = fan_out.FanOut(self.order.outstanding.__len__)
         self.sinks = {host: Sink() for host in self.hosts}
         self.controller, self.up = streams.AsyncOutbox(self.order.outstanding.__len__), Sink()
         self.pumps = [asyncio.ensure_future(self.fan.open(h).pump(self.sinks[h].write)) for h in self.hosts]

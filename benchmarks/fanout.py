@@ -19,7 +19,7 @@ from benchmarks import measure
 from pathways_ray import limits
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import ToController, ToHosts
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import fan_out, links, streams
 from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
 
 JOIN_LIMIT_S = 60.0
@@ -65,13 +65,13 @@ class Island:
 
     hosts: int
     order: IslandOrder = field(init=False)
-    fan: streams.FanOut = field(init=False)
+    fan: fan_out.FanOut = field(init=False)
     made: int = 0
     over: int = 0
 
     async def start(self) -> None:
         self.order = IslandOrder(0, frozenset(range(self.hosts)), limits.ISLAND_WINDOW)
-        self.fan = streams.FanOut(self.order.outstanding.__len__)
+        self.fan = fan_out.FanOut(self.order.outstanding.__len__)
         self.changed = asyncio.Event()
         self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
         self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))

@@ -45,6 +45,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport.capabilities import lane_proofs
 from pathways_ray.transport.exposure import joined
 from pathways_ray.transport.messages import (
     REPLY,
@@ -150,7 +151,7 @@ class Session:
         metadata = {"session": str(self.id), "authorization": self._secret}
         self._outbox: streams.ThreadOutbox | thread_links.Outbox
         self._quiet = streams.ThreadOutbox(self._pending.__len__)
-        self._lane = self._dialled(address, trust, opened.lane, metadata, timeout)
+        self._lane = self._dialled(address, trust, opened.lane, timeout)
         if self._lane is None:
             self._outbox = self._quiet
         else:
@@ -162,19 +163,18 @@ class Session:
         for reader in self._readers:
             reader.start()
 
-    def _dialled(
-        self, address: str, trust: Trust | None, port: int, metadata: dict[str, str], timeout: float
-    ) -> thread_links.ThreadLink | None:
+    def _dialled(self, address: str, trust: Trust | None, port: int, timeout: float) -> thread_links.ThreadLink | None:
         """A link for the messages of the stream, and their outbox; None where the controller has none, or where it is
         out of reach, since a gateway may let one port through: then the stream carries them."""
         if not port:
             return None
         outbox = thread_links.Outbox(self._pending.__len__)
         there = joined(links.endpoint(address)[0], port)
-        silence = limits.LANE_SILENCE_S
-        lane = thread_links.ThreadLink(there, streams.CLIENT_STREAM, dict(metadata), outbox, trust, silence)
+        proof, welcome = lane_proofs(self._secret, self.id)
+        shown = {"session": str(self.id), "authorization": proof}
+        lane = thread_links.ThreadLink(there, streams.CLIENT_STREAM, shown, outbox, trust, limits.LANE_SILENCE_S)
         try:
-            lane.dial(min(timeout, _LANE_LIMIT_S))
+            lane.dial(min(timeout, _LANE_LIMIT_S), welcome.encode())
         except links.LinkLost:
             return None
         self._outbox = outbox

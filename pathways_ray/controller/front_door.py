@@ -48,7 +48,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.plan import plan_text
 from pathways_ray.transport import links, streams
-from pathways_ray.transport.capabilities import data_token, slice_proof
+from pathways_ray.transport.capabilities import data_token, lane_proofs, slice_proof
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
     REQUEST,
@@ -254,7 +254,10 @@ class FrontDoor:
         if client.reader is not None:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
             return
-        client.by_lane = metadata.get("lane") == "1" or client.lane is not None
+        client.by_lane = metadata.get("lane") == "1"
+        if not client.by_lane and client.lane is not None:
+            client.lane.close()
+            client.lane = None
         pump = asyncio.ensure_future(client.outbox.pump(context.write)) if not client.by_lane else None
         client.reader = asyncio.ensure_future(self._read(client, context))
         try:
@@ -273,13 +276,15 @@ class FrontDoor:
         nothing, but still shows by gRPC's pings that the client lives: the end of either is the end of the session."""
         metadata = streams.metadata_of(link)
         client = self.clients.get(streams.session_of(metadata))
-        if client is None or not streams.authorised(metadata, client.secret):
+        shown, welcome = lane_proofs(client.secret, client.session) if client is not None else ("", "")
+        if client is None or not streams.authorised(metadata, shown):
             await link.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
             return
         if client.lane is not None or (client.reader is not None and not client.by_lane):
             await link.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
             return
         client.lane = link
+        link.put(welcome.encode())
         pump = asyncio.ensure_future(client.outbox.carry(link))
         reader = asyncio.ensure_future(self._read(client, link))
         try:
@@ -288,11 +293,18 @@ class FrontDoor:
                 reader.result()  # raises what was wrong here, and not with the client
         finally:
             reader.cancel()
-            if client.reader is not None:
-                client.reader.cancel()
-            await self._close(client.session)
-            client.outbox.close()
-            await self._last_words(pump)
+            await self._lane_ended(client, link, pump)
+
+    async def _lane_ended(self, client: Client, link: links.AsyncLink, pump: asyncio.Task[None]) -> None:
+        if client.lane is not link or client.reader is None:
+            # The client gave it up before its stream came, which carries the messages then.
+            client.lane = None if client.lane is link else client.lane
+            pump.cancel()
+            return
+        client.reader.cancel()
+        await self._close(client.session)
+        client.outbox.close()
+        await self._last_words(pump)
 
     async def _last_words(self, pump: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -18,7 +18,7 @@ from pathways_ray import limits, names
 from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import fan_out, links, streams
 from pathways_ray.transport.exposure import Exposure
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -62,7 +62,7 @@ class IslandScheduler:
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
         # Hosts of an island make the same chains of launches, so they have to see the same batches.
         marker = Together() if len(hosts) > 1 else None
-        self.hosts = streams.FanOut(self.order.outstanding.__len__, marker)
+        self.hosts = fan_out.FanOut(self.order.outstanding.__len__, marker)
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()

@@ -57,3 +57,9 @@ def slice_proof(secret: str, session: int, placed: PlacedSlice) -> str:
 def proves(secret: str, session: int, placed: PlacedSlice, proof: str) -> bool:
     """Whether the controller gave this slice to this session; compared in constant time."""
     return hmac.compare_digest(proof.encode(), slice_proof(secret, session, placed).encode())
+
+
+def lane_proofs(secret: str, session: int) -> tuple[str, str]:
+    """What a client shows on its lane, and what the controller answers: each knows the session's secret, and says it to
+    nobody, since the port of the lane may be somebody else's where the client is."""
+    return _sign(secret, "lane", session), _sign(secret, "welcome", session)

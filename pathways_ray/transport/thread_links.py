@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import queue
 import socket
 import ssl
@@ -162,14 +163,49 @@ class ThreadLink:
         self._trust = trust
         self._host, self._port = endpoint(address)
         self._connection: socket.socket | None = None
+        self._wire: _Plain | _Encrypted
+        self._frames = Frames(limits.MAX_MESSAGE_BYTES)
+        self._early: list[bytes] = []
         self._closed = False
 
-    def dial(self, timeout: float = CONNECT_LIMIT_S) -> None:
-        """Connects, which iterating does by itself. Raises `LinkLost` when nobody answers within `timeout` seconds."""
+    def dial(self, timeout: float = CONNECT_LIMIT_S, welcome: bytes = b"") -> None:
+        """Connects and says hello, which iterating does by itself.
+
+        Args:
+            timeout: seconds for each step.
+            welcome: the first batch that has to come, where anybody else might answer at the address.
+
+        Raises:
+            LinkLost: nobody answers, or somebody else.
+        """
         try:
-            self._connection = socket.create_connection((self._host, self._port), timeout)
+            connection = socket.create_connection((self._host, self._port), timeout)
         except OSError as error:
             raise LinkLost(f"nobody answers at {self.address}: {error}") from None
+        try:
+            keep_alive(connection)
+            if self._trust is None:
+                self._wire = _Plain(connection)
+            else:
+                self._wire = _Encrypted(connection, self._trust, self._trust.name or self._host, timeout)
+            self._wire.limit(timeout)
+            self._wire.write(self._hello, True)
+            if welcome:
+                self._expect(welcome)
+            self._wire.limit(self._silence)
+        except OSError as error:
+            connection.close()
+            raise error if isinstance(error, LinkLost) else LinkLost(str(error) or type(error).__name__) from None
+        self._connection = connection
+
+    def _expect(self, welcome: bytes) -> None:
+        while not self._early:
+            data = self._wire.read()
+            self._early += self._frames.feed(data)
+            if not data or self._frames.last_words is not None:
+                raise LinkLost(self._frames.last_words or "it closed the connection")
+        if not hmac.compare_digest(self._early.pop(0), welcome):
+            raise LinkLost(f"somebody else answers at {self.address}")
 
     def close(self) -> None:
         """Hangs up, whatever was not sent yet; any thread may."""
@@ -187,7 +223,7 @@ class ThreadLink:
             if self._closed:
                 raise LinkLost("it was closed")
             try:
-                yield from self._batches(connection)
+                yield from self._batches()
             except LinkLost:
                 raise
             except OSError as error:
@@ -196,34 +232,32 @@ class ThreadLink:
                 self._outbox.close()
                 _end(connection)  # also a write that waits
 
-    def _batches(self, connection: socket.socket) -> Iterator[bytes]:
-        keep_alive(connection)
-        wire: _Plain | _Encrypted
-        if self._trust is None:
-            wire = _Plain(connection, self._silence)
-        else:
-            wire = _Encrypted(connection, self._trust, self._trust.name or self._host, self._silence)
-        wire.write(self._hello, True)
-        self._outbox.attach(wire.write, direct=self._trust is None)
+    def _batches(self) -> Iterator[bytes]:
+        self._outbox.attach(self._wire.write, direct=self._trust is None)
         threading.Thread(target=self._outbox.pump, name="pump", daemon=True).start()
-        frames = Frames(limits.MAX_MESSAGE_BYTES)
-        while data := wire.read():
-            yield from frames.feed(data)
-            if frames.last_words is not None:
-                raise LinkLost(frames.last_words)
+        yield from self._early
+        while data := self._wire.read():
+            yield from self._frames.feed(data)
+            if self._frames.last_words is not None:
+                raise LinkLost(self._frames.last_words)
         raise LinkLost("it closed the connection")
 
 
 class _Plain:
     """A connection that is not encrypted. One thread reads, one at a time writes."""
 
-    def __init__(self, connection: socket.socket, silence: float) -> None:
-        self._silence = silence
+    def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(silence), 0))
+        self._silence = 0.0
         self._connection = connection
         self._unsent = memoryview(b"")
+
+    def limit(self, silence: float) -> None:
+        """How many seconds a read or a write may wait. By the kernel, which costs no call beside each of them."""
+        self._silence = silence
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds = struct.pack("ll", int(silence), int(silence % 1 * 1e6))
+            self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
 
     def read(self) -> bytes:
         """What has come; b"" at the end. Raises `OSError` after too long a silence."""
@@ -255,13 +289,13 @@ class _Plain:
 class _Encrypted:
     """The same with TLS. OpenSSL is not for two threads at a time, so bytes go through memory, under a lock."""
 
-    def __init__(self, connection: socket.socket, trust: Trust, name: str, silence: float) -> None:
-        self._silence = silence
+    def __init__(self, connection: socket.socket, trust: Trust, name: str, timeout: float) -> None:
+        self._silence = timeout
         self._connection = connection
         self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = client_context(trust).wrap_bio(self._coming, self._going, server_hostname=name)
         self._lock = threading.Lock()
-        connection.settimeout(CONNECT_LIMIT_S)
+        connection.settimeout(timeout)
         while True:
             try:
                 self._tls.do_handshake()
@@ -272,7 +306,10 @@ class _Encrypted:
                     raise OSError("it hung up while encryption was agreed on") from None
                 self._coming.write(data)
         self._flush()
-        connection.settimeout(silence)
+
+    def limit(self, silence: float) -> None:
+        self._silence = silence
+        self._connection.settimeout(silence)
 
     def _flush(self) -> None:
         if self._going.pending:

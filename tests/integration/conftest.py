@@ -227,18 +227,20 @@ class Scripts:
 
 
 def linked(address: str, path: str, batches: list[bytes], until: int = 0, **metadata: str) -> list[bytes]:
-    """What a link, as a data stream is one, answers to batches: all of it, or until so many have come or nothing more
-    comes for five seconds."""
+    """What a link, as a data stream is one, answers to batches: all of it, or until so many have come or five seconds
+    are over."""
     host, _, port = address.rpartition(":")
     found: list[bytes] = []
     frames = links.Frames(1 << 30)
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=20.0) as connection:
+    deadline = time.monotonic() + (5.0 if until else 20.0)
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5.0) as connection:
         connection.sendall(links.frame(encode(links.Hello(path, metadata))) + b"".join(map(links.frame, batches)))
-        if until:
-            connection.settimeout(5.0)
-        else:
+        if not until:
             connection.shutdown(socket.SHUT_WR)
-        while (not until or len(found) < until) and (data := connection.recv(1 << 20)):
+        while not until or len(found) < until:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))  # signs of life come all the time
+            if not (data := connection.recv(1 << 20)):
+                break
             found += frames.feed(data)
     return found
 

@@ -19,6 +19,7 @@ from pathways_ray.controller.state import Command, SendClient
 from pathways_ray.errors import PathwaysError, SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport.capabilities import lane_proofs
 from pathways_ray.transport.exposure import Exposure, Tls
 from pathways_ray.transport.messages import Completed
 from pathways_ray.transport.tls import trust_of
@@ -123,7 +124,7 @@ def test_messages_take_the_lane(door: Door) -> None:
 def test_without_a_lane_the_stream_carries_messages(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The port is closed; and a controller that names none."""
 
-    def refused(self: thread_links.ThreadLink, timeout: float = 0.0) -> None:
+    def refused(self: thread_links.ThreadLink, timeout: float = 0.0, welcome: bytes = b"") -> None:
         raise links.LinkLost("nobody answers")
 
     monkeypatch.setattr(thread_links.ThreadLink, "dial", refused)
@@ -202,13 +203,60 @@ def test_nobody_else_comes_in_by_the_lane(door: Door) -> None:
     assert said([], session="99", authorization=session._secret) == unknown
     assert said([], authorization=session._secret) == unknown
     assert said([]) == unknown
-    second = said([], session=str(session.id), authorization=session._secret)
+    assert said([], session=str(session.id), authorization=session._secret) == unknown, "the secret is for the stream"
+    proof, _ = lane_proofs(session._secret, session.id)
+    second = said([], session=str(session.id), authorization=proof)
     assert second == "the session has its stream already"
     assert_answers(session)
     assert session._lane is not None
     session._outbox.send(Completed((1,)))  # nothing that a client may say
     eventually(lambda: bool(session.closed_because))
     assert "refused" in session.closed_because
+    session.close()
+
+
+def test_a_lane_that_leads_elsewhere_is_not_taken(door: Door) -> None:
+    """
+    1. Where the client is, the port of the lane is somebody else's: one who knows no such thing, and one who takes any
+       hello. Neither hears the secret, and the stream carries the messages.
+    2. The hello reached the controller, but the client gave up before the answer came: the lane is dropped.
+    """
+    heard: list[str] = []
+
+    async def takes_all(link: links.AsyncLink) -> None:
+        heard.append(str(link.metadata))
+        link.put(b"welcome")
+        await link.read()
+
+    async def other(handlers: dict[str, links.Handler]) -> tuple[asyncio.Server, str]:
+        return await links.serve(handlers, "127.0.0.1", tls=door.tls)
+
+    right = door.front.lane
+    for handlers in ({}, {streams.CLIENT_STREAM: takes_all}):
+        server, address = door.call(lambda handlers=handlers: other(handlers))
+        door.front.lane = links.endpoint(address)[1]
+        with door.connect() as session:
+            assert_answers(session)
+            assert not door.front.clients[session.id].by_lane
+            assert all(session._secret not in said for said in heard)
+        door.call(server.close)
+    assert heard
+    door.front.lane = right
+    dial = thread_links.ThreadLink.dial
+
+    def late(self: thread_links.ThreadLink, timeout: float = 0.0, welcome: bytes = b"") -> None:
+        dial(self, LIMIT_S, welcome)
+        assert self._connection is not None
+        self._connection.close()
+        raise links.LinkLost("too late")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thread_links.ThreadLink, "dial", late)
+        session = door.connect()
+    assert_answers(session)
+    client = door.front.clients[session.id]
+    assert (client.by_lane, client.lane) == (False, None)
+    assert_answers(session)
     session.close()
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.transport import streams
+from pathways_ray.transport import fan_out, streams
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     TO_CLIENT,
@@ -107,7 +107,7 @@ def test_streams_of_a_fan_share_their_batches() -> None:
     """
 
     async def story() -> list[Far]:
-        fan, far = streams.FanOut(), [Far(), Far()]
+        fan, far = fan_out.FanOut(), [Far(), Far()]
         pumps = [asyncio.ensure_future(fan.open(k).pump(end.write)) for k, end in enumerate(far)]
         for k in range(3):
             fan.send(Completed((k,)))
@@ -125,7 +125,7 @@ def test_streams_of_a_fan_share_their_batches() -> None:
 
 def test_a_slow_stream_of_a_fan_gets_what_gathered_as_one_batch_and_holds_up_nobody() -> None:
     async def story() -> tuple[Far, Far]:
-        fan, slow, quick = streams.FanOut(), Far(), Far()
+        fan, slow, quick = fan_out.FanOut(), Far(), Far()
         slow.may.clear()
         pumps = [asyncio.ensure_future(fan.open(k).pump(end.write)) for k, end in enumerate((slow, quick))]
         for k in range(4):
@@ -150,7 +150,7 @@ def test_a_stream_of_a_fan_gets_what_is_sent_after_it_opened() -> None:
     """
 
     async def story() -> dict[str, list[list[int]]]:
-        fan, far = streams.FanOut(), {name: Far() for name in ("first", "second", "again")}
+        fan, far = fan_out.FanOut(), {name: Far() for name in ("first", "second", "again")}
         pumps = [asyncio.ensure_future(fan.open(1).pump(far["first"].write))]
         fan.send(Completed((1,)))
         pumps.append(asyncio.ensure_future(fan.open(2).pump(far["second"].write)))
@@ -176,7 +176,7 @@ def test_a_fan_gathers_while_much_is_under_way() -> None:
     """
 
     async def story(depth: int) -> list[list[int]]:
-        fan, far = streams.FanOut(lambda: depth), Far()
+        fan, far = fan_out.FanOut(lambda: depth), Far()
         pump = asyncio.ensure_future(fan.open(1).pump(far.write))
         for k in range(3):
             fan.send(Completed((k,)))
@@ -195,7 +195,7 @@ def test_batches_of_a_fan_are_closed_before_they_get_too_big() -> None:
     size = 3 << 20
 
     async def story() -> list[bytes]:
-        fan, far = streams.FanOut(), Far()
+        fan, far = fan_out.FanOut(), Far()
         pump = asyncio.ensure_future(fan.open(1).pump(far.write))
         for k in range(5):
             fan.send(part(size, k))
