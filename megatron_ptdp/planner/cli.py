@@ -333,6 +333,8 @@ def calibrate(
     file."""
     if not 0 < memory < float("inf"):
         raise BadFigure(f"memory is {memory}, must be a finite number above 0")
+    if output.suffix != ".toml" or not output.absolute().parent.is_dir():  # before minutes of measuring
+        raise PlanningError(f"--output is {output}, must be a .toml file in a folder that is there")
     import pathways_ray as pw
     from megatron_ptdp.planner.calibrate import cluster_of, cluster_text, step_seconds
     from megatron_ptdp.planner.measure import measure

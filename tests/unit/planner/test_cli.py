@@ -131,6 +131,8 @@ def test_list_names_what_is_shipped() -> None:
         ((*SMALL, "--fix"), 2, "'--fix' requires an argument"),
         ((*SMALL, "--top", "0"), 2, "0 is not in the range"),
         (("calibrate",), 2, "Missing option '--output'"),
+        (("calibrate", "--output", "here.json"), 2, "--output is here.json, must be a .toml file in a folder"),
+        (("calibrate", "--output", "no/such/here.toml"), 2, "must be a .toml file in a folder that is there"),
         (("lst",), 2, "Did you mean 'list'?"),
         (("--model", "gpt-1t", "--devices", "8", "--batch", "8"), 1, "nothing fits"),
         (("compare", "tensor=2,batch=2", "tensor=2,batch=2"), 2, "--model is missing"),
