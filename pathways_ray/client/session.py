@@ -160,7 +160,7 @@ class Session:
         self._readers = [threading.Thread(target=self._read, name="pathways-reader", daemon=True)]
         if self._lane is not None:
             self._readers.append(threading.Thread(target=self._read_lane, name="pathways-lane", daemon=True))
-        for reader in self._readers:
+        for reader in reversed(self._readers):  # the first waits for the last words of the second
             reader.start()
 
     def _dialled(self, address: str, trust: Trust | None, port: int, timeout: float) -> thread_links.ThreadLink | None:

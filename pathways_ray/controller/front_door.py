@@ -107,7 +107,7 @@ class Client:
         self.withheld: dict[str, Failure] = {}
         self.opened = time.monotonic()
         self.lane: links.AsyncLink | None = None
-        self.by_lane = False
+        self.by_lane = self.lane_over = False
         self.reader: asyncio.Task[None] | None = None
 
 
@@ -258,6 +258,10 @@ class FrontDoor:
         if not client.by_lane and client.lane is not None:
             client.lane.close()
             client.lane = None
+        if client.by_lane and client.lane_over:
+            await self._close(client.session)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the lane of the session has ended")
+            return
         pump = asyncio.ensure_future(client.outbox.pump(context.write)) if not client.by_lane else None
         client.reader = asyncio.ensure_future(self._read(client, context))
         try:
@@ -297,7 +301,9 @@ class FrontDoor:
 
     async def _lane_ended(self, client: Client, link: links.AsyncLink, pump: asyncio.Task[None]) -> None:
         if client.lane is not link or client.reader is None:
-            # The client gave it up before its stream came, which carries the messages then.
+            # Either the client gave it up, and its stream, which is still to come, carries the messages; or that stream
+            # comes for a lane that has ended meanwhile.
+            client.lane_over = True
             client.lane = None if client.lane is link else client.lane
             pump.cancel()
             return

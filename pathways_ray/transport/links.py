@@ -179,11 +179,14 @@ class AsyncLink(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The other end will say no more, but may still listen (without TLS, which has no half of a connection)."""
-        self._over = True
         self.reason = self.reason or "it closed the connection"
+        self._end_reading()
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
+
+    def _end_reading(self) -> None:
+        self._over = True
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
@@ -260,6 +263,7 @@ class AsyncLink(asyncio.Protocol):
         """Hangs up, with `reason` as last words if there is one; what was sent before goes out."""
         if reason:
             self._hang_up(reason)
+        self._end_reading()  # with TLS the connection lasts until the other end agrees
         if self._transport is not None:
             self._transport.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pathways_ray.client import session as session_module
 from pathways_ray.client.session import Session
 from pathways_ray.client.values import ArgumentType
 from pathways_ray.controller import front_door
@@ -92,7 +93,8 @@ class Door:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    monkeypatch.setattr(session_module, "_LANE_LIMIT_S", LIMIT_S)  # also on a busy machine
     made = Door(request.getfixturevalue("certificate") if request.param == "tls" else None)
     yield made
     made.stop()
@@ -257,6 +259,33 @@ def test_a_lane_that_leads_elsewhere_is_not_taken(door: Door) -> None:
     client = door.front.clients[session.id]
     assert (client.by_lane, client.lane) == (False, None)
     assert_answers(session)
+    session.close()
+
+
+def test_a_stream_that_comes_after_its_lane_has_ended_ends_the_session(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane may carry messages, and break, before the stream beside it has arrived."""
+    opened = threading.Event()
+    call = streams.stream_call
+
+    def slow(*arguments: Any) -> Any:
+        assert opened.wait(LIMIT_S)
+        return call(*arguments)
+
+    def broken() -> None:
+        eventually(lambda: any(client.lane is not None for client in door.front.clients.values()))
+        (client,) = door.front.clients.values()
+        assert client.lane is not None
+        door.call(client.lane.close)
+        eventually(lambda: client.lane is None)
+        opened.set()
+
+    monkeypatch.setattr(streams, "stream_call", slow)
+    threading.Thread(target=broken).start()
+    session = door.connect()
+    eventually(lambda: not door.front.clients and not door.launches.sessions)
+    eventually(lambda: bool(session.closed_because))
     session.close()
 
 
