@@ -129,7 +129,7 @@ class Software:
         element_bytes: of an activation.
         compiled_stages: an action of a schedule is one compiled program. It costs `Device.action`; forward and backward
             of the last stage are one action where one follows the other; and where a schedule splits the backward
-            pass, the part for the weights runs the part for the inputs again, as autodiff of a whole stage must.
+            pass, the first stage has no gradients of inputs to give.
         inputs_share: of a compiled stage's backward pass, what the gradients of its inputs alone take.
     """
 

@@ -151,7 +151,7 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
         if rule.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
-            cost = replace(cost, inputs=inputs, weights=back + action)
+            cost = replace(cost, inputs=inputs, weights=back - inputs + action)
         made.append(cost + more)
     return tuple(made)
 

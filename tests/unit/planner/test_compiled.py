@@ -44,15 +44,15 @@ def test_each_action_is_a_launch(plan: Plan, actions: list[tuple[int, int, int]]
         assert cost.weights - before.weights == pytest.approx(weights * ACTION)
 
 
-def test_a_split_backward_pass_runs_the_inputs_gradients_twice_but_on_the_first_stage() -> None:
+def test_a_split_backward_pass_has_two_launches_and_the_first_stage_gives_no_gradients_of_inputs() -> None:
     plan = Plan(pipeline=2, batch=4, schedule="zb-h1")
     question = asked(plan)
     plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
     first, last = action_costs(question, plan)
     whole = [cost.inputs + cost.weights for cost in plain]
     assert (first.inputs, first.weights) == (ACTION, pytest.approx(whole[0] + ACTION))
-    share = question.software.inputs_share
-    assert last.inputs + last.weights == pytest.approx((1 + share) * whole[1] + 2 * ACTION)
+    assert last.inputs == pytest.approx(question.software.inputs_share * whole[1] + ACTION)
+    assert last.inputs + last.weights == pytest.approx(whole[1] + 2 * ACTION)
 
 
 def test_other_software_pays_for_no_action() -> None:
