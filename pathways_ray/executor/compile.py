@@ -83,6 +83,11 @@ def _listed(types: Sequence[ArrayType]) -> str:
     return f"({shown}{', …' if len(types) > 8 else ''})"
 
 
+_LOOP = b"while"
+"""In the code of a function that has loops. XLA's CPU compiler is then left as it is (`Compiler._options`): a user's
+loop may be thousands of times as long as one of ours."""
+
+
 class Compiler:
     """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads.
 
@@ -149,10 +154,11 @@ class Compiler:
 
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: list[export.Exported]) -> Any:
         recipe = executable.recipe
+        loops = [] if any(_LOOP in call.mlir_module_serialized for call in calls) else repetitions(recipe)
 
         def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
             inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
-            outputs = _run(recipe, calls, inputs)
+            outputs = _run(recipe, loops, calls, inputs)
             return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
 
         mesh = self.mesh(placed)
@@ -168,7 +174,7 @@ class Compiler:
             keep_unused=True,
         )
         with jax.set_mesh(mesh):
-            compiled = jitted.lower(*arguments).compile(compiler_options=self._options(len(calls)))
+            compiled = jitted.lower(*arguments).compile(compiler_options=self._options(len(calls), bool(loops)))
         if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
             raise CompileError(
                 "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
@@ -176,12 +182,13 @@ class Compiler:
             )
         return compiled
 
-    def _options(self, parts: int) -> dict[str, str | bool] | None:
+    def _options(self, parts: int, loops: bool) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
-        part and an addition of the next into one rounding. Left in, they cost nothing."""
+        part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
+        of a small loop that has them, and is not to try."""
         if parts == 1 or self.devices[0].platform != "cpu":
             return None
-        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
 
     def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
         """The compiled identity that changes a layout on the same devices."""
@@ -248,8 +255,10 @@ class Compiler:
         return made
 
 
-def _run(recipe: Recipe, calls: Sequence[export.Exported], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """The parts of a recipe one behind the other, repetitions as loops.
+def _run(
+    recipe: Recipe, loops: Sequence[Repetition], calls: Sequence[export.Exported], inputs: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The parts of a recipe one behind the other, repetitions among them as loops.
 
     XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them.
     """
@@ -280,7 +289,7 @@ def _run(recipe: Recipe, calls: Sequence[export.Exported], inputs: Sequence[jax.
 
     values = {Ref(-1, k): value for k, value in enumerate(inputs)}
     at = 0
-    for repetition in repetitions(recipe):
+    for repetition in loops:
         values = loop(repetition, block(at, repetition.start + repetition.period, values))
         at = repetition.end
     values = block(at, len(recipe.parts), values)

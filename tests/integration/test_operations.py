@@ -209,7 +209,8 @@ def test_functions_with_barriers_of_their_own_are_not_composed(session, slices, 
 @pytest.mark.parametrize(
     "names", ["f" * 40, "fg" * 20, "f" * 9 + "g" + "f" * 9], ids=["one", "two in turn", "disturbed"]
 )
-def test_repetitions_round_as_single_calls(session, slices, equal, names) -> None:
+@pytest.mark.parametrize("size", [1, 1000])  # the CPU compiler has a way of its own with small loops
+def test_repetitions_round_as_single_calls(session, slices, equal, names, size) -> None:
     """They run as loops. Out of a loop XLA would take what is the same in every round, here `w * 3`, and then contract
     the addition with another multiplication than in a single call."""
 
@@ -228,10 +229,21 @@ def test_repetitions_round_as_single_calls(session, slices, equal, names) -> Non
             v, kept = (f if name == "f" else g)(v, w)
         return v, kept
 
-    v, w = np.linspace(-1, 1, 1000, dtype=np.float32), np.linspace(0.1, 0.7, 1000, dtype=np.float32)
+    v, w = np.linspace(-1, 1, size, dtype=np.float32), np.linspace(0.1, 0.7, size, dtype=np.float32)
     alone, last = v, None
     for name in names:
         alone, last = (np.asarray(x) for x in (f if name == "f" else g)(alone, w))
     found, kept = many(v, w)
     equal(np.asarray(found), alone)
     equal(np.asarray(kept), last)
+
+
+def test_calls_of_a_function_with_a_loop_are_composed_as_it_is(session, slices, equal) -> None:
+    @pw.compiled(slice=slices.a1)
+    def f(v):
+        return jax.lax.fori_loop(0, 50, lambda _, u: u * 1.01 + 0.1, v)
+
+    alone = A
+    for _ in range(6):
+        alone = np.asarray(f(alone))
+    equal(pw.program(lambda v: f(f(f(f(f(f(v)))))))(A), alone)
