@@ -51,19 +51,21 @@ def installed(package: str) -> str:
 
 
 @contextlib.contextmanager
-def devices_apart() -> Iterator[bool]:
-    """CPU devices of hosts that are started inside have the first core for themselves, all else has the others.
+def devices_apart(hosts: int = 1) -> Iterator[bool]:
+    """CPU devices of hosts that are started inside have a core that does not change.
 
-    So device time is the devices' own, as on an accelerator, and collectives between two devices do not depend on which
-    core the kernel puts each of them on. Says whether there are cores enough.
+    The devices of one host have the first core for themselves, and all else has the others: so device time is the
+    devices' own, as on an accelerator. Of several hosts, each has a core for its devices, as hosts are machines of their
+    own; everything else runs wherever it may. Either way collectives do not depend on which core the kernel puts a
+    device on. Says whether there are cores enough.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         yield False
         return
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(cores[0])
-    os.sched_setaffinity(0, cores[1:])
+    os.environ[VARIABLE] = ",".join(map(str, cores[:hosts]))
+    os.sched_setaffinity(0, cores[1:] if hosts == 1 else cores)
     try:
         yield True
     finally:

@@ -36,6 +36,8 @@ TITLES = {
     "startup": "From nothing to the first result",
     "memory": "What a launch leaves behind",
     "paper_tables": "Predictions beside the papers' tables",
+    "planner_here": "Predictions beside this machine",
+    "hotpath": "Where the time of a launch goes",
 }
 FIGURES = ("ratios", "figures")
 FIGURES_IN_ROWS = {"metg": (("system", "mode", "pattern"), "metg_us")}  # the words of the name, and the spread

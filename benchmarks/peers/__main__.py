@@ -67,40 +67,43 @@ def run(
         "ratios": [],
     }
     wanted = {name: info for name, info in SYSTEMS.items() if name in systems}
-    with contextlib.ExitStack() as stack:
-        result["devices_apart"] = apart and stack.enter_context(measure.devices_apart())
-        return _measured(result, wanted, topologies, number, (modes, payloads, target_s), say, save)
+    result["devices_apart"] = apart
+    for topology in topologies:
+        with contextlib.ExitStack() as stack:
+            if apart:
+                result["devices_apart"] &= stack.enter_context(measure.devices_apart(topology[0]))
+            _measured(result, wanted, topology, number, (modes, payloads, target_s), say)
+        save(result)
+    return result
 
 
 def _measured(
     result: dict[str, Any],
     wanted: Mapping[str, SystemInfo],
-    topologies: Sequence[tuple[int, int]],
+    topology: tuple[int, int],
     number: int,
     cases: tuple[Sequence[str], Sequence[str], float],
     say: Callable[[str], None],
-    save: Callable[[dict[str, Any]], object],
-) -> dict[str, Any]:
+) -> None:
+    """Adds what is measured on one topology to the result."""
     modes, payloads, target_s = cases
-    for hosts, devices in topologies:
-        with rounds.session(hosts, devices, wanted, lambda text: say(f"{hosts}x{devices}: {text}")) as made:  # noqa: B023
-            made.warm_up(made.cases(modes, payloads), target_s)
-            for k in range(number):
-                made.say(f"round {k + 1} of {number}")
-                made.round(k)
-            result["rows"] += rounds.rows(made)
-            result["ratios"] += comparisons.ratios(made)
-            result["topologies"].append(
-                {
-                    "hosts": hosts,
-                    "devices_per_host": devices,
-                    "versions": {name: running.described.get("versions") for name, running in made.systems.items()},
-                    "busy_cores_between_rounds": measure.spread(made.busy) if made.busy else None,
-                    "errors": made.errors,
-                }
-            )
-        save(result)
-    return result
+    hosts, devices = topology
+    with rounds.session(hosts, devices, wanted, lambda text: say(f"{hosts}x{devices}: {text}")) as made:
+        made.warm_up(made.cases(modes, payloads), target_s)
+        for k in range(number):
+            made.say(f"round {k + 1} of {number}")
+            made.round(k)
+        result["rows"] += rounds.rows(made)
+        result["ratios"] += comparisons.ratios(made)
+        result["topologies"].append(
+            {
+                "hosts": hosts,
+                "devices_per_host": devices,
+                "versions": {name: running.described.get("versions") for name, running in made.systems.items()},
+                "busy_cores_between_rounds": measure.spread(made.busy) if made.busy else None,
+                "errors": made.errors,
+            }
+        )
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -167,8 +170,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--apart",
         action="store_true",
-        help="give JAX devices the first core for themselves, and everything else the others; for --only "
-        "pathways,jax-multicontroller, as the devices of others are not threads of their own",
+        help="give the JAX devices of one host the first core for themselves, and everything else the others; of "
+        "several hosts, a core for each one's devices; for --only pathways,jax-multicontroller, as the devices of others "
+        "are not threads of their own",
     )
     parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
     options = parser.parse_args(arguments)
