@@ -55,9 +55,9 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
     """CPU devices of hosts that are started inside have a core that does not change.
 
     The devices of one host have the first core for themselves, and all else has the others: so device time is the
-    devices' own, as on an accelerator. Of several hosts, each has a core for its devices, as hosts are machines of their
-    own; everything else runs wherever it may. Either way collectives do not depend on which core the kernel puts a
-    device on. Says whether there are cores enough.
+    devices' own, as on an accelerator. Of several hosts, each has a core for its devices, as hosts are machines of
+    their own; everything else runs wherever it may. Either way collectives do not depend on which core the kernel puts
+    a device on. Says whether there are cores enough.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -171,8 +171,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--apart",
         action="store_true",
         help="give the JAX devices of one host the first core for themselves, and everything else the others; of "
-        "several hosts, a core for each one's devices; for --only pathways,jax-multicontroller, as the devices of others "
-        "are not threads of their own",
+        "several hosts, a core for each one's devices; for --only pathways,jax-multicontroller, as the devices of "
+        "others are not threads of their own",
     )
     parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
     options = parser.parse_args(arguments)
