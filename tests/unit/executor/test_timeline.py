@@ -31,7 +31,7 @@ def slow(v: jax.Array) -> tuple[jax.Array]:
 
 
 def test_computations_follow_one_another_although_they_are_enqueued_at_once() -> None:
-    take = jax.jit(lambda v: (v + 1,), donate_argnums=0)
+    take = jax.jit(lambda v: (v + 1,))
     v = jnp.ones((400, 400))
     slow(v)[0].block_until_ready()
     take(v + 0)[0].block_until_ready()
