@@ -150,6 +150,18 @@ def test_a_question_for_what_was_dropped_in_between(host: Host, wire: Wire, monk
     assert answer.failure.kind == "BufferDeleted"
 
 
+def test_a_question_for_what_a_launch_has_overwritten_fails_by_itself(host: Host, wire: Wire) -> None:
+    host.put(4, np.zeros(3, np.float32))
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(host.store.get(SESSION, 4)))
+    host.put(5, np.ones(3, np.float32))
+    wire.send(Fetch(1, 4, (0,)), Fetch(2, 5, (0,)))
+    found = {type(message): message for message in (wire.next(), wire.next())}
+    assert isinstance(failed := found[DataFailed], DataFailed)
+    assert failed.request == 1
+    assert isinstance(part := found[FetchPart], FetchPart)
+    assert part.request == 2
+
+
 def test_a_number_that_never_comes_leaves_nothing_behind(host: Host, wire: Wire) -> None:
     """
     1. Three questions for buffers that will never be; one is withdrawn, and so is one that was never asked.
