@@ -101,7 +101,7 @@ class Dispatcher:
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
-        return sum(watched.qsize() for watched in self._watched.values())
+        return sum(watched.qsize() for watched in list(self._watched.values()))  # threads ask while one adds
 
     def start(self) -> None:
         """Starts the dispatcher thread, which takes what the scheduler and the arrivals put into the inbox."""

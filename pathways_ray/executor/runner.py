@@ -213,7 +213,8 @@ class PreparedProgram:
 
     def composed(self) -> list[tuple[int, Feeds]]:
         """Chains that this host could run since this was last asked: what the hosts of an island have to agree on."""
-        found = [key for key in self._chains if key not in self._reported and self._is_short(key[0])]
+        known = list(self._chains)  # at once: the compiling thread adds to it
+        found = [key for key in known if key not in self._reported and self._is_short(key[0])]
         self._reported.update(found)
         return found
 
