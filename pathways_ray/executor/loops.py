@@ -76,8 +76,8 @@ def _repetition(parts: Sequence[Part], start: int, period: int, last_use: dict[R
         times = 2
         while _block(parts, start + times * period, start, period) == second:
             times += 1
-    while times > 1 and _is_seen_later(start, period, times, last_use):
-        times -= 1
+    if times > 1:
+        times = min([times, *_seen_later(start, period, times, last_use)])
     if times == 1 or second is None:
         return Repetition(start, period, 1, ())
     final = start + period * (times - 1)
@@ -121,10 +121,9 @@ def _continues(first: list[_Call], second: list[_Call]) -> bool:
     )
 
 
-def _is_seen_later(start: int, period: int, times: int, last_use: dict[Ref, int]) -> bool:
-    """Whether something behind the next block takes a value of a block that is not the last one."""
+def _seen_later(start: int, period: int, times: int, last_use: dict[Ref, int]) -> list[int]:
+    """Up to which block repetitions may go, for each value of a block but the last one that something behind the next
+    block takes."""
     final = start + period * (times - 1)
-    return any(
-        start <= ref.node < final and last >= start + period * ((ref.node - start) // period + 2)
-        for ref, last in last_use.items()
-    )
+    blocks = (((ref.node - start) // period, last) for ref, last in last_use.items() if start <= ref.node < final)
+    return [block + 1 for block, last in blocks if last >= start + period * (block + 2)]

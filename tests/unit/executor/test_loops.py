@@ -35,6 +35,12 @@ def test_a_value_in_between_that_is_kept_ends_a_loop_at_its_block() -> None:
     ]
 
 
+def test_values_that_are_all_kept_for_later_are_found_out_soon() -> None:
+    count = 200  # trying every length for every start would take minutes
+    calls = [("f", ((k - 1, 0),)) for k in range(count)] + [("g", ((k, 0),)) for k in range(count)]
+    assert repetitions(recipe(*calls, outputs=tuple((count + k, 0) for k in range(count)))) == []
+
+
 def test_calls_that_do_not_feed_each_other_are_no_loop() -> None:
     assert repetitions(recipe(*[("f", ((-1, 0),))] * 5, outputs=((4, 0),))) == []
 
