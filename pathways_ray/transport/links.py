@@ -264,6 +264,7 @@ class AsyncLink(asyncio.Protocol):
         if reason:
             self._hang_up(reason)
         self._end_reading()  # with TLS the connection lasts until the other end agrees
+        self._paused = False  # nobody reads any more: one that takes nothing is given up for its silence
         if self._transport is not None:
             self._transport.close()
 

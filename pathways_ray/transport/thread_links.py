@@ -17,6 +17,7 @@ from pathways_ray import limits
 from pathways_ray.transport import streams
 from pathways_ray.transport.links import (
     CONNECT_LIMIT_S,
+    HELLO_BYTES,
     PING,
     PING_S,
     SILENCE_S,
@@ -31,6 +32,9 @@ from pathways_ray.transport.messages import Message, encode
 from pathways_ray.transport.tls import Trust, client_context
 
 READ_BYTES = 1 << 18
+
+AT_ONCE = 16
+"""Who may not wait writes so many messages at a time: what the kernel does not take is copied."""
 
 LATER_S = 0.005
 """A message that may wait waits so long for one that may not."""
@@ -95,7 +99,7 @@ class Outbox:
         while self._messages:
             messages: list[Message] = []
             with contextlib.suppress(IndexError):
-                while len(messages) < 4096:
+                while len(messages) < (4096 if wait else AT_ONCE):
                     messages.append(self._messages.popleft())
             written = [write(frame(batch), wait) for batch in streams.batches(messages)]  # it keeps what it cannot send
             if not all(written):
@@ -112,6 +116,12 @@ class Outbox:
         self._write = write
         self._direct = direct
         self._call()
+
+    def detach(self) -> None:
+        """Ends it, once who writes just now is through. A connection is closed behind this: its number in the kernel
+        may be another one's then."""
+        with self._turn:
+            self._write = None
 
     def pump(self) -> None:
         """Writes what `send` did not, and signs of life, until closed. Run it in a thread."""
@@ -191,17 +201,22 @@ class ThreadLink:
             self._wire.limit(timeout)
             self._wire.write(self._hello, True)
             if welcome:
-                self._expect(welcome)
+                self._expect(welcome, time.monotonic() + timeout)
             self._wire.limit(self._silence)
         except OSError as error:
             connection.close()
             raise error if isinstance(error, LinkLost) else LinkLost(str(error) or type(error).__name__) from None
         self._connection = connection
 
-    def _expect(self, welcome: bytes) -> None:
+    def _expect(self, welcome: bytes, deadline: float) -> None:
+        self._frames.limit = HELLO_BYTES
         while not self._early:
+            if time.monotonic() > deadline:
+                raise LinkLost(f"somebody else answers at {self.address}")
             data = self._wire.read()
-            self._early += self._frames.feed(data)
+            for batch in self._frames.feed(data):
+                self._frames.limit = limits.MAX_MESSAGE_BYTES
+                self._early.append(batch)
             if not data or self._frames.last_words is not None:
                 raise LinkLost(self._frames.last_words or "it closed the connection")
         if not hmac.compare_digest(self._early.pop(0), welcome):
@@ -231,6 +246,7 @@ class ThreadLink:
             finally:
                 self._outbox.close()
                 _end(connection)  # also a write that waits
+                self._outbox.detach()
 
     def _batches(self) -> Iterator[bytes]:
         self._outbox.attach(self._wire.write, direct=self._trust is None)
@@ -336,7 +352,9 @@ class _Encrypted:
                 with self._lock:
                     self._tls.write(data)
                     encrypted = self._going.read()
-                self._connection.sendall(encrypted)
+                rest = memoryview(encrypted)
+                while rest:  # `sendall` would have to be through within the time that one step may take
+                    rest = rest[self._connection.send(rest) :]
         except OSError:
             _end(self._connection)
             return False

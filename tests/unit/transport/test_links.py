@@ -220,6 +220,40 @@ def test_a_sender_never_waits_for_who_does_not_read(server: Server, tls: Tls | N
     dialled.close()
 
 
+def test_who_may_not_wait_leaves_a_crowd_of_messages_to_the_thread_of_the_link() -> None:
+    taken: list[int] = []
+
+    def write(data: bytes, wait: bool) -> bool:
+        taken.append(len(data))
+        return not data
+
+    outbox = thread_links.Outbox()
+    for number in range(1000):
+        outbox.send(Completed((number,)))
+    outbox.attach(write, direct=True)
+    outbox.send(Completed((1000,)))
+    assert sum(taken) < 1000  # each byte of it is copied as often as something is put behind it
+
+
+def test_who_speaks_before_it_has_shown_that_it_is_the_right_one_is_not_listened_to_for_long() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def chat() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while not over.wait(0.05):
+                    connection.sendall(frame(b""))
+
+        thread = threading.Thread(target=chat)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(LinkLost, match="somebody else answers"):
+            thread_links.ThreadLink(address, ECHO, SHOWN, thread_links.Outbox()).dial(0.3, b"welcome")
+        over.set()
+        thread.join(LIMIT_S)
+
+
 def test_a_message_may_be_sent_from_a_destructor_that_runs_while_one_is_sent(dialled: Dialled) -> None:
     """
     1. Objects that send a message when they are collected lie in cycles; sending goes on while they are.
