@@ -218,6 +218,8 @@ class FrontDoor:
         for client in list(self.clients.values()):
             absent = client.reader is None or (client.by_lane and client.lane is None)
             if absent and now - client.opened > STREAM_LIMIT_S:
+                if client.lane is not None:
+                    client.lane.close("the stream of the session did not come")  # no end of the stream will end it
                 await self._close(client.session)
         if self.tenants.refresh():
             await self._tenants_changed()

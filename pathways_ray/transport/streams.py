@@ -151,6 +151,7 @@ class AsyncOutbox:
             return
         self._scheduled = False
         if link is None:
+            self._wake.set()  # a stream may carry them instead
             return
         messages, self._messages = self._messages, []
         self._taken.set()

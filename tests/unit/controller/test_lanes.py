@@ -317,4 +317,7 @@ def test_a_session_needs_its_stream_and_its_lane(door: Door, monkeypatch: pytest
         client.lane = None
     door.call(lambda: door.front.tick(client.opened + front_door.STREAM_LIMIT_S + 1))
     assert session.id not in door.front.clients
+    if missing == "stream":
+        eventually(lambda: bool(session.closed_because))
+        assert "did not come" in session.closed_because
     session.close()

@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.transport import fan_out, streams
+from pathways_ray.transport import fan_out, links, streams
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     TO_CLIENT,
     Completed,
     FetchPart,
+    Free,
     LaunchFailed,
     Message,
     encode_batch,
@@ -167,6 +168,21 @@ def test_a_stream_of_a_fan_gets_what_is_sent_after_it_opened() -> None:
         return {name: end.launches for name, end in far.items()}
 
     assert asyncio.run(story()) == {"first": [[1], [2]], "second": [[2], [3]], "again": [[3]]}
+
+
+def test_a_stream_carries_what_a_link_that_has_ended_did_not_take() -> None:
+    async def run() -> None:
+        outbox, written = streams.AsyncOutbox(), asyncio.Queue[bytes]()
+        carrying = asyncio.ensure_future(outbox.carry(links.AsyncLink()))
+        await soon()
+        pump = asyncio.ensure_future(outbox.pump(written.put))
+        carrying.cancel()
+        outbox.send(Free((1,)))
+        async with asyncio.timeout(10):
+            assert await written.get() == encode_batch([Free((1,))])
+        pump.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_fan_gathers_while_much_is_under_way() -> None:
