@@ -131,6 +131,7 @@ class Session:
         self._secret = opened.secret
         self._max_launches = opened.max_launches
         self.closed = False
+        self._process = os.getpid()
         self.closed_because = ""
         self._end_kind = "ControllerLost"
         self.owner: Any = None
@@ -493,8 +494,8 @@ class Session:
 
     def close(self) -> None:
         """Ends the session: what it holds on the cluster is freed, its open futures fail with `SessionClosed`."""
-        if self.closed:
-            return
+        if self.closed or os.getpid() != self._process:
+            return  # a fork has the sockets of its parent, whose session goes on
         self.closed = True
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             self._call(CloseSession(self.id), timeout=5.0)

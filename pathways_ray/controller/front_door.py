@@ -79,6 +79,9 @@ from pathways_ray.transport.messages import (
 STREAM_LIMIT_S = 20.0
 """A session whose stream does not come within this time is closed."""
 
+HANG_UP_LIMIT_S = 5.0
+"""A client whose session is over has so long to end its stream."""
+
 COMPILE_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
 
@@ -381,9 +384,13 @@ class FrontDoor:
         return plan_program(key, client.session, graph, client.functions, slices, self.fusion)
 
     async def _close(self, session: int) -> None:
-        if self.clients.pop(session, None) is not None:
-            self.do(self.launches.close_session(session))
-            await self.resource_manager.release_session.remote(session)
+        client = self.clients.pop(session, None)
+        if client is None:
+            return
+        if client.reader is not None:  # whoever said that the session is over is about to hang up, and has to
+            asyncio.get_running_loop().call_later(HANG_UP_LIMIT_S, client.reader.cancel)
+        self.do(self.launches.close_session(session))
+        await self.resource_manager.release_session.remote(session)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

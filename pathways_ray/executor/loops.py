@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pathways_ray import limits
 from pathways_ray.ir.graph import Part, Recipe, Ref
 
 LEAST = 3
@@ -35,8 +36,11 @@ class Repetition(NamedTuple):
 
 
 def repetitions(recipe: Recipe) -> list[Repetition]:
-    """What can be run as loops, from the first part to the last; none overlap."""
+    """What can be run as loops, from the first part to the last; none overlap. Nothing in a recipe longer than the
+    runtime composes: looking takes the square of its length, and a tenant may send one of any length."""
     parts = recipe.parts
+    if len(parts) > limits.MAX_FUSED_PARTS:
+        return []
     last_use = _last_uses(recipe)
     found: list[Repetition] = []
     at = 0

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure, PathwaysError
 from pathways_ray.executor.chains import Chain, Feeds
 from pathways_ray.executor.gates import is_apart, with_gates
@@ -190,8 +191,9 @@ class PreparedProgram:
         Args:
             compile_later: runs a function on the compiling thread.
         """
+        parts = len(self.plan.executables[0].recipe.parts)
         for size in CHAIN_LENGTHS:
-            if size > length or not (self.together or self._is_short(size)):
+            if size > length or size * parts > limits.MAX_FUSED_PARTS or not (self.together or self._is_short(size)):
                 continue
             key = (size, feeds)
             compiled = self._chains.get(key)

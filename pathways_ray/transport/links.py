@@ -36,6 +36,9 @@ SILENCE_S = 20.0
 
 HELLO_LIMIT_S = 10.0
 HELLO_BYTES = 4096
+MOST_STRANGERS = 256
+"""Connections without a hello that a server holds; more would let anybody use up its file descriptors."""
+
 CONNECT_LIMIT_S = 10.0
 
 LAST_WORDS = 1 << 31
@@ -111,11 +114,17 @@ def keep_alive(connection: socket.socket) -> None:
 class AsyncLink(asyncio.Protocol):
     """One end of a link on an event loop. It looks like the context of a gRPC stream, for those who serve either."""
 
-    def __init__(self, greeted: Callable[[AsyncLink], None] | None = None, silence: float = 0.0) -> None:
+    def __init__(
+        self,
+        greeted: Callable[[AsyncLink], None] | None = None,
+        silence: float = 0.0,
+        strangers: set[AsyncLink] | None = None,
+    ) -> None:
         self.path = ""
         self.metadata: dict[str, str] = {}
         self.reason = ""
         self._greeted = greeted
+        self._strangers: set[AsyncLink] = strangers if strangers is not None else set()
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(HELLO_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._batches: deque[bytes] = deque()
@@ -135,6 +144,10 @@ class AsyncLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray brings along, is no subclass
         keep_alive(transport.get_extra_info("socket"))
         if self._greeted is not None:
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._hang_up(f"{MOST_STRANGERS} others have yet to say who they are")
+                return
+            self._strangers.add(self)
             self._timer = self._loop.call_later(HELLO_LIMIT_S, self._hang_up, "no hello came")
         else:
             self._live()
@@ -161,6 +174,7 @@ class AsyncLink(asyncio.Protocol):
 
     def _greet(self, hello: Hello, greeted: Callable[[AsyncLink], None]) -> None:
         self._greeted = None
+        self._strangers.discard(self)
         self.path, self.metadata = hello.path, hello.metadata
         self._frames.limit = limits.MAX_MESSAGE_BYTES
         self._live()
@@ -168,6 +182,7 @@ class AsyncLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self._strangers.discard(self)
         self._gone.set()
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
@@ -306,6 +321,7 @@ async def serve(
         UsageError: a file of `tls` cannot be read.
     """
     tasks: set[asyncio.Task[None]] = set()
+    strangers: set[AsyncLink] = set()
 
     async def handled(link: AsyncLink, handler: Handler) -> None:
         try:
@@ -324,7 +340,7 @@ async def serve(
 
     context = server_context(tls) if tls is not None else None
     server = await asyncio.get_running_loop().create_server(
-        lambda: AsyncLink(greeted, silence),
+        lambda: AsyncLink(greeted, silence, strangers),
         bind.strip("[]"),
         port,
         ssl=context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_ray import limits
 from pathways_ray.executor.loops import Repetition, repetitions
 from pathways_ray.ir.graph import Part, Recipe, Ref
 from tests.unit.strategies import repeatable
@@ -53,6 +54,13 @@ def test_calls_with_other_arguments_each_are_no_loop() -> None:
 def test_what_is_fed_to_another_place_is_no_repetition() -> None:
     calls = [("f", ((k - 1, 0), (-1, 1)) if k % 2 else ((-1, 1), (k - 1, 0))) for k in range(8)]
     assert repetitions(recipe(*calls, outputs=((7, 0),))) == [Repetition(0, 2, 4, (Ref(1, 0),))]
+
+
+def test_nothing_is_looked_for_in_what_is_longer_than_the_runtime_composes() -> None:
+    calls = [("f", ((k - 1, 0),)) for k in range(limits.MAX_FUSED_PARTS + 1)]
+    assert repetitions(recipe(*calls, outputs=((limits.MAX_FUSED_PARTS, 0),))) == []
+    (found,) = repetitions(recipe(*calls[:-1], outputs=((limits.MAX_FUSED_PARTS - 1, 0),)))
+    assert found.times == limits.MAX_FUSED_PARTS
 
 
 @st.composite

@@ -397,6 +397,24 @@ def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
     server.stop()
 
 
+def test_more_strangers_than_a_server_holds_are_hung_up_on_and_others_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_STRANGERS", 3)
+    server = Server(None)
+    place = links.endpoint(server.address)
+    strangers = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
+    with socket.create_connection(place, timeout=LIMIT_S) as refused, contextlib.suppress(ConnectionError):
+        assert b"3 others have yet to say" in refused.recv(1 << 16)
+    strangers.pop().close()
+    for _ in range(5):  # those who say hello make room
+        dialled = Dialled(server.address, None)
+        dialled.outbox.send(Completed((1,)))
+        dialled.wait(lambda dialled=dialled: dialled.launches == [1])
+        dialled.close()
+    for stranger in strangers:
+        stranger.close()
+    server.stop()
+
+
 def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Path) -> None:
     """A client that trusts the system's certificates, and one that expects another name, say nothing to the server."""
     server = Server(certificate)
