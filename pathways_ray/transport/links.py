@@ -196,6 +196,8 @@ class AsyncLink(asyncio.Protocol):
         """The other end will say no more, but may still listen (without TLS, which has no half of a connection)."""
         self.reason = self.reason or "it closed the connection"
         self._end_reading()
+        if self._greeted is not None:
+            return False
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def _end_reading(self) -> None:
