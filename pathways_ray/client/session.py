@@ -478,6 +478,10 @@ class Session:
             self._changed.notify_all()
         self._data.wake()
 
+    def _fail_all(self, failure: Failure) -> None:
+        for launch in list(self._pending):
+            self._fail_pending(launch, failure)
+
     def _closed_failure(self) -> Failure:
         return Failure(self._end_kind, f"the session ended: {self.closed_because}")
 
@@ -485,9 +489,10 @@ class Session:
         if not self.closed_because:
             if self.closed:  # the stream may end before the call that ends it is answered
                 kind, reason = "SessionClosed", "it was shut down"
+            # First what is under way: who waits for it is to hear why, and not only that the session is closed.
+            self._fail_all(Failure(kind, f"the session ended: {reason}"))
             self._end_kind, self.closed_because = kind, reason
-        for launch in list(self._pending):
-            self._fail_pending(launch, self._closed_failure())
+        self._fail_all(self._closed_failure())
         with self._changed:
             self._changed.notify_all()
         self._data.close()
