@@ -134,6 +134,7 @@ KILLED = """
 """
 
 
+@pytest.mark.long
 def test_a_host_dies_while_its_values_are_asked_for(python) -> None:
     """
     1. A value that lies on two hosts, and one on another island that is made of it, are asked for; both take seconds.

@@ -78,7 +78,8 @@ def test_killed_hosts_fail_their_launches_and_come_back(python: Any, hosts_per_i
     assert "left: 0" in out
 
 
-@pytest.mark.parametrize("hosts_per_island", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("hosts_per_island", [1, 2])
 @pytest.mark.timeout(180)
 def test_a_stopped_host_is_taken_for_dead(python: Any, hosts_per_island: int) -> None:
     """A host that stops answering is killed after eight seconds and comes back."""

@@ -66,6 +66,7 @@ ORDER = """
 """
 
 
+@pytest.mark.long
 def test_before_init_after_shutdown_and_twice(python) -> None:
     assert "in order" in python.run(ORDER)
     python.assert_none_left()

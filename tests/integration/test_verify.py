@@ -31,6 +31,7 @@ with pw.init(ISLANDS, 1, DEVICES):
 """
 
 
+@pytest.mark.long
 def test_a_case_has_parity_and_two_mistakes_in_it_are_found(python: Any) -> None:
     good, stale, norms, harmless, large = json.loads(python.run(A_FEW).splitlines()[-1])
     assert good["passed"], good
