@@ -217,7 +217,8 @@ class SimulatedIncoming:
             if pieces is not None:
                 sources[sender] = pieces
         made = Future()
-        made.remote = bool(pulled)
+        # What lies here already may still be computed here; only what comes from others has to be there by now.
+        made.remote = any(not piece.ready for sender in pulled for piece in sources[sender])
         parts = [piece for pieces in sources.values() for piece in pieces]
         arrays = [piece.array if isinstance(piece, Piece) else piece for piece in parts]
         if any(isinstance(piece, Piece) and piece.whole and piece.array.deleted for piece in parts):

@@ -100,7 +100,7 @@ class Future:
     """The shards of an array on one host, by device: values once they are there, or the failure that took their place.
 
     `deleted` once the array was donated, `overwritten` once its memory was; `lent` when peers read that memory;
-    `remote` when it is put together from what peers send.
+    `remote` when it is put together from what peers send before all of that is there.
     """
 
     __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "remote", "shards", "waiting")
