@@ -502,6 +502,8 @@ class Session:
         if self.closed or os.getpid() != self._process:
             return  # a fork has the sockets of its parent, whose session goes on
         self.closed = True
+        # Before hosts hear of it and hang up: what is under way ends with the session, and not for the loss of a host.
+        self._fail_all(Failure("SessionClosed", "the session ended: it was shut down"))
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             self._call(CloseSession(self.id), timeout=5.0)
         self._end("it was shut down")
