@@ -243,6 +243,12 @@ class Session:
         if self.closed_because:
             raise SessionClosed(f"the session is closed: {self.closed_because}")
 
+    def _check_held(self) -> None:
+        """Raises why the session has ended, which took its arrays with it: the same for those that were ready and those
+        that were not."""
+        if self.closed_because:
+            raise from_failure(self._closed_failure())
+
     def register(self, graph: bytes, functions: dict[str, bytes]) -> int:
         """Sends a program ahead of its first launch; returns its number."""
         self.check_open()
@@ -368,7 +374,7 @@ class Session:
 
         Once the session has ended nothing is left to wait for, not even what was ready before.
         """
-        self.check_open()
+        self._check_held()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while buffer.state == PENDING:
@@ -385,7 +391,7 @@ class Session:
 
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
-        self.check_open()
+        self._check_held()
         buffer, kind = array._buffer, array._type
         if self._queue:
             self.flush()
@@ -408,8 +414,7 @@ class Session:
             raise from_failure(buffer.failure)
         if buffer.state == DELETED:
             raise BufferDeleted(f"the array was deleted while it was fetched: {buffer.why_deleted}")
-        if self.closed_because:
-            raise from_failure(self._closed_failure())
+        self._check_held()
 
     def _read(self) -> None:
         reason = "the controller closed the stream"
