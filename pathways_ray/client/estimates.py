@@ -53,7 +53,7 @@ def _of_equation(equation: Any, share: int, rate: Rate) -> float:
     if name == "while":
         return math.inf
     if name == "scan":
-        return float(params["length"]) * sum(_of(one, share, rate) for one in inner)
+        return sum(_of(one, share, rate) for one in inner) * params["length"] if params["length"] else 0.0
     if name == "cond":
         return max((_of(one, share, rate) for one in inner), default=0.0)
     if name == "shard_map":
@@ -68,7 +68,7 @@ def _of_equation(equation: Any, share: int, rate: Rate) -> float:
 def _operations(equation: Any, name: str) -> float:
     """Floating-point operations; those of element-wise operations are bounded by memory and left out."""
     given = [variable.aval for variable in equation.invars]
-    made = float(sum(math.prod(variable.aval.shape) for variable in equation.outvars))
+    made = float(sum(math.prod(_shape(variable.aval)) for variable in equation.outvars))
     if name == "dot_general":
         ((contracted, _), _) = equation.params["dimension_numbers"]
         return 2.0 * made * math.prod(given[0].shape[k] for k in contracted)
@@ -76,13 +76,17 @@ def _operations(equation: Any, name: str) -> float:
         features = given[1].shape[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * made * math.prod(given[1].shape) / max(features, 1)
     if name in _CUBIC:
-        return 2.0 * made * max((side for aval in given for side in aval.shape), default=1)
+        return 2.0 * made * max((side for aval in given for side in _shape(aval)), default=1)
     return 0.0
 
 
+def _shape(aval: Any) -> tuple[int, ...]:
+    return getattr(aval, "shape", ())  # a token has none
+
+
 def _bytes(aval: Any) -> float:
-    size = math.prod(getattr(aval, "shape", ()))
+    size = math.prod(_shape(aval))
     try:
         return float(size * np.dtype(aval.dtype).itemsize)
-    except TypeError:  # a typed PRNG key has some words for each element
+    except (AttributeError, TypeError):  # a token; a typed PRNG key, which has some words for each element
         return 16.0 * size

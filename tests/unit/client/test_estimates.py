@@ -42,6 +42,20 @@ def test_a_loop_without_a_known_length_may_take_for_ever() -> None:
     assert of(lambda v: jax.lax.while_loop(lambda u: u.sum() > 1, lambda u: u * 0.5, v), (4,)) == math.inf
 
 
+def test_a_loop_of_no_rounds_takes_no_time_whatever_is_in_it() -> None:
+    def body(u: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jax.lax.while_loop(lambda w: w.sum() > 1, lambda w: w * 0.5, u), None
+
+    assert of(lambda v: jax.lax.scan(body, v, None, length=0)[0], (4,)) < 1e-6
+    assert of(lambda v: jax.lax.scan(body, v, None, length=1)[0], (4,)) == math.inf
+
+
+def test_keys_and_tokens_have_an_estimate_too() -> None:
+    assert of(lambda v: v + jax.random.normal(jax.random.key(0), v.shape), (4,)) < 1e-3
+    token = jax.jit(lambda v: (jax.lax.create_token(v), v * 2))
+    assert of(lambda v: token(v)[1], (4,)) < 1e-6
+
+
 def test_of_branches_the_longer_one_counts() -> None:
     def branch(v: jax.Array) -> jax.Array:
         return jax.lax.cond(v.sum() > 0, lambda u: u @ u, lambda u: u, v)
