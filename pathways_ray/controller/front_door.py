@@ -260,9 +260,14 @@ class FrontDoor:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
             return
         client.by_lane = metadata.get("lane") == "1"
-        if not client.by_lane and client.lane is not None:
-            client.lane.close()
-            client.lane = None
+        if not client.by_lane and (client.lane is not None or client.lane_over):
+            if client.lane is not None:
+                client.lane.close()
+                client.lane = None
+            # What went to the lane meanwhile may not have arrived; before its first launch that is addresses only.
+            for host in self.launches.hosts.values():
+                there = host.data_address if host.down_since is None else ""
+                client.outbox.send(HostAddress(host.host, host.epoch, there))
         if client.by_lane and client.lane_over:
             await self._close(client.session)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the lane of the session has ended")

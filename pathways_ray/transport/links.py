@@ -238,7 +238,7 @@ class AsyncLink(asyncio.Protocol):
         """Sends a batch; waits while the other end does not take what was sent before. After the end it does nothing:
         who reads learns of it."""
         if self._room is not None:
-            await self._room
+            await asyncio.shield(self._room)  # which others wait for as well
         self.put(batch)
 
     async def wait_closed(self) -> None:

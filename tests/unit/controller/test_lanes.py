@@ -16,7 +16,7 @@ from pathways_ray.client.values import ArgumentType
 from pathways_ray.controller import front_door
 from pathways_ray.controller.front_door import FrontDoor
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.state import Command, SendClient
+from pathways_ray.controller.state import Command, HostState, SendClient
 from pathways_ray.errors import PathwaysError, SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport import links, streams, thread_links
@@ -136,6 +136,28 @@ def test_without_a_lane_the_stream_carries_messages(door: Door, monkeypatch: pyt
             assert_answers(session)
             assert not door.front.clients[session.id].by_lane
     eventually(lambda: not door.front.clients)
+
+
+def test_news_of_hosts_that_went_to_a_lane_come_by_the_stream_that_takes_its_place(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane opens, a host comes up and another one goes, and only then does the client give the lane up."""
+    dial = thread_links.ThreadLink.dial
+
+    def given_up(self: thread_links.ThreadLink, timeout: float, welcome: bytes) -> None:
+        dial(self, timeout, welcome)
+        up = HostState(7, 0, 3, "transfer", "127.0.0.1:7", 1, 1)
+        down = HostState(8, 0, 3, "transfer", "127.0.0.1:8", 1, 1, down_since=0.0)
+        door.call(lambda: door.launches.hosts.update({7: up, 8: down}))
+        self.close()
+        next(iter(self))  # raises `LinkLost`, and closes the socket
+
+    monkeypatch.setattr(thread_links.ThreadLink, "dial", given_up)
+    with door.connect() as session:
+        assert_answers(session)
+        known = session._data._addresses
+        assert (known[7].epoch, known[7].address) == (3, "127.0.0.1:7")
+        assert (known[8].epoch, known[8].address) == (3, "")
 
 
 def test_the_last_words_of_a_session_come_by_the_lane(door: Door) -> None:
