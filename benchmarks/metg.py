@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure
-from benchmarks.peers.process import PeerError, PeerProcess, adopt_orphans, end_in_order, end_orphans
+from benchmarks.peers.process import PeerError, PeerProcess, leaving_nothing
 from benchmarks.peers.systems import SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 
@@ -264,17 +264,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    end_in_order()
-    adopt_orphans()
-    try:
+    with leaving_nothing():
         result = run(
             options.rounds,
             options.systems,
             options.patterns,
             lambda text: print(text, file=sys.stderr, flush=True),
         )
-    finally:
-        end_orphans()
     show(result, Console())
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

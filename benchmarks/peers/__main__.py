@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks import measure
 from benchmarks.peers import comparisons, rounds
-from benchmarks.peers.process import adopt_orphans, end_in_order, end_orphans
+from benchmarks.peers.process import leaving_nothing
 from benchmarks.peers.protocol import CHAIN
 from benchmarks.peers.systems import SYSTEMS, SystemInfo
 
@@ -186,14 +186,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
-    end_in_order()
-    adopt_orphans()
 
     def save(result: dict[str, Any]) -> None:
         if options.json:
             options.json.write_text(json.dumps(result, indent=2) + "\n")
 
-    try:
+    with leaving_nothing():
         result = run(
             options.topologies,
             1 if options.smoke else options.rounds,
@@ -205,8 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             save=save,
             apart=options.apart,
         )
-    finally:
-        end_orphans()
     show(result, Console())
     return result
 

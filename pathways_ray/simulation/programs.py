@@ -58,12 +58,7 @@ def drawn(
     pair = [random.choice(slices).mesh.id, random.choice(slices).mesh.id]
     for call in range(calls):
         home = {"stay": homes[0], "bounce": pair[call % 2], "roam": random.choice(slices).mesh.id}[route]
-        known = list(layouts)
-        inputs = [known[-1] if random.random() < 0.7 else random.choice(known)]
-        if random.random() < 0.4:
-            inputs.append(random.choice(known))
-        if apart and random.random() < apart:
-            inputs = [ref for ref in known if layouts[ref].slice == home][-1:] or inputs
+        inputs = _taken(random, layouts, home, apart)
         function = f"{name}.{call}"
         if poisoned and call == calls // 2:
             function += f".{POISON}"
@@ -100,6 +95,17 @@ def drawn(
         ),
         tuple(layouts[ref] for ref in dict.fromkeys(results)),
     )
+
+
+def _taken(random: Random, layouts: dict[Ref, Layout], home: int, apart: float) -> list[Ref]:
+    """What a call on slice `home` takes, of the values that there are."""
+    known = list(layouts)
+    inputs = [known[-1] if random.random() < 0.7 else random.choice(known)]
+    if random.random() < 0.4:
+        inputs.append(random.choice(known))
+    if apart and random.random() < apart:
+        return [ref for ref in known if layouts[ref].slice == home][-1:] or inputs
+    return inputs
 
 
 def drawn_loop(random: Random, number: int, name: str, slices: list[PlacedSlice]) -> Drawn:

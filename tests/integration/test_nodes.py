@@ -6,8 +6,6 @@ it means another one fails here as it would between machines. Needs root and `ip
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
 import shutil
@@ -19,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from pathways_ray.controller import tenants
+from tests.certificates import self_signed
 from tests.integration.conftest import environment_apart
 
 SIZE = 3
@@ -150,26 +145,7 @@ def nodes(python, machines: Machines, environment: dict[str, str]) -> Iterator[s
 def files(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for all machines, its key, and a table with one tenant."""
     folder = tmp_path_factory.mktemp("files")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pathways")])
-    now = datetime.datetime.now(datetime.UTC)
-    addresses = [x509.IPAddress(ipaddress.ip_address(machines.address(number))) for number in range(SIZE)]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    self_signed(folder, [machines.address(number) for number in range(SIZE)])
     book = tenants.add(tenants.TenantBook(), tenants.Tenant("alice"), tenants.token_digest(TOKEN))
     (folder / "tenants.json").write_bytes(tenants.encode(book))
     return folder
