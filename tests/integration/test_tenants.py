@@ -721,7 +721,7 @@ STOPPED = """
     held += [inc(x) for x in held]
     for x in held:
         x.block_until_ready()
-    held += [slow(held[0]) for _ in range(20)]
+    held += [slow(held[0]) for _ in range(200)]  # for longer than the cluster waits for a client that is silent
     print("holding", flush=True)
     sys.stdin.readline()
     try:
