@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,8 +203,29 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
     }
     # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their own hosts aside.
     with _environment("RAY_worker_niceness", "0"):
-        ray.init(**{**defaults, **options})
+        _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     return True
+
+
+def _in_a_thread_that_stays(call: Callable[[], Any]) -> None:
+    """Calls it in a thread that ends with the process: Linux ends Ray's processes with the thread that started them,
+    and `pw.init` may be called in one that is soon over (`asyncio.to_thread`)."""
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+            threading.Event().wait()
+
+    threading.Thread(target=run, name="pathways-ray", daemon=True).start()
+    done.result()
 
 
 @contextlib.contextmanager
@@ -236,9 +260,8 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
     outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
     exposure = options.exposure(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
-    if outlives:
-        # The successor of a controller serves on the same port, so that the url stays.
-        exposure = msgspec.structs.replace(exposure, port=_usable_port(exposure.front, exposure.port))
+    # The successor of a controller serves on the same port, so that the url stays.
+    exposure = msgspec.structs.replace(exposure, port=_usable_port(exposure.front, exposure.port))
     metrics_at = _metrics_at(options)
     token = options.token or secrets.token_hex(16)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
@@ -347,18 +370,21 @@ def _metrics_at(options: Options) -> tuple[str, int] | None:
 
 
 def _usable_port(address: str, port: int) -> int:
-    """The port, or a free one in place of 0.
+    """The port, or a free one in place of 0: below those that the kernel gives to any connection, so that it is still
+    free for who serves there later.
 
     Raises:
         UsageError: this machine cannot serve there.
     """
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.strip("[]"), port))
-        except OSError as error:
-            raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {error}") from error
-        return int(probe.getsockname()[1])
+    for number in [port] if port else [*random.sample(range(20_000, 30_000), 20), 0]:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.strip("[]"), number))
+                return int(probe.getsockname()[1])
+            except OSError as error:
+                reason = error
+    raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {reason}") from reason
 
 
 def _await(refs: Any, what: str, deadline: float) -> Any:

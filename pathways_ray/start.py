@@ -58,9 +58,10 @@ def init(
 
     Raises:
         AlreadyInitialized: this process runs a cluster already.
-        UsageError: a bad option, or no Ray cluster at `address`.
+        UsageError: a bad option, no Ray cluster at `address`, or a fork of a process that runs a cluster.
         Unschedulable: Ray cannot place the hosts.
     """
+    api.check_no_fork()
     running = api.own_cluster()
     if running is not None:
         raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")

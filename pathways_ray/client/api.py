@@ -126,6 +126,12 @@ class ClusterSession(Session):
         super().__init__(url, token, "init", ca=cluster.ca or None)
         self.token = token
 
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        if self.cluster is not None:
+            _parents_clusters.append(self.cluster)
+            self.cluster = None
+
     def close(self) -> None:
         """Closes the session, then stops every process of the cluster (and Ray, if `pw.init` started it)."""
         try:
@@ -135,6 +141,24 @@ class ClusterSession(Session):
             if cluster is not None:
                 records.remove()
                 cluster.stop()
+
+
+def check_no_fork() -> None:
+    """Raises `UsageError` in a fork of a process that runs a cluster."""
+    if _parents_clusters:
+        raise UsageError(
+            "this process is a fork of one that runs a cluster, and Ray does not go on in a fork: start processes by "
+            "multiprocessing's 'spawn', or call pw.connect(url, token) here"
+        )
+
+
+_parents_clusters: list[Any] = []
+"""In a fork: clusters of the parent. Kept, since Ray would take the end of its handles here for that of the actors."""
+
+
+def _leave_to_parent() -> None:
+    for session in context.sessions:
+        session.leave_to_parent()
 
 
 def own_cluster() -> ClusterSession | None:
@@ -156,3 +180,4 @@ def adopt(cluster: Any) -> ClusterSession:
 
 # Sessions close before Ray's own exit handler runs, so that nothing is left waiting for a dead controller.
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_leave_to_parent)

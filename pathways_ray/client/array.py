@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways_ray.client.values import ArgumentType, dtype_named, partition_spec
-from pathways_ray.errors import BufferDeleted, Failure, from_failure
+from pathways_ray.errors import BufferDeleted, Failure, UsageError, from_failure
 
 if TYPE_CHECKING:
     from pathways_ray.client.data import Upload
@@ -126,6 +126,8 @@ class Array:
             raise from_failure(self._buffer.failure)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("the value of a pw.Array lies on devices; it cannot be had without a copy")
         self._check_alive()
         value = self._buffer.session.fetch(self)
         return value if dtype is None else value.astype(dtype, copy=False)
@@ -163,6 +165,25 @@ class Array:
 
     def __iter__(self) -> Any:
         return iter(np.asarray(self))
+
+    def __eq__(self, other: Any) -> Any:
+        """Fetches the array and compares element by element, as NumPy does. `is` tells handles apart."""
+        return np.asarray(self) == (np.asarray(other) if isinstance(other, Array) else other)
+
+    def __ne__(self, other: Any) -> Any:
+        return np.asarray(self) != (np.asarray(other) if isinstance(other, Array) else other)
+
+    __hash__ = object.__hash__
+
+    def __copy__(self) -> Array:
+        """A further handle to the same array."""
+        return Array(self._buffer, self._type)
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{self!r} is a handle of this session, which can be neither pickled nor copied deeply; take "
+            "np.asarray(y), its value, or have a program make another array of it"
+        )
 
     def __repr__(self) -> str:
         state = ("pending", "ready", "failed", "deleted")[self._buffer.state]

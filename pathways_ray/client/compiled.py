@@ -12,6 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import jax
@@ -33,6 +34,9 @@ from pathways_ray.ir.graph import LONGEST_MICROS
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
+
+_OURS = ("pathways_call", "pathways_capture")
+"""What calls and captured arrays of a program are traced to (`tracer`)."""
 
 _LARGEST_ARRAY = 1 << 58
 """Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
@@ -135,6 +139,11 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
             "Pass them as arguments (pw.put places one once)"
         )
     for equation in equations_of(closed.jaxpr):
+        if equation.primitive.name in _OURS:
+            raise TraceError(
+                f"{name} calls a compiled function ({lines.of_equation(equation)}), and is one itself: one node. Call "
+                "both from a pw.program, or call the plain function, which the attribute 'fun' is"
+            )
         for variable in equation.outvars:
             size = math.prod(getattr(variable.aval, "shape", ()))
             if size > _LARGEST_ARRAY:
@@ -195,6 +204,10 @@ class CompiledFunction:
         if tracing.session is not None:
             return bind_call(self, args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method, like any function: what it is called on comes first (argument 0, which may be static)."""
+        return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `Program.lower`, for the program of one node."""

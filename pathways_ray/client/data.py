@@ -156,9 +156,11 @@ class _Link:
         if upload is not None:
             self.owner.upload_ended(upload, self.host, failure)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str | Failure) -> None:
         """Fails all that was under way."""
-        self.dead = self.dead or Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
+        if isinstance(reason, str):
+            reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
+        self.dead = self.dead or reason
         for request in list(self.uploads):
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
@@ -305,14 +307,15 @@ class DataLinks:
                 check()
                 self._changed.wait(_WAIT_SLICE_S)
 
-    def close(self) -> None:
+    def close(self, why: Failure) -> None:
+        """Ends all streams: the session is over, which is what goes wrong with all that was under way."""
         with self._changed:
             self._closed = True
             links = list(self._links.values())
             self._links.clear()
             self._changed.notify_all()
         for link in links:
-            link.end("the session ended")
+            link.end(why)
             link.close()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import jax
 
-from pathways_ray.client.array import DELETED, Array, Buffer
+from pathways_ray.client.array import DELETED, FAILED, Array, Buffer
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
@@ -48,10 +49,17 @@ class Program:
         leaves, tree = jax.tree.flatten((args, kwargs))
         session = self._session()
         key = (session, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
-        lowered = self._cache.get(key)
+        try:
+            lowered = self._cache.get(key)
+        except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
+            raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
             lowered = self._cache[key] = self._lower(session, tree, list(key[2:]))
         return lowered.launch(leaves)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method, like any function: what it is called on comes first, and has to be a pytree."""
+        return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
         """The program for arguments of these types, traced and checked but not launched.
@@ -115,7 +123,7 @@ class LoweredProgram:
         buffers: list[Buffer] = []
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
-            value = leaves[source.leaf] if source.leaf >= 0 else self._held.get(k, source.held)
+            value = leaves[source.leaf] if source.leaf >= 0 else _kept(self._held, k, source.held)
             if type(value) is not Array:
                 value = session.put(value, source.slice, source.spec)
                 if source.leaf >= 0:
@@ -159,7 +167,7 @@ class LoweredProgram:
         if output.leaf >= 0 and output.leaf in placed:
             value = placed[output.leaf]
         elif output.leaf < 0 and not isinstance(value, Array):
-            value = self._returned.get(id(output), value)
+            value = _kept(self._returned, id(output), value)
         if not isinstance(value, Array):
             value = self.session.put(value, self.session.default_slice(), ())
             if output.leaf < 0:
@@ -206,6 +214,13 @@ class LoweredProgram:
         found = {source.slice.id: source.slice for source in self._built.sources}
         found.update({kind.slice.id: kind.slice for kind in self._built.result_kinds if kind.slice is not None})
         return [s for s in found.values() if s.id in used]
+
+
+def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:
+    """What was made of a program's constant before, or the constant where that is gone: it was deleted or donated by
+    whom it was returned to, or lost with its host."""
+    found = arrays.get(key)
+    return constant if found is None or found._buffer.state in (DELETED, FAILED) else found
 
 
 def program(fun: Callable[..., Any] | None = None, *, name: str = "") -> Any:

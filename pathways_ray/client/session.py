@@ -28,7 +28,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.array import DELETED, FAILED, PENDING, READY, Array, Buffer
 from pathways_ray.client.data import Cover, DataLinks, Upload
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import (
     AuthenticationError,
@@ -38,7 +38,6 @@ from pathways_ray.errors import (
     ForeignArray,
     PathwaysError,
     SessionClosed,
-    Unschedulable,
     UsageError,
     WaitTimeout,
     from_failure,
@@ -82,9 +81,6 @@ _EXPORT_PLATFORMS = {"gpu": "cuda"}
 
 _CAUSE_LIMIT_S = 10.0
 """How long a fetch that failed waits for the controller to name the cause."""
-
-_LARGEST_AXIS = 1 << 20
-"""Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
 
 _LANE_LIMIT_S = 2.0
 """A port that does not answer within this time is taken for out of reach."""
@@ -207,8 +203,11 @@ class Session:
         name: str = "",
     ) -> VirtualSlice:
         """See `pw.virtual_slice`."""
-        sizes, names = _mesh(shape, axes)
-        reply = self._call(CreateSlice(self.id, sizes, names, -1 if island is None else island, platform or "", name))
+        sizes, names = mesh_of(shape, axes)
+        number = island_of(island)
+        if not isinstance(name, str) or not isinstance(platform, str | None):
+            raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
+        reply = self._call(CreateSlice(self.id, sizes, names, number, platform or "", name))
         assert isinstance(reply, SliceCreated)
         return VirtualSlice(self, reply.placed, name, reply.proof)
 
@@ -298,6 +297,7 @@ class Session:
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
         """Uploads an array to the devices of a slice; the handle may be used at once."""
+        self.check_open()
         if where.released:
             raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
@@ -500,7 +500,15 @@ class Session:
         self._fail_all(self._closed_failure())
         with self._changed:
             self._changed.notify_all()
-        self._data.close()
+        self._data.close(self._closed_failure())
+
+    def leave_to_parent(self) -> None:
+        """This process is a fork: it has the sockets of the session, which its parent goes on writing to, and none of
+        the threads that read them. Takes no lock, since a thread that is not here any more may have it."""
+        self._end_kind = "SessionClosed"
+        self.closed_because = (
+            "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
+        )
 
     def close(self) -> None:
         """Ends the session: what it holds on the cluster is freed, its open futures fail with `SessionClosed`."""
@@ -540,27 +548,3 @@ def _endpoint(url: str, ca: str | bytes | os.PathLike[str] | None) -> tuple[str,
 
 def _details(error: grpc.RpcError) -> str:
     return str(getattr(error, "details", lambda: "")() or error)
-
-
-def _mesh(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The mesh a user asked for, in plain integers and names."""
-    if shape is None:
-        return (), tuple(axes) if axes is not None else ("x",)
-    if isinstance(shape, int):
-        shape = (shape,)
-    if axes is None:
-        axes = ("x", "y", "z")[: len(shape)]
-    if isinstance(axes, str):
-        axes = (axes,)
-    try:
-        sizes = tuple(int(size) for size in shape)
-        exact = all(size == given for size, given in zip(sizes, shape, strict=True))
-    except (TypeError, ValueError):
-        exact = False
-    if not exact or not all(isinstance(axis, str) for axis in axes):
-        raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
-    if not sizes or any(size < 1 for size in sizes):
-        raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
-    if max(sizes) > _LARGEST_AXIS:
-        raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
-    return sizes, tuple(axes)

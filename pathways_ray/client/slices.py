@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from jax.sharding import AbstractMesh
 
+from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType
 
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session
+
+_LARGEST_AXIS = 1 << 20
+"""Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
 
 
 class VirtualSlice:
@@ -70,3 +76,36 @@ class VirtualSlice:
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
         return f"slice {self.name or self.id} ({mesh})"
+
+
+def island_of(island: int | None) -> int:
+    """The island a user asked for; -1 stands for any."""
+    if island is None:
+        return -1
+    if not isinstance(island, int | np.integer) or isinstance(island, bool) or island < 0:
+        raise UsageError(f"island= takes the number of an island, as pw.islands() says them, not {island!r}")
+    return int(island)
+
+
+def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The mesh a user asked for, in plain integers and names."""
+    if shape is None:
+        return (), tuple(axes) if axes is not None else ("x",)
+    if isinstance(shape, int):
+        shape = (shape,)
+    if axes is None:
+        axes = ("x", "y", "z")[: len(shape)]
+    if isinstance(axes, str):
+        axes = (axes,)
+    try:
+        sizes = tuple(int(size) for size in shape)
+        exact = all(size == given for size, given in zip(sizes, shape, strict=True))
+    except (TypeError, ValueError):
+        exact = False
+    if not exact or not all(isinstance(axis, str) for axis in axes):
+        raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
+    if not sizes or any(size < 1 for size in sizes):
+        raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
+    if max(sizes) > _LARGEST_AXIS:
+        raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
+    return sizes, tuple(axes)

@@ -58,10 +58,12 @@ def broadcast_specs(specs: Any, tree: Any, axes: tuple[str, ...], what: str) -> 
     """One spec for each leaf of `tree`, where `specs` is a pytree prefix of it (a single spec stands for all).
 
     Raises:
-        SpecError: `specs` is no prefix of `tree`.
+        SpecError: `specs` is no prefix of `tree`, or holds what is no spec.
     """
     # A None among the specs is one (replicated), a None among the values is no value: wrapped, they can be told apart.
     leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
+    if wrong := [leaf for leaf in leaves if not is_spec(leaf)]:
+        raise SpecError(f"{what} holds {wrong[0]!r}; its leaves are jax.sharding.PartitionSpec or None")
     wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in leaves])
     try:
         full = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))

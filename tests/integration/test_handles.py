@@ -1,0 +1,151 @@
+"""Arrays, functions and sessions as Python objects: compared, pickled, bound as methods, taken into a fork."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import pickle
+import select
+import signal
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+
+V = np.arange(8, dtype=np.float32)
+CHILD_LIMIT_S = 10.0
+
+
+@pytest.fixture
+def inc(slices):
+    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+
+
+def test_arrays_are_compared_by_value(session, inc) -> None:
+    y, z = inc(V), inc(V)
+    assert (y == z).all()
+    assert not (y != z).any()
+    assert (y == V).tolist() == [False] * 8
+    assert np.equal(V + 1, y).all()
+    assert len({y, z}) == 2, "handles stay apart in sets"
+
+
+def test_handles_are_neither_pickled_nor_copied_deeply(session, inc, equal) -> None:
+    y = inc(V)
+    for call in (pickle.dumps, copy.deepcopy, lambda v: copy.deepcopy({"a": [v]})):
+        with pytest.raises(pw.errors.UsageError, match=r"float32\[8\].*is a handle of this session.*np.asarray"):
+            call(y)
+    again = copy.copy(y)
+    del y
+    equal(again, V + 1)
+    with pytest.raises(ValueError, match="cannot be had without a copy"):
+        np.array(again, copy=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    weights: Any
+    power: int = dataclasses.field(metadata={"static": True}, default=1)
+
+    def __hash__(self) -> int:
+        return self.power
+
+    @pw.program
+    def step(self, v: Any) -> Any:
+        return v + self.weights**self.power
+
+    @partial(pw.compiled, static_argnums=0)
+    def raised(self, v: Any) -> Any:
+        return v**self.power
+
+
+def test_functions_are_methods(session, equal) -> None:
+    model = Model(V, 2)
+    equal(model.step(V), V + V**2)
+    equal(Model.step(model, V), V + V**2)
+    equal(model.raised(V), V**2)
+
+
+def test_static_parts_of_pytrees_that_cannot_be_compared(session, inc) -> None:
+    f = pw.program(lambda model: inc(model.weights))
+    f(Model(V, np.arange(3)))  # type: ignore[arg-type]
+    with pytest.raises(pw.errors.UsageError, match=r"cannot be told from earlier ones: .*arrays cannot be passed as"):
+        f(Model(V, np.arange(3)))  # type: ignore[arg-type]
+
+
+def test_a_compiled_function_holds_no_other_one(session, slices, inc) -> None:
+    for inner in (inc, lambda v: inc(v) * 2, pw.program(lambda v: inc(v))):
+        with pytest.raises(pw.errors.TraceError, match=r"calls a compiled function.*Call both from a pw.program"):
+            pw.compiled(inner, slice=slices.a4)(V)
+
+
+def test_a_constant_returned_again_after_it_was_given_away(session, slices, inc, equal) -> None:
+    """1. A program returns a constant, placed once. 2. The caller deletes it, or donates it. 3. The next call places it
+    anew."""
+    give = pw.compiled(lambda v: v * 2, slice=slices.a4, donate_argnums=0)
+    constant = np.float32(7)
+    f = pw.program(lambda v: (inc(v), constant))
+    first = f(V)[1]
+    assert f(V)[1]._buffer is first._buffer
+    first.delete()
+    equal(give(f(V)[1]), np.float32(14))
+    equal(f(V), (V + 1, constant))
+
+
+@pytest.mark.parametrize(
+    "options", [{"island": -1}, {"island": "a"}, {"island": 1.0}, {"name": 3}, {"platform": 3}], ids=str
+)
+def test_options_of_slices_that_make_no_sense(session, options) -> None:
+    with pytest.raises(pw.errors.UsageError, match=r"island= takes the number of an island|are text"):
+        pw.virtual_slice((1,), **options)
+
+
+def test_text_is_no_spec(session, slices) -> None:
+    with pytest.raises(pw.errors.SpecError, match=r"spec holds 'x'; its leaves are jax.sharding.PartitionSpec or None"):
+        pw.put(V, slice=slices.a4, spec="x")
+
+
+def in_a_fork(call: Callable[[], Any]) -> str:
+    """What a call comes to in a forked process."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a fork of many threads is no good idea is the point
+        child = os.fork()
+    if not child:
+        try:
+            os.write(write, repr(call()).encode())
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode()[:2000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        assert select.select([read], [], [], CHILD_LIMIT_S)[0], "the fork hangs"
+        return os.read(read, 4096).decode()
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_fork_leaves_the_session_to_its_parent(session, slices, inc, equal) -> None:
+    """It has the sockets, and none of the threads: what it wrote there would be taken for the parent's."""
+    y = inc(V)
+    held = [y]
+    uses = [lambda: inc(V), lambda: np.asarray(y), lambda: y.block_until_ready(), session.status, lambda: pw.put(V)]
+    for use in uses:
+        assert "SessionClosed: the session" in (said := in_a_fork(use)), said
+        assert "is a fork of" in said
+    assert "UsageError: this process is a fork of one that runs a cluster" in in_a_fork(pw.init)
+    assert in_a_fork(lambda: (held.pop().delete(), pw.shutdown())) == "(None, None)"
+    equal(y, V + 1)
+    equal(inc(y), V + 2)
