@@ -192,7 +192,7 @@ def test_somebody_who_never_answers() -> None:
         start = time.monotonic()
         with pytest.raises(UsageError, match="no cluster answers at"):
             status.ask(f"grpc://127.0.0.1:{silent.getsockname()[1]}", "t", timeout=0.5)
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < 10.0
 
 
 @pytest.mark.parametrize("url", ["", "head:1", "http://head:1"])

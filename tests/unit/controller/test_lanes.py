@@ -107,6 +107,13 @@ def assert_answers(session: Session) -> None:
         array.block_until_ready(timeout=LIMIT_S)
 
 
+def client_of(door: Door, session: Session) -> front_door.Client:
+    """What the door knows of a session that has both its lane and its stream, which may come later than answers."""
+    client = door.front.clients[session.id]
+    eventually(lambda: client.reader is not None)
+    return client
+
+
 def eventually(what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not what():
@@ -117,7 +124,7 @@ def eventually(what: Callable[[], bool]) -> None:
 def test_messages_take_the_lane(door: Door) -> None:
     with door.connect() as session:
         assert_answers(session)
-        client = door.front.clients[session.id]
+        client = client_of(door, session)
         assert client.by_lane
         assert client.lane is not None
     eventually(lambda: not door.front.clients)
@@ -163,7 +170,7 @@ def test_news_of_hosts_that_went_to_a_lane_come_by_the_stream_that_takes_its_pla
 def test_the_last_words_of_a_session_come_by_the_lane(door: Door) -> None:
     session = door.connect()
     assert_answers(session)
-    client = door.front.clients[session.id]
+    client = client_of(door, session)
     door.call(lambda: door.front._end(client, "the tenant is gone"))
     eventually(lambda: bool(session.closed_because))
     assert session.closed_because == "the tenant is gone"
@@ -186,7 +193,7 @@ def test_the_end_of_a_lane_is_the_end_of_its_session(door: Door) -> None:
     session.close()
     other = door.connect()
     assert_answers(other)
-    lane = door.front.clients[other.id].lane
+    lane = client_of(door, other).lane
     assert lane is not None
     door.call(lane.close)
     eventually(lambda: bool(other.closed_because))
@@ -199,7 +206,7 @@ def test_the_end_of_the_stream_is_the_end_of_the_lane(door: Door) -> None:
     """As when gRPC's pings find that the client has stopped."""
     session = door.connect()
     assert_answers(session)
-    reader = door.front.clients[session.id].reader
+    reader = client_of(door, session).reader
     assert reader is not None
     door.call(reader.cancel)
     eventually(lambda: bool(session.closed_because) and not door.front.clients)

@@ -293,10 +293,11 @@ def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.Monk
     source = f"import pathways_ray.executor.sandbox as s; s.READ_LIMIT_S = {limit}; s.main()"
     made = Sandbox(0, command=("-c", source))
     try:
+        made.check("f", ["0"], {"0": b"good"})  # it runs
         start = time.monotonic()
         with pytest.raises(ProgramRefused):
             made.check("f", ["1"], {"1": b"bad"})
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < sandbox.READ_LIMIT_S
         made.check("f", ["2"], {"2": b"good"})
         assert made._process is not None
         assert psutil.Process(made._process.pid).children() == []
@@ -329,7 +330,7 @@ def test_the_checker_ends_with_its_owner_and_gets_no_secrets(monkeypatch: pytest
     assert "secret of the cluster" not in process.environ().values()
     assert "PATH" in process.environ() or "PATH" not in os.environ
     made._process.stdin.close()  # type: ignore[union-attr]
-    process.wait(10)
+    process.wait(60)  # it may still be importing JAX
     made.close()
 
 

@@ -249,7 +249,7 @@ def test_who_speaks_before_it_has_shown_that_it_is_the_right_one_is_not_listened
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(LinkLost, match="somebody else answers"):
-            thread_links.ThreadLink(address, ECHO, SHOWN, thread_links.Outbox()).dial(0.3, b"welcome")
+            thread_links.ThreadLink(address, ECHO, SHOWN, thread_links.Outbox()).dial(1.0, b"welcome")
         over.set()
         thread.join(LIMIT_S)
 
@@ -357,14 +357,14 @@ def test_an_end_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, e
 
 
 def test_signs_of_life_keep_a_link_that_carries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times the silence that is allowed passes; then a message goes there and back."""
+    """Twice the silence that is allowed passes; then a message goes there and back."""
     for module in (links, thread_links):
-        monkeypatch.setattr(module, "SILENCE_S", 1.0)
+        monkeypatch.setattr(module, "SILENCE_S", 2.0)  # ten signs of life: some may be late on a busy machine
         monkeypatch.setattr(module, "PING_S", 0.2)
     server = Server(None)
     dialled = Dialled(server.address, None)
     with dialled.changed:
-        assert not dialled.changed.wait_for(lambda: dialled.reason, 3.0)
+        assert not dialled.changed.wait_for(lambda: dialled.reason, 4.0)
     dialled.outbox.send(Completed((1,)))
     dialled.wait(lambda: dialled.launches == [1])
     dialled.close()

@@ -185,11 +185,12 @@ def test_a_stream_carries_what_a_link_that_has_ended_did_not_take() -> None:
     asyncio.run(run())
 
 
-def test_a_fan_gathers_while_much_is_under_way() -> None:
+def test_a_fan_gathers_while_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     1. Many launches are under way beyond it: the first message leaves at once, the next two wait for each other.
     2. With few, each leaves at once.
     """
+    monkeypatch.setattr(streams, "PAUSE_S", 0.5)  # longer than a busy machine takes between two messages
 
     async def story(depth: int) -> list[list[int]]:
         fan, far = fan_out.FanOut(lambda: depth), Far()
