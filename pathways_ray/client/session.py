@@ -334,7 +334,6 @@ class Session:
 
     def _uploads_changed(self) -> None:
         """Moves from the queue to the stream what may leave: everything up to the first unfinished upload."""
-        failed: list[tuple[int, Failure]] = []
         with self._lock:
             while self._queue:
                 message, uploads, arguments = self._queue[0]
@@ -343,13 +342,13 @@ class Session:
                 failure = next((u.failure for u in uploads if u.failure is not None), None)
                 if failure is None and arguments:
                     failure = next((b.failure for b in arguments if b.failure is not None), None)
+                # A launch that is called once the queue is empty goes by itself. So what it consumes has to be on its
+                # way by then, or to have failed: the controller would not know a result of what was never sent.
                 if failure is not None and isinstance(message, Launch):
-                    failed.append((message.launch, failure))
+                    self._fail_pending(message.launch, failure)
                 else:
                     self._outbox.send(message)
                 self._queue.popleft()
-        for launch, failure in failed:
-            self._fail_pending(launch, failure)
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from pathways_ray.client import session as session_module
+from pathways_ray.client.array import Array
 from pathways_ray.client.session import Session
 from pathways_ray.client.values import ArgumentType
 from pathways_ray.controller import front_door
 from pathways_ray.controller.front_door import FrontDoor
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Command, HostState, SendClient
-from pathways_ray.errors import PathwaysError, SessionClosed, WireError
+from pathways_ray.errors import Failure, HostLost, PathwaysError, SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport import links, streams, thread_links
 from pathways_ray.transport.capabilities import lane_proofs
@@ -316,6 +318,46 @@ def test_a_stream_that_comes_after_its_lane_has_ended_ends_the_session(
     eventually(lambda: not door.front.clients and not door.launches.sessions)
     eventually(lambda: bool(session.closed_because))
     session.close()
+
+
+class OnItsWay:
+    """An upload."""
+
+    done = False
+    failure: Failure | None = None
+
+
+class Watched(deque[Any]):
+    """A queue that notes how far `array` is whenever something leaves."""
+
+    def __init__(self, array: Callable[[], Array]) -> None:
+        super().__init__()
+        self.array = array
+        self.seen: list[Failure | None] = []
+
+    def popleft(self) -> Any:
+        self.seen.append(self.array()._buffer.failure)
+        return super().popleft()
+
+
+def test_a_launch_that_fails_in_the_queue_has_failed_when_the_queue_is_empty(door: Door) -> None:
+    """
+    1. A launch waits for the upload of an array, which fails.
+    2. Before the queue lets the next launch pass by, the result is known to have failed: who consumes it hears why.
+    """
+    with door.connect() as session:
+        session._queue = queue = Watched(lambda: result)
+        upload = OnItsWay()
+        argument = session._new_buffer()
+        argument.upload = upload  # type: ignore[assignment]
+        (result,) = session.launch(1, [argument], (_KIND,))
+        assert result._buffer.failure is None
+        upload.failure, upload.done = Failure("HostLost", "it went"), True
+        session._uploads_changed()
+        assert queue.seen == [upload.failure]
+        (further,) = session.launch(1, [result._buffer], (_KIND,))
+        with pytest.raises(HostLost, match="it went"):
+            further.block_until_ready(timeout=LIMIT_S)
 
 
 class Silent:
