@@ -10,6 +10,7 @@ import contextlib
 import gc
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from pathways_ray.transport.messages import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "PATHWAYS_TEST_PROCESS"
-BUFFERS_FREE_WITHIN_S = 5.0
+BUFFERS_FREE_WITHIN_S = 20.0
 PROBE_LIMIT_S = 30.0
 FAILED = pytest.StashKey[bool]()
 BROKEN = pytest.StashKey[str]()
@@ -115,6 +116,20 @@ def held(cluster: pw.Session) -> int:
     """Buffers that the controller knows, and those in the stores of all hosts."""
     hosts = ray.get([host.statistics.remote() for host in cluster.cluster.hosts.values()])
     return cluster.status()["buffers"] + sum(host["buffers"] for host in hosts)
+
+
+@contextmanager
+def stopped(session: pw.Session, island: int) -> Iterator[None]:
+    """Hosts of an island that do nothing for a moment: what is launched there is under way until the end of the block,
+    however quick the machine is. They are taken for dead after eight seconds."""
+    pids = [host["pid"] for one in session.status()["islands"] if one["island"] == island for host in one["hosts"]]
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(name="held")
@@ -219,25 +234,31 @@ class Scripts:
         for script in self.started:
             script.communicate()
 
-    def assert_none_left(self, within_s: float = 10.0) -> None:
+    def assert_none_left(self, within_s: float = 30.0) -> None:
         deadline = time.monotonic() + within_s
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"still running: {left}"
 
 
-def linked(address: str, path: str, batches: list[bytes], until: int = 0, **metadata: str) -> list[bytes]:
-    """What a link, as a data stream is one, answers to batches: all of it, or until so many have come or five seconds
-    are over."""
+def linked(
+    address: str,
+    path: str,
+    batches: list[bytes],
+    until: Callable[[list[bytes]], bool] | None = None,
+    limit_s: float = 20.0,
+    **metadata: str,
+) -> list[bytes]:
+    """What a link, as a data stream is one, answers to batches: all of it, or until that is enough or the time over."""
     host, _, port = address.rpartition(":")
     found: list[bytes] = []
     frames = links.Frames(1 << 30)
-    deadline = time.monotonic() + (5.0 if until else 20.0)
+    deadline = time.monotonic() + limit_s
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5.0) as connection:
         connection.sendall(links.frame(encode(links.Hello(path, metadata))) + b"".join(map(links.frame, batches)))
-        if not until:
+        if until is None:
             connection.shutdown(socket.SHUT_WR)
-        while not until or len(found) < until:
+        while until is None or not until(found):
             connection.settimeout(max(0.001, deadline - time.monotonic()))  # signs of life come all the time
             if not (data := connection.recv(1 << 20)):
                 break
@@ -288,8 +309,15 @@ def ray_head(python: Scripts, apart: dict[str, str]) -> Iterator[str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port from 20000 to 29999 that nobody has. Neither the kernel nor Ray gives one of these to who asks for any, so
+    it is still free when what a test starts comes to take it."""
+    for number in itertools.islice(_NUMBERS, 10_000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + number % 10_000)) as server:
+            return int(server.getsockname()[1])
+    raise AssertionError("no port from 20000 to 29999 is free")
+
+
+_NUMBERS = itertools.count(os.getpid())  # no two of a run are the same
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -177,7 +178,10 @@ def test_state_donated_step_by_step_keeps_one_copy(session, slices, equal) -> No
     for _ in range(20):
         state = step(state)
     equal(state, V + 21)
-    assert session.status()["buffers"] <= before + 1
+    deadline = time.monotonic() + 20  # a value may be here before its launch is over for the controller
+    while (now := session.status()["buffers"]) > before + 1:
+        assert time.monotonic() < deadline, (before, now)
+        time.sleep(0.01)
 
 
 def test_donating_a_copy_leaves_the_original(session, slices, equal) -> None:

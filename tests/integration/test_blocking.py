@@ -95,7 +95,7 @@ KILLED = """
                 lambda v, n=n: jax.lax.fori_loop(0, n, lambda i, x: x * 0.5 + 1, v),
                 slice=s, in_specs=P("x"), out_specs=P("x"),
             )
-            for n, s in ((4 * 10**8, a), (3, b))
+            for n, s in ((2 * 10**9, a), (3, b))
         )
         v = np.arange(4, dtype=np.float32)
         expected = np.asarray(quick(v))

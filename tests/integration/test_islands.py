@@ -78,4 +78,4 @@ def test_islands_of_two_hosts(python: Any) -> None:
     out = python.run(BATTERY, timeout=220)
     for part in ("layouts ok", "sums ok", "scatter refused", "both ok"):
         assert part in out
-    assert python.alive() == []
+    python.assert_none_left()

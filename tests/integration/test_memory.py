@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import time
 
 import numpy as np
 import psutil
@@ -25,8 +27,9 @@ def processes(session: pw.Session) -> dict[str, psutil.Process]:
     parts = ("IslandScheduler", "ResourceManager")
     relatives = psutil.Process(hosts["host 0"]).parent().children()
     for process in relatives:
-        title = process.cmdline()[0] if process.cmdline() else ""
-        names.update({f"{part} {process.pid}": process.pid for part in parts if part in title})
+        with contextlib.suppress(psutil.Error):  # a worker that Ray has just ended
+            title = " ".join(process.cmdline())
+            names.update({f"{part} {process.pid}": process.pid for part in parts if part in title})
     assert len(names) >= 7, names
     return {name: psutil.Process(pid) for name, pid in names.items()}
 
@@ -62,8 +65,10 @@ def test_10000_launches_leave_memory_flat(session, slices, held, equal) -> None:
     growth = {name: (after[name] - before[name]) / LAUNCHES for name in found}
     print({name: f"{bytes_:.0f} B a launch" for name, bytes_ in growth.items()})
     assert max(growth.values()) <= BYTES_A_LAUNCH, growth
-    assert session.status()["in_flight"] == 0
-    assert held(session) <= buffers + 2
+    deadline = time.monotonic() + 20  # a value may be here before its launch is over for the controller
+    while (left := (session.status()["in_flight"], held(session))) > (0, buffers + 2):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
 
 
 def test_calls_wait_when_too_many_launches_are_open(session, slices) -> None:

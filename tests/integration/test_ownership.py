@@ -155,7 +155,7 @@ KILLING = """
 
     with pw.init(1, 1, 1) as session:
         s = pw.virtual_slice((1,))
-        long = pw.compiled(lambda v: jax.lax.fori_loop(0, 1 << 30, lambda i, c: c * 1.0000001, v), slice=s)
+        long = pw.compiled(lambda v: jax.lax.fori_loop(0, (1 << 31) - 1, lambda i, c: c * 1.0000001, v), slice=s)
         short = pw.compiled(lambda v: v + 1, slice=s)
         x = np.ones(64, np.float32)
         for attempt in range(3):

@@ -174,7 +174,7 @@ def assert_computes(cluster: Cluster, name: str) -> None:
         np.testing.assert_array_equal(np.asarray(pw.program(lambda v: there(here(v)))(x)), (V + 1) * 2)
 
 
-def eventually(holds: Callable[[], bool], within_s: float) -> bool:
+def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
@@ -228,7 +228,8 @@ class Raw:
         return ask(self.channel, CreateSlice(self.id, (size,), ("x",), island, "", ""), **self.shown)
 
     def talk(self, *messages: Message, answers: int) -> list[Message]:
-        """Sends messages on the hot stream, waits for so many in return, and ends the stream, thus the session."""
+        """Sends messages on the hot stream, waits for so many in return, and ends the stream, thus the session. What
+        tells of several launches counts as so many."""
         found: list[Message] = []
         with_room = itertools.chain(map(encode_batch, [[m] for m in messages]), self._wait())
         call = self.channel.stream_stream(streams.CLIENT_STREAM)(
@@ -237,7 +238,7 @@ class Raw:
         try:
             for data in call:
                 found += TO_CLIENT.decode_batch(data)
-                if len(found) >= answers:
+                if sum(len(m.launches) if isinstance(m, Completed) else 1 for m in found) >= answers:
                     break
         except grpc.RpcError:
             pass
@@ -250,11 +251,18 @@ class Raw:
             time.sleep(0.02)
         yield from ()
 
-    def data(self, *messages: Message, answers: int = 1, host: int = 0, **other: str) -> list[Message]:
-        """What a host answers on the data stream."""
+    def data(
+        self, *messages: Message, answers: int = 1, host: int = 0, limit_s: float = 20.0, **other: str
+    ) -> list[Message]:
+        """What a host answers on the data stream: so many messages, or 0 for all until it has read the others."""
         shown = {"session": str(self.id), "authorization": self.opened.data_token, **other}
-        batches = linked(self.hosts[host], streams.DATA_STREAM, [encode_batch(messages)], answers, **shown)
-        return [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
+
+        def decoded(batches: list[bytes]) -> list[Message]:
+            return [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
+
+        enough = (lambda batches: len(decoded(batches)) >= answers) if answers else None
+        sent = [encode_batch(messages)]
+        return decoded(linked(self.hosts[host], streams.DATA_STREAM, sent, enough, limit_s, **shown))
 
     def close(self) -> None:
         ask(self.channel, CloseSession(self.id), **self.shown)
@@ -353,28 +361,26 @@ def test_a_token_of_a_session_that_ended_opens_no_data_stream(whole: Cluster, ra
     bob = raw("bob")
     created = bob.slice(1, island=0)
     assert isinstance(created, SliceCreated)
+    assert eventually(lambda: whole.buffers() == 0), "those before are gone"
     kind = ArrayType((2,), "float32")
     put = [PutOpen(1, 5, kind, (), created.placed, created.proof), PutPart(1, 0, 0, bytes(8))]
     assert bob.data(*put) == [PutDone(1)]
     assert isinstance(bob.data(Fetch(2, 5, (0,)))[0], FetchPart)
-    before = whole.buffers()
+    assert whole.buffers() == 1
     ask(bob.channel, CloseSession(bob.id), **bob.shown)
-    assert eventually(lambda: whole.buffers() < before, 5)
+    assert eventually(lambda: whole.buffers() == 0)
     assert bob.data(*put) == []
     assert bob.data(Fetch(2, 5, (0,))) == []
 
 
 def test_a_session_has_one_stream(whole: Cluster, raw) -> None:
+    """The first is known to be there by its answer to a launch of what was never registered."""
     bob = raw("bob")
-    first = bob.channel.stream_stream(streams.CLIENT_STREAM)(bob._wait(), metadata=tuple(bob.shown.items()), timeout=20)
-    second = None
-    for _ in range(50):  # whichever of the two comes second is refused
-        second = bob.channel.stream_stream(streams.CLIENT_STREAM)(
-            iter(()), metadata=tuple(bob.shown.items()), timeout=20
-        )
-        if second.code() is grpc.StatusCode.ALREADY_EXISTS:
-            break
-    assert second is not None
+    shown = tuple(bob.shown.items())
+    asking = itertools.chain([encode_batch([Launch(1, 1, (), 2)])], bob._wait())
+    first = bob.channel.stream_stream(streams.CLIENT_STREAM)(asking, metadata=shown, timeout=60)
+    assert failed(TO_CLIENT.decode_batch(next(first))).kind == "WireError"
+    second = bob.channel.stream_stream(streams.CLIENT_STREAM)(iter(()), metadata=shown, timeout=60)
     assert second.code() is grpc.StatusCode.ALREADY_EXISTS
     bob._more = True
     first.cancel()
@@ -453,7 +459,7 @@ def test_what_is_another_tenants_cannot_be_named(whole: Cluster, raw) -> None:
         assert isinstance(explained, Refused)
         assert "which this session does not hold" in explained.failure.message
         # Her array: to fetch, in his name and with his token in hers.
-        assert bob.data(Fetch(2, number, (0,)), answers=1) == []
+        assert bob.data(Fetch(2, number, (0,)), limit_s=5.0) == []
         assert bob.data(Fetch(2, number, (0,)), session=str(alice.id)) == []
         token = data_token("guess", alice.id, None)
         assert bob.data(Fetch(2, number, (0,)), session=str(alice.id), authorization=token) == []
@@ -487,7 +493,9 @@ def test_ten_thousand_guesses(whole: Cluster, raw) -> None:
         return text[:at] + rng.choice("0123456789abcdef".replace(text[at], "")) + text[at + 1 :]
 
     puts = [PutOpen(k, k, kind, (), created.placed, guess(created.proof)) for k in range(1, 10_001)]
-    answers = bob.data(*puts, answers=10_000)
+    answers = bob.data(*puts, answers=10_000, limit_s=60.0)
+    assert len(answers) == 10_000
+    assert {answer.failure.kind for answer in answers if isinstance(answer, DataFailed)} == {"AuthenticationError"}
     assert not any(isinstance(answer, PutDone) for answer in answers)
     for _ in range(200):
         assert bob.data(Fetch(1, 1, (0,)), answers=0, authorization=guess(bob.opened.data_token)) == []
@@ -578,7 +586,7 @@ def test_quota_of_device_bytes(whole: Cluster, raw) -> None:
         with pytest.raises(pw.errors.QuotaExceeded, match=text):
             np.asarray(pw.put(np.zeros(250_000, np.float32), slice=s))
         half.delete()
-        assert eventually(lambda: carol.status()["buffers"] == 0, 5)
+        assert eventually(lambda: whole.buffers() == 0)
         np.asarray(pw.put(np.zeros(250_000, np.float32), slice=s))
     liar = raw("carol")
     created = liar.slice(4, island=0)
@@ -600,7 +608,7 @@ def test_uploads_that_never_come_are_bounded_without_a_quota_too(whole: Cluster,
     opened = [
         PutOpen(k, k, ArrayType(((1 << 30) // 4,), "float32"), (), created.placed, created.proof) for k in range(1, 101)
     ]
-    answers = bob.data(*opened, answers=1)
+    answers = bob.data(*opened, answers=100 - 64)
     assert {(type(a), a.failure.kind) for a in answers} == {(DataFailed, "QuotaExceeded")}
     assert len(answers) == 100 - 64
 
@@ -676,7 +684,7 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
     with whole.connect("alice") as alice, whole.connect("dave") as dave:
         assert dave.status()["sessions"]
         whole.file.write_bytes(b'{"tenants": [{"name": "alice", "token": "' + b"x" * 20 + b'"')
-        assert eventually(lambda: whole.status()["tenants_file"]["problem"] != "", 5)
+        assert eventually(lambda: whole.status()["tenants_file"]["problem"] != "")
         problem = whole.status()["tenants_file"]["problem"]
         assert "is not a table of tenants" in problem
         assert "xxxx" not in problem
@@ -684,7 +692,7 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
         with whole.connect("dave"):
             pass
         whole.file.write_bytes(table("alice", "bob", "carol"))
-        assert eventually(lambda: bool(dave.closed_because), 5)
+        assert eventually(lambda: bool(dave.closed_because))
         assert "tenant 'dave' is not in the table of tenants any more" in dave.closed_because
         with pytest.raises(pw.errors.SessionClosed, match="is not in the table of tenants any more"):
             dave.virtual_slice((1,), ("x",))
@@ -692,7 +700,7 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
             whole.connect("dave")
         assert alice.status()["sessions"]
         whole.file.write_bytes(good)
-        assert eventually(lambda: whole.status()["tenants_file"]["problem"] == "", 5)
+        assert eventually(lambda: whole.status()["tenants_file"]["problem"] == "")
 
         def back() -> bool:
             try:
@@ -701,7 +709,7 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
                 return False
             return True
 
-        assert eventually(back, 5)
+        assert eventually(back)
     with contextlib.suppress(pw.errors.NotInitialized):
         assert context.current_session() is not dave, "a session that was left is not used any more"
 
@@ -721,7 +729,8 @@ STOPPED = """
     held += [inc(x) for x in held]
     for x in held:
         x.block_until_ready()
-    held += [slow(held[0]) for _ in range(200)]  # for longer than the cluster waits for a client that is silent
+    # On any machine for longer than the cluster waits for a silent client: a round takes a nanosecond at least.
+    held += [slow(held[0]) for _ in range(900)]
     print("holding", flush=True)
     sys.stdin.readline()
     try:
@@ -781,7 +790,7 @@ def test_a_stopped_client_loses_all_and_a_busy_one_nothing(whole: Cluster, pytho
     python.finish(stopped)
     assert busy.stdout.readline() == f"{[float(k + 2) for k in range(8)]}\n"
     python.finish(busy)
-    assert eventually(lambda: whole.buffers() <= before, 30), "launches that ran are over, and left nothing"
+    assert eventually(lambda: whole.buffers() <= before, 60), "launches that ran are over, and left nothing"
 
 
 # --- garbage from tenants ---------------------------------------------------------------------------------------------
@@ -839,4 +848,4 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
         one = Raw(whole, TOKENS["bob"])
         said(one.channel, streams.CLIENT_STREAM, [broken(encode_batch(hot[number % 2]), rng)], **one.shown)
         one.channel.close()
-    assert eventually(lambda: sum(s["tenant"] == "bob" for s in whole.status()["sessions"]) <= 1, 10)
+    assert eventually(lambda: sum(s["tenant"] == "bob" for s in whole.status()["sessions"]) <= 1)
