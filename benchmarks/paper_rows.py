@@ -23,6 +23,7 @@ class Row:
 
     Attributes:
         table: where it is printed.
+        software: left out, the cluster's.
         printed: the figure, in `unit`; None where only the winner is told.
         read: whether it was read off a chart.
         compare: rows of one table with the same text here are one comparison, of which the paper shows the winner.
@@ -36,6 +37,7 @@ class Row:
     printed: float | None
     unit: str = "TFLOP/s"
     cluster: str = "a100-80g"
+    software: str = ""
     read: bool = False
     compare: str = ""
     counted: bool = True

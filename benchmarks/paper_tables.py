@@ -1,9 +1,10 @@
 """Prediction beside print: `python -m benchmarks.paper_tables [--json FILE] [--html FILE]`.
 
-Every table and figure of the PTD-P paper with a printed throughput, and those of the Pathways paper on training. For
-each row the printed figure, the planner's, and the error; for each table the mean and the worst; for each comparison
-whether the planner picks the paper's winner. Constants are those of `a100-80g` and `tpu-v3`; two of them were set on
-three rows of table 1 (marked), no other number was fitted. `--calibrate` repeats that fit.
+Every table and figure of the PTD-P paper with a printed throughput, those of the Pathways paper on training, and what
+other systems print with their plans. For each row the printed figure, the planner's, and the error; for each table the
+mean and the worst; for each comparison whether the planner picks the paper's winner. Two constants of `a100-80g` were
+set on three rows of table 1, one of `h100` on three rows of others (both marked); no other number was fitted.
+`--calibrate` repeats the fits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paper_others import H100_CALIBRATION, other_rows
 from benchmarks.paper_pathways import ratios
 from benchmarks.paper_rows import CALIBRATION, Row, ptdp_rows, ptdp_table_1
 from megatron_ptdp.planner import load
@@ -35,6 +37,8 @@ GOALS = {  # mean and worst absolute error that were aimed at
     "Pathways table 2": (0.05, 0.05),
 }
 FIGURES_GOAL = 0.12
+PLAIN_WIDTH = 130  # columns of text that goes to no terminal; rich would take 80, in which rows break
+CALIBRATED = {("PTD-P table 1", label) for label in CALIBRATION} | set(H100_CALIBRATION)
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,22 @@ def predict(row: Row, cluster: Cluster, software: Software) -> float:
     """The planner's figure for a row, in its unit; the pipeline is simulated."""
     question = Question(row.model, cluster, software, row.plan.devices, row.plan.batch)
     one = estimate_exactly(question, row.plan)
-    return row.plan.batch / one.seconds if row.unit == "seq/s" else one.hardware_flops / 1e12
+    figures = {
+        "TFLOP/s": one.hardware_flops / 1e12,
+        "model TFLOP/s": one.model_flops / 1e12,
+        "seq/s": row.plan.batch / one.seconds,
+        "s": one.seconds,
+        "tokens/s": one.tokens_per_second / row.plan.devices,
+    }
+    return figures[row.unit]
 
 
 def lines() -> list[Line]:
-    """All rows of both papers."""
+    """All rows of both papers, and of other systems."""
     made = []
-    for row in ptdp_rows():
+    for row in [*ptdp_rows(), *other_rows()]:
         cluster = load.cluster(row.cluster)
-        predicted = predict(row, cluster, load.software(cluster.software))
+        predicted = predict(row, cluster, load.software(row.software or cluster.software))
         made.append(
             Line(
                 row.table,
@@ -80,7 +91,7 @@ def lines() -> list[Line]:
                 predicted,
                 row.unit,
                 read=row.read,
-                calibrated=row.table == "PTD-P table 1" and row.label in CALIBRATION,
+                calibrated=(row.table, row.label) in CALIBRATED,
                 counted=row.counted,
                 compare=row.compare,
             )
@@ -139,11 +150,12 @@ def winners(made: list[Line]) -> list[dict[str, Any]]:
 def constants() -> list[dict[str, Any]]:
     """The constants that were used."""
     used = []
-    for name in ("a100-80g", "tpu-v3"):
+    for name in ("a100-80g", "a100-80g-jean-zay", "h100", "tpu-v3", "tpu-v4"):
         cluster = load.cluster(name)
-        software = load.software(cluster.software)
         levels = [asdict(level) for level in cluster.levels]
-        used.append({"name": name, "device": asdict(cluster.device), "network": levels, "software": asdict(software)})
+        used.append({"name": name, "device": asdict(cluster.device), "network": levels, "software": cluster.software})
+    for name in ("ptdp", "megatron-2022", "megatron-deepspeed", "megatron-core", "xla"):
+        used.append(asdict(load.software(name)))
     return used
 
 
@@ -166,6 +178,22 @@ def calibrate(
     return best[1], best[2], (best[0] / len(rows)) ** 0.5
 
 
+def calibrate_h100(matrices: Iterable[int] = range(50, 71)) -> tuple[float, float]:
+    """Matrix efficiency of `h100` with the least squared error of speed on its rows, and the root of its mean."""
+    cluster = load.cluster("h100")
+    rows = [row for row in other_rows() if (row.table, row.label) in H100_CALIBRATION]
+    best = (float("inf"), 0.0)
+    for matrix in matrices:  # in percent
+        device = replace(cluster.device, matrix_efficiency=matrix / 100)
+        tried = replace(cluster, device=device)
+        errors = []
+        for row in rows:
+            over = predict(row, tried, load.software(row.software or cluster.software)) / (row.printed or 1.0)
+            errors.append((1 / over if row.unit == "s" else over) - 1)
+        best = min(best, (sum(error**2 for error in errors), matrix / 100))
+    return best[1], (best[0] / len(rows)) ** 0.5
+
+
 def run() -> dict[str, Any]:
     made = lines()
     return {
@@ -173,7 +201,7 @@ def run() -> dict[str, Any]:
         "lines": [{**asdict(line), "error": line.error} for line in made],
         "tables": summaries(made),
         "winners": winners(made),
-        "calibration_rows": [f"PTD-P table 1, {name}" for name in CALIBRATION],
+        "calibration_rows": sorted(f"{table}, {label}" for table, label in CALIBRATED),
         "constants": constants(),
     }
 
@@ -258,12 +286,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper_tables", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write all figures")
     parser.add_argument("--html", type=Path, help="write the page")
-    parser.add_argument("--calibrate", action="store_true", help="only repeat the fit on the three rows")
+    parser.add_argument("--calibrate", action="store_true", help="only repeat the fits")
     options = parser.parse_args()
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     if options.calibrate:
         matrix, memory, error = calibrate()
-        console.print(f"matrix_efficiency {matrix}, memory_efficiency {memory}, root mean square error {error:.2%}")
+        console.print(
+            f"a100-80g: matrix_efficiency {matrix}, memory_efficiency {memory}, error {error:.2%} (root of mean)"
+        )
+        matrix, error = calibrate_h100()
+        console.print(f"h100: matrix_efficiency {matrix}, error {error:.2%}")
         return 0
     result = run()
     show(result, console)

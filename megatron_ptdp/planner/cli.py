@@ -224,13 +224,18 @@ def compare(
     a: str, b: str, model: str | None, cluster: str, software: str | None, tokens: float, as_json: bool
 ) -> None:
     """Compare two plans: configuration files, or settings as tensor=8,pipeline=12,batch=1536."""
-    (asked_a, plan_a), (asked_b, plan_b) = (question_of(text, model, cluster, software, tokens) for text in (a, b))
+    named = model or read_plan(a)[0] or read_plan(b)[0]  # one of the two may leave it to the other
+    (asked_a, plan_a), (asked_b, plan_b) = (
+        question_of(text, model or read_plan(text)[0] or named, cluster, software, tokens) for text in (a, b)
+    )
     first, second = estimate_exactly(asked_a, plan_a), estimate_exactly(asked_b, plan_b)
     if as_json:
         both = {"a": records.estimate_record(asked_a, first), "b": records.estimate_record(asked_b, second)}
         click.echo(json.dumps(both, indent=2))
         return
     report.show_question(asked_a, console())
+    if asked_b != asked_a:
+        report.show_question(asked_b, console())
     report.show_comparison(first, second, console())
 
 

@@ -118,12 +118,15 @@ class Software:
         weight_bytes, gradient_bytes, optimizer_bytes: stored; gradients as they are accumulated and reduced.
         optimizer_traffic: bytes read and written by one optimizer step, casts, clipping and checks included.
         flash_attention: scores never go to memory.
+        attention_efficiency: share of the rate of other products that the fused products with the scores reach.
         fused_accumulation: the product that makes a weight's gradient adds it to the sum.
         forward_overlap, backward_overlap: share of tensor-parallel communication that computation hides, where there
             is computation to hide it.
         pipeline_overlap, data_overlap: the same for messages between stages and for gradients.
         gather_overlap: the same for the gathers of ZeRO-3, which are always prefetched.
         flat_gather: ZeRO-3 gathers by one ring through all devices instead of one per rail.
+        paired_messages: a stage sends to a neighbour and receives from it at the same time; otherwise one after the
+            other.
         wait_seconds: a device idles so long after a blocking message: the host waits for it before it launches again.
         kernels_forward, kernels_inputs, kernels_weights: kernels the host launches for one layer in each pass.
         element_bytes: of an activation.
@@ -153,6 +156,8 @@ class Software:
     element_bytes: int = 2
     compiled_stages: bool = False
     inputs_share: float = 0.5
+    attention_efficiency: float = 1.0
+    paired_messages: bool = True
 
     def __hash__(self) -> int:  # one field, for the same reason as that of Cluster
         return hash(self.name)

@@ -121,7 +121,8 @@ def stage_costs(
 
 
 def split_of(plan: Plan) -> Split:
-    return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute)
+    later = SCHEDULES[plan.schedule].splits_backward
+    return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute, later)
 
 
 def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]]:
@@ -159,16 +160,18 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
 def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
     """The work of each stage for one microbatch; and the seconds a message blocks its stage.
 
-    A message that is not hidden blocks its stage once forward and once backward: sending to one neighbour and
-    receiving from it happen at the same time (Megatron-LM, send_forward_recv_backward). The slowest boundary sets the
-    pace, so each stage is charged for it.
+    A message that is not hidden blocks its stage once forward and once backward where sending to one neighbour and
+    receiving from it happen at the same time (Megatron-LM, send_forward_recv_backward), and twice where they follow one
+    another (DeepSpeed's TrainSchedule: SendGrad, RecvActivation, …). The slowest boundary sets the pace, so each stage
+    is charged for it.
     """
     costs = action_costs(question, plan)
     sent = boundary_seconds(question, plan) or [(0.0, 0.0)]
     overlap = question.software.pipeline_overlap
     waits = question.software.wait_seconds if plan.pipeline > 1 else 0.0
     hidden = overlap * sum(seconds for seconds, _ in sent) / len(sent)
-    blocked = (1 - overlap) * (max(sent)[0] + waits) + overlap * max(still for _, still in sent)
+    turns = 1 if question.software.paired_messages else 2
+    blocked = (1 - overlap) * (turns * max(sent)[0] + waits) + overlap * max(still for _, still in sent)
     stages = tuple(
         StageWork(
             cost.forward + cost.forward_tensor + blocked, cost.inputs + cost.inputs_tensor + blocked, cost.weights
@@ -178,12 +181,15 @@ def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
     return Work(stages, placement(plan, SCHEDULES[plan.schedule].v_placement), hidden), blocked
 
 
-def data_seconds(question: Question, plan: Plan, work_per_microbatch: float, owned: float) -> float:
+def data_seconds(question: Question, plan: Plan, free_per_microbatch: float, owned: float) -> float:
     """Seconds of communication over the data axis that is exposed, per iteration.
 
     ZeRO 0 sums the gradients once. ZeRO 1 scatters their sum and gathers new weights. ZeRO 2 scatters for each
     microbatch. ZeRO 3 gathers weights forward, for what is recomputed, and backward, and scatters gradients, for each
     microbatch, the next layer's while one computes.
+
+    What is done once per iteration hides behind the microbatches of `overlap_window`. `free_per_microbatch` is
+    seconds in which the links carry nothing else.
     """
     if plan.data == 1:
         return 0.0
@@ -194,13 +200,35 @@ def data_seconds(question: Question, plan: Plan, work_per_microbatch: float, own
         gathered = flat_gather if software.flat_gather else gather
         passes = 3 if plan.recompute == "full" else 2
         each = passes * gathered(cluster, group, weights) + gathered(cluster, group, gradients)
-        return m * (each - software.gather_overlap * min(each, work_per_microbatch))
+        return m * (each - software.gather_overlap * min(each, free_per_microbatch))
     scatters = m if plan.zero == 2 else 1
     if plan.zero:
         seconds = scatters * gather(cluster, group, gradients, True) + gather(cluster, group, weights, True)
     else:
         seconds = all_reduce(cluster, group, gradients, True)
-    return seconds - software.data_overlap * min(seconds, scatters * work_per_microbatch)
+    return seconds - software.data_overlap * min(seconds, scatters * overlap_window(plan) * free_per_microbatch)
+
+
+def _free(plan: Plan, work: Work, costs: tuple[Cost, ...], pipeline_seconds: float, blocked: float) -> float:
+    """Seconds per microbatch, waiting included, in which no device has tensor-parallel communication or messages."""
+    taken = [0.0] * plan.pipeline
+    for cost, at in zip(costs, work.placement, strict=True):
+        taken[at] += cost.tensor + cost.hidden + 2 * blocked
+    return max(0.0, pipeline_seconds / plan.microbatches - max(taken))
+
+
+def overlap_window(plan: Plan) -> float:
+    """Microbatches of work behind which gradients can be reduced, and new weights gathered.
+
+    Without chunks that is the last microbatch: before its backward pass no gradient is whole. With chunks, a chunk is
+    done while the others still have a group of microbatches to go: as many as stages when interleaved (Megatron-Core
+    overlaps both with interleaved schedules), all of them when looped, whose point this is (Lamy-Poirier 2023,
+    section 4.2).
+    """
+    if plan.chunks == 1 or SCHEDULES[plan.schedule].v_placement:
+        return 1.0
+    group = plan.microbatches if plan.schedule == "looped-bfs" else min(plan.pipeline, plan.microbatches)
+    return 1.0 + (group - 1) * (plan.chunks - 1) / plan.chunks
 
 
 def embedding_seconds(question: Question, plan: Plan) -> float:
@@ -225,7 +253,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
     messages = m * 2 * len(own) * blocked
     positions = {0, min(1, plan.pipeline - 1), plan.pipeline - 1}
     owned = max(device_parameters(plan, question.model, position) for position in positions)
-    data = data_seconds(question, plan, per_device[busiest].total, owned)
+    data = data_seconds(question, plan, _free(plan, work, costs, total, blocked), owned)
     traffic = owned * question.software.optimizer_traffic / (plan.data if plan.zero else 1)
     return TimeSplit(
         compute=compute,

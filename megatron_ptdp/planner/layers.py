@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from megatron_ptdp.planner.cluster import Cluster, Software
 from megatron_ptdp.planner.model import Layer, Model
-from megatron_ptdp.planner.network import Group, all_reduce
+from megatron_ptdp.planner.network import Group, all_reduce, gather
 from megatron_ptdp.planner.operations import Product, kernels_seconds, product_seconds
 
 LOSS_FORWARD, LOSS_BACKWARD = 32, 16
@@ -23,12 +23,17 @@ forward; scale 8, cast and subtract 8 backward (Megatron-LM, vocab_parallel_cros
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a layer is cut and run: the part of a plan that its cost depends on."""
+    """How a layer is cut and run: the part of a plan that its cost depends on.
+
+    `splits_backward`: the backward pass to the weights is an action of its own and comes later, so that no
+    communication hides behind it.
+    """
 
     tensor: int
     microbatch: int
     sequence_parallel: bool
     recompute: str
+    splits_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Cost:
     """Seconds of one microbatch. Of each pass: computation, then tensor-parallel communication that is exposed.
 
     `inputs` is the backward pass to the inputs, with what is recomputed; `weights` the backward pass to the weights.
+    `hidden` is the communication that computation hides, which can hide nothing else then.
     """
 
     forward: float = 0.0
@@ -43,6 +49,7 @@ class Cost:
     weights: float = 0.0
     forward_tensor: float = 0.0
     inputs_tensor: float = 0.0
+    hidden: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -51,6 +58,7 @@ class Cost:
             self.weights + other.weights,
             self.forward_tensor + other.forward_tensor,
             self.inputs_tensor + other.inputs_tensor,
+            self.hidden + other.hidden,
         )
 
     def times(self, count: int) -> Cost:
@@ -60,6 +68,7 @@ class Cost:
             self.weights * count,
             self.forward_tensor * count,
             self.inputs_tensor * count,
+            self.hidden * count,
         )
 
     @property
@@ -117,12 +126,11 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
     """What the other operations of a layer read and write."""
     t, tokens, element = split.tensor, split.microbatch * layer.sequence, software.element_bytes
     mask = 1 / element if model.dropout else 0.0
-    blocks = 3 if layer.cross else 2
     rep = float(element * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
     cut = float(element * tokens) / t
     width, keys = layer.attention_width * cut, layer.key_width * cut
     ffn, up = layer.ffn * cut, layer.ffn * cut * (2 if layer.gated else 1)
-    norms, residuals = [2 * rep] * blocks, [(3 + mask) * rep] * blocks
+    norms, residuals = [2 * rep] * layer.blocks, [(3 + mask) * rep] * layer.blocks
     scores: list[float] = []
     scores_back: list[float] = []
     if not software.flash_attention:
@@ -130,7 +138,7 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
         scores = [2 * size] + ([(2 + mask) * size] if model.dropout else [])
         scores_back = [3 * size] + ([(2 + mask) * size] if model.dropout else [])
     forward = [*norms, *residuals, 2 * width, up + ffn, *scores]
-    inputs = [3 * rep] * blocks + [(5 + mask) * rep] * blocks
+    inputs = [3 * rep] * layer.blocks + [(5 + mask) * rep] * layer.blocks
     inputs += [2 * width, 2 * (width + 2 * keys), ffn + 2 * up, *scores_back]
     own = model.layer_parameters(layer) / t
     if software.fused_accumulation:
@@ -138,7 +146,7 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
     else:
         weights = [(element + 2 * software.gradient_bytes) * own]
     if model.bias:
-        weights += [rep] * blocks + [width + 2 * keys, up]
+        weights += [rep] * layer.blocks + [width + 2 * keys, up]
     return Bytes(tuple(forward), tuple(inputs), tuple(weights), tuple(scores))
 
 
@@ -152,7 +160,8 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
     """Seconds of one layer for one microbatch.
 
     Each device of the group sums (or scatters and gathers) a block's output forward and its input's gradient backward.
-    The further gather of sequence parallelism hides behind the weights' gradients (Korthikanti et al. 2022, 4.2.2).
+    Sequence parallelism gathers each block's input once more, behind the backward pass to the inputs (Korthikanti et
+    al. 2022, 4.2.2): what is longer than that pass shows.
     """
     device = cluster.device
     scores = score_products(layer, split, software)
@@ -162,31 +171,37 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
     def seconds(products: list[Product]) -> float:
         return sum(product_seconds(device, product) for product in products)
 
-    score_forward = seconds(scores)
+    def attention(products: list[Product]) -> float:
+        return seconds(products) / (software.attention_efficiency if software.flash_attention else 1.0)
+
+    score_forward = attention(scores)
     forward = seconds(weighted) + score_forward + kernels_seconds(device, kernels.forward)
     inputs = seconds([backward(product)[0] for product in weighted])
-    inputs += seconds([factor for product in scores for factor in backward(product)])
+    inputs += attention([factor for product in scores for factor in backward(product)])
     inputs += kernels_seconds(device, kernels.inputs)
     if software.flash_attention:  # its backward pass makes the scores again
-        inputs += seconds(scores[::2])
+        inputs += attention(scores[::2])
     weights = seconds([backward(product)[1] for product in weighted]) + kernels_seconds(device, kernels.weights)
+    weights = max(weights, software.kernels_weights * device.launch)  # kernels shorter than their launch wait
 
     size = float(software.element_bytes * split.microbatch * layer.sequence * layer.hidden)
-    blocks = 3 if layer.cross else 2
-    sums = blocks * all_reduce(cluster, Group(split.tensor), size) if split.tensor > 1 else 0.0
+    sums = layer.blocks * all_reduce(cluster, Group(split.tensor), size) if split.tensor > 1 else 0.0
+    again = layer.blocks * gather(cluster, Group(split.tensor), size) if split.sequence_parallel else 0.0
     forward_tensor = exposed(sums, forward, software.forward_overlap)
-    inputs_tensor = exposed(sums, weights, software.backward_overlap)
+    inputs_tensor = exposed(sums, weights, 0.0 if split.splits_backward else software.backward_overlap)
+    # A compiled stage that splits its backward pass spreads it anew over its actions (`action_costs`).
+    inputs_tensor += exposed(again, inputs, 0.0 if split.splits_backward and software.compiled_stages else 1.0)
+    hidden = 2 * sums + again - forward_tensor - inputs_tensor
 
-    # Kernels shorter than their launch wait for the host.
     forward = max(forward, software.kernels_forward * device.launch - forward_tensor)
     inputs = max(inputs, software.kernels_inputs * device.launch - inputs_tensor)
-    weights = max(weights, software.kernels_weights * device.launch)
     if split.recompute == "full":
         inputs += forward
         inputs_tensor += forward_tensor
+        hidden += sums - forward_tensor
     elif split.recompute == "selective" and not software.flash_attention:
         inputs += score_forward + kernels_seconds(device, kernels.scores)
-    return Cost(forward, inputs, weights, forward_tensor, inputs_tensor)
+    return Cost(forward, inputs, weights, forward_tensor, inputs_tensor, hidden)
 
 
 def padded_vocabulary(model: Model, tensor: int) -> int:

@@ -30,6 +30,7 @@ MAY_BE_ZERO = {
 SHARES = {
     "matrix_efficiency", "memory_efficiency", "efficiency", "fragmentation", "forward_overlap", "backward_overlap",
     "pipeline_overlap", "data_overlap", "gather_overlap", "message_share", "inputs_share",
+    "attention_efficiency",
 }  # fmt: skip
 
 
@@ -63,6 +64,10 @@ def cluster_of(table: dict[str, Any], where: str, name: str) -> Cluster:
         BadFigure: a field is missing, unknown or out of range.
     """
     rest = dict(table)
+    known = {"name", "source", "software", "device", "network", "operations"}
+    for field in rest:
+        if field not in known:
+            raise UnknownName.of(f"field in {where}:", field, known)
     parts = {}
     for part, kind in (("device", dict), ("network", list), ("operations", dict)):
         if not isinstance(rest.get(part), kind):
@@ -124,9 +129,15 @@ def _checked(name: str, kind: str, value: Any, where: str) -> Any:
 
 
 def _tile(tile: Any, where: str) -> tuple[int, int, float]:
-    if not isinstance(tile, list) or len(tile) != 3 or not all(isinstance(x, (int, float)) and x > 0 for x in tile):
-        raise BadFigure(f"{where} [device]: a tile is {tile!r}, must be [rows, columns, speed], all above 0")
-    return int(tile[0]), int(tile[1]), float(tile[2])
+    """A tile of a product: whole rows and columns, and a finite speed, all above 0."""
+    if isinstance(tile, list) and len(tile) == 3 and not any(isinstance(x, bool) for x in tile):
+        rows, columns, speed = tile
+        sizes = isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0
+        if sizes and isinstance(speed, (int, float)) and isfinite(speed) and speed > 0:
+            return rows, columns, float(speed)
+    raise BadFigure(
+        f"{where} [device]: a tile is {tile!r}, must be [rows, columns, speed]: two whole numbers and a number above 0"
+    )
 
 
 @lru_cache(maxsize=64)

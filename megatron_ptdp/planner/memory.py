@@ -69,9 +69,10 @@ def layer_activations(
     rep = tensor if sequence_parallel else 1
     if recompute == "full":
         return element * tokens * layer.hidden / rep
-    blocks = 3 if layer.cross else 2
     mask = 1 if model.dropout else 0
-    whole = tokens * layer.hidden * blocks * (element + element + mask)  # into and out of the norms, masks: 10 s h
+    whole = (
+        tokens * layer.hidden * layer.blocks * (element + element + mask)
+    )  # into and out of the norms, masks: 10 s h
     width, keys = layer.attention_width, layer.key_width
     attention = element * tokens * (2 * width + 2 * keys)  # queries, keys, values, into the projection: 8 s h
     if layer.cross:

@@ -33,6 +33,7 @@ class Layer:
     Attributes:
         sequence: tokens per example that go through it.
         cross: tokens of the encoder's output it attends to; 0 when it does not.
+        parallel: attention and feed-forward part read the same input, and their outputs are summed as one.
         key_heads: heads of keys and values; fewer than `heads` with grouped queries.
         gated: the feed-forward part has two matrices in, whose products are multiplied (SwiGLU).
     """
@@ -45,6 +46,12 @@ class Layer:
     gated: bool
     sequence: int
     cross: int = 0
+    parallel: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Parts that follow one another, each with a norm and a sum over the tensor axis."""
+        return 1 if self.parallel else 3 if self.cross else 2
 
     @property
     def attention_width(self) -> int:
@@ -85,6 +92,7 @@ class Model:
         positions: whether positions are learned, and so parameters (GPT); others (rotary, ALiBi, relative) have none.
         tied: whether the logits use the embedding's matrix.
         bias: whether matrices and norms have biases.
+        parallel: whether a layer's attention and feed-forward part run side by side (GPT-J, PaLM); decoders only.
         dropout: whether training drops activations; the masks are then stored.
         source: where the figures come from.
     """
@@ -103,6 +111,7 @@ class Model:
     tied: bool = True
     bias: bool = True
     dropout: bool = True
+    parallel: bool = False
     encoder_layers: int = 0
     encoder_sequence: int = 0
     source: str = ""
@@ -131,6 +140,10 @@ class Model:
         for field, value in defaults.items():
             if not getattr(self, field):
                 object.__setattr__(self, field, value)
+        if self.parallel and self.encoder_layers:
+            raise BadFigure(
+                f"model {self.name!r}: parallel layers are decoders'; encoder_layers is {self.encoder_layers}"
+            )
         if self.heads % self.key_heads:
             raise BadFigure(f"model {self.name!r}: heads {self.heads} is no multiple of key_heads {self.key_heads}")
 
@@ -139,7 +152,8 @@ class Model:
         """All layers in order."""
         shape = (self.hidden, self.heads, self.key_heads, self.head_size, self.ffn, self.gated)
         encoder = Layer(*shape, sequence=self.encoder_sequence)
-        decoder = Layer(*shape, sequence=self.sequence, cross=self.encoder_sequence if self.encoder_layers else 0)
+        cross = self.encoder_sequence if self.encoder_layers else 0
+        decoder = Layer(*shape, sequence=self.sequence, cross=cross, parallel=self.parallel)
         return (encoder,) * self.encoder_layers + (decoder,) * self.layers
 
     @property
@@ -148,7 +162,7 @@ class Model:
 
     def layer_parameters(self, layer: Layer) -> int:
         """Parameters of one layer: 12 h² + 13 h for GPT (PTD-P eq. 2)."""
-        norms = (3 if layer.cross else 2) * layer.hidden * (2 if self.bias else 1)
+        norms = layer.blocks * layer.hidden * (2 if self.bias else 1)
         biases = 0
         if self.bias:
             attention = layer.attention_width + 2 * layer.key_width + layer.hidden

@@ -18,7 +18,7 @@ from megatron_ptdp.planner.errors import BadFigure, Illegal, NothingFits
 from megatron_ptdp.planner.estimate import Estimate, Question, estimate, time_split
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.misses import why_none, why_nothing_fits
-from megatron_ptdp.planner.plan import Plan, check, with_settings
+from megatron_ptdp.planner.plan import SCHEDULES, Plan, check, with_settings
 from megatron_ptdp.planner.simulated import pipeline_seconds
 from megatron_ptdp.planner.space import families, lower_bound, members
 
@@ -27,6 +27,9 @@ MOST = {"devices": 10**7, "batch": 10**8, "tokens": 10**18}
 
 SPARE = 2
 """Plans simulated beyond those that are shown, as the closed form may have put them in the wrong order."""
+
+SLACK = 0.1
+"""Share by which the closed form of a schedule that splits the backward pass may be too slow with few microbatches."""
 
 AHEAD = 16
 """Further plans that are simulated at most, as long as one of them might be faster than one that would be shown."""
@@ -119,18 +122,23 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
 def _shown(question: Question, ranked: list[Plan], top: int, simulate: bool) -> list[Estimate]:
     """The fastest of plans in the order of their closed forms.
 
-    Closed forms are hardly ever too slow. So plans are simulated in their order, until `top` of them are as fast as
-    the next one's closed form.
+    So plans are simulated in their order, until `top` of them are as fast as any other one might be.
     """
     if not simulate:
         return [estimate(question, plan) for plan in ranked[:top]]
     found: list[Estimate] = []
     for number, plan in enumerate(ranked):
-        if number >= top + SPARE and found[top - 1].seconds <= time_split(question, plan).total:
-            break
+        if number >= top + SPARE and found[top - 1].seconds <= _at_best(question, plan):
+            continue
         found.append(estimate(question, plan, pipeline_seconds(question, plan)))
         found.sort(key=lambda one: one.seconds)
     return found[:top]
+
+
+def _at_best(question: Question, plan: Plan) -> float:
+    """Seconds that a simulation hardly ever goes below: the closed form, or less where that may be too slow."""
+    few = SCHEDULES[plan.schedule].splits_backward and plan.microbatches < 4 * plan.pipeline
+    return time_split(question, plan).total * (1 - SLACK * few)
 
 
 def estimate_exactly(question: Question, plan: Plan) -> Estimate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from megatron_ptdp.planner.estimate import Question, pipeline_work
-from megatron_ptdp.planner.pipeline import Work
+from megatron_ptdp.planner.pipeline import Work, links_seconds
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.schedules import Costs, Link, Schedule, Timeline, build, simulate
 
@@ -45,6 +45,11 @@ def pipeline_seconds(question: Question, plan: Plan, limit: int = 12_000) -> flo
     Args:
         limit: actions that are simulated at most; beyond, two shorter runs are continued in a straight line.
     """
+    work, _ = pipeline_work(question, plan)
+    return max(_simulated(question, plan, limit), links_seconds(plan, work))
+
+
+def _simulated(question: Question, plan: Plan, limit: int) -> float:
     m, per_microbatch = plan.microbatches, 2 * plan.stages
     short = _steady(plan, limit // per_microbatch)
     if m * per_microbatch <= limit or m <= short:

@@ -19,7 +19,10 @@ def traffic(question: Question, estimate: Estimate) -> list[Traffic]:
     rows = []
     for level in question.cluster.levels:
         tensor, pipeline, data = (parts[axis].get(level.name, 0.0) for axis in ("tensor", "pipeline", "data"))
-        busy = (tensor + pipeline + data) * level.oversubscription / level.bandwidth / estimate.seconds
+        seconds = (tensor + pipeline + data) * level.oversubscription / level.bandwidth
+        if level.message_bandwidth:
+            seconds += pipeline / level.message_bandwidth - pipeline * level.oversubscription / level.bandwidth
+        busy = seconds / estimate.seconds
         rows.append(Traffic(level.name, tensor, pipeline, data, busy))
     return rows
 
@@ -30,8 +33,7 @@ def _tensor(question: Question, plan: Plan) -> dict[str, float]:
     layers = [layer for stage in stages_of(plan, 0) for layer in stage_layers(plan, model, stage)]
     total: dict[str, float] = {}
     for layer in layers:
-        blocks = 3 if layer.cross else 2
-        passes = blocks * (6 if plan.recompute == "full" else 4) + (blocks if plan.sequence_parallel else 0)
+        passes = layer.blocks * (6 if plan.recompute == "full" else 4) + (layer.blocks if plan.sequence_parallel else 0)
         size = float(question.software.element_bytes * plan.microbatch * layer.sequence * layer.hidden)
         for name, carried in spread(question.cluster, Group(plan.tensor), size, passes * plan.microbatches).items():
             total[name] = total.get(name, 0.0) + carried

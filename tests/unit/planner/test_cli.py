@@ -76,6 +76,16 @@ def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Pa
     assert "is faster; the other:" in done.output
 
 
+def test_compare_takes_the_model_of_either_and_shows_both_questions(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('model = "gpt-1.7b"\npipeline = 2\ntensor = 4\nbatch = 8\n', encoding="utf-8")
+    for both in ((str(path), "tensor=8,data=2,batch=16"), ("tensor=8,data=2,batch=16", str(path))):
+        done = invoke("compare", *both)
+        assert done.exit_code == 0, done.output
+        assert "on 8 × A100-SXM4-80GB" in done.output
+        assert "on 16 × A100-SXM4-80GB" in done.output
+
+
 def test_compare_gives_both_as_json() -> None:
     a, b = "tensor=8,pipeline=12,batch=24", "tensor=8,pipeline=12,batch=24,chunks=4,schedule=interleaved"
     record = json.loads(invoke("compare", a, b, "--model", "gpt3-175b", "--json").output)

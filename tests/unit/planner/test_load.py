@@ -94,6 +94,8 @@ def test_each_table_is_needed(part: str) -> None:
         (("device", "units"), True, "units is True, must be a whole number"),
         (("device", "matrix_efficiency"), 1.2, "matrix_efficiency is 1.2, must be a share, 1 at most"),
         (("device", "fragmentation"), -0.1, "fragmentation is -0.1, must be 0 or more"),
+        (("device", "tiles"), [[0.5, 128, 1.0]], r"a tile is \[0.5, 128, 1.0\], must be .* two whole numbers"),
+        (("device", "tiles"), [[128, 128, float("inf")]], r"a tile is \[128, 128, inf\]"),
         (("device", "tiles"), [[128, 0, 1.0]], r"a tile is \[128, 0, 1.0\], must be \[rows, columns, speed\]"),
         (("network", "0", "bandwidth"), 0, "bandwidth is 0, must be above 0"),
         (("network", "1", "oversubscription"), 0.5, "oversubscription is 0.5, must be 1 or more"),
