@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from megatron_ptdp.schedules.actions import KINDS, Action, Entry, Schedule, ScheduleError
+from megatron_ptdp.schedules.actions import KINDS, Action, Entry, Overlap, Schedule, ScheduleError
 
 _ABSENT = -1
 
@@ -41,13 +41,19 @@ class Flow:
     hops: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    @lru_cache(maxsize=4)  # a schedule is made, checked, and then simulated on one set of costs after the other
     def of(schedule: Schedule) -> Flow:
         """Numbers the steps, and makes sure that each action is there once, on the device of its stage, in order.
 
         Raises:
-            ScheduleError: an action is missing, there twice, elsewhere, or before what it needs of its own stage.
+            ScheduleError: an action is missing, there twice, elsewhere, or before what it needs of its own stage; or
+                there is something else than actions.
         """
+        _check_form(schedule)
+        return Flow._numbered(schedule)
+
+    @staticmethod
+    @lru_cache(maxsize=4)  # a schedule is made, checked, and then simulated on one set of costs after the other
+    def _numbered(schedule: Schedule) -> Flow:
         _check_sizes(schedule)
         index = _Index(schedule)
         entries: list[Entry] = []
@@ -186,6 +192,22 @@ class _Index:
 
     def _place(self, stage: int) -> str:
         return f"on device {self.schedule.placement[stage]}"
+
+
+def _check_form(schedule: Schedule) -> None:
+    """What type checkers would find in a schedule of a user's own."""
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"a schedule is a Schedule, as Schedule.of makes it, not {type(schedule).__name__}")
+    if not isinstance(schedule.microbatches, int) or not all(isinstance(at, int) for at in schedule.placement):
+        raise ScheduleError(
+            f"microbatches and devices are whole numbers, not {schedule.microbatches!r} and {schedule.placement!r}"
+        )
+    for at, row in enumerate(schedule.rows):
+        if not isinstance(row, tuple):
+            raise ScheduleError(f"the actions of device {at} are a tuple, not {type(row).__name__}: use Schedule.of")
+        for entry in row:
+            if not isinstance(entry, Action | Overlap):
+                raise ScheduleError(f"{entry!r} on device {at} is no action: write Action(stage, kind, microbatch)")
 
 
 def _check_sizes(schedule: Schedule) -> None:

@@ -9,6 +9,7 @@ build("mine", devices=4, microbatches=8)
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Protocol, TypeVar
 
 from megatron_ptdp.schedules.actions import Schedule, ScheduleError
@@ -36,6 +37,9 @@ _GENERATORS: dict[str, Generator] = {
 }
 
 _G = TypeVar("_G", bound=Generator)
+
+MOST = 20_000_000
+"""Actions of a schedule, at most: about a minute and some gigabytes. A step of training has some thousands."""
 
 
 def register(name: str) -> Callable[[_G], _G]:
@@ -70,11 +74,36 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
         limit: the most stashes that a device may hold, see `check`
 
     Raises:
-        ScheduleError: there is none of this name, or the sizes break its rule, which the message has with the numbers.
+        ScheduleError: there is none of this name, or the sizes break its rule, which the message has with the numbers;
+            or the rule fails, or makes a schedule of other sizes.
     """
     if name not in _GENERATORS:
         raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(_GENERATORS)}")
-    generator = _GENERATORS[name]
-    schedule = generator(devices, microbatches) if chunks is None else generator(devices, microbatches, chunks)
+    sizes = (devices, microbatches) if chunks is None else (devices, microbatches, chunks)
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        raise ScheduleError(f"devices, microbatches and chunks are whole numbers, not {', '.join(map(repr, sizes))}")
+    if 2 * prod(sizes) > MOST:
+        raise ScheduleError(f"{name} of {' x '.join(map(str, sizes))} would have more than {MOST:,} actions")
+    schedule = _made(name, sizes)
     check(schedule, limit)
+    if (schedule.devices, schedule.microbatches) != (devices, microbatches):
+        raise ScheduleError(
+            f"{name} was asked for {devices} devices and {microbatches} microbatches, and made a schedule of "
+            f"{schedule.devices} and {schedule.microbatches}"
+        )
+    if chunks is not None and schedule.stages != devices * chunks:
+        raise ScheduleError(
+            f"{name} was asked for {chunks} chunks on each of {devices} devices, and made {schedule.stages} stages"
+        )
     return schedule
+
+
+def _made(name: str, sizes: tuple[int, ...]) -> Schedule:
+    """What the generator makes; it may be a user's own, and fail with anything."""
+    try:
+        return _GENERATORS[name](*sizes)
+    except ScheduleError:
+        raise
+    except Exception as error:
+        asked = ", ".join(map(str, sizes))
+        raise ScheduleError(f"the rule of {name!r} failed for {asked}: {type(error).__name__}: {error}") from error
