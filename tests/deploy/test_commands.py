@@ -6,6 +6,7 @@ the job's only node. `ray stop` would stop every Ray of this machine, so here it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -95,12 +97,15 @@ def compute(python: Scripts, machine: dict[str, str], folder: Path, url: str) ->
 def ours(python: Scripts) -> list[str]:
     """Our actors that run."""
     kinds = ("HostExecutor", "IslandScheduler", "Controller", "ResourceManager")
-    lines = (" ".join(process.cmdline()) for process in python.alive())
+    lines = []
+    for process in python.alive():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            lines.append(" ".join(process.cmdline()))
     return [line for line in lines if any(f"ray::{kind}" in line for kind in kinds)]
 
 
 def assert_gone(python: Scripts) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while (left := ours(python)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

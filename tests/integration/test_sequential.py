@@ -91,6 +91,7 @@ def run(python, **options) -> dict:
     return json.loads(python.run(BATTERY, json.dumps(options), timeout=110).splitlines()[-1])
 
 
+@pytest.mark.timeout(240)  # two runs
 @pytest.mark.parametrize(
     "options", [{"dispatch": "sequential"}, pytest.param({"fusion": False}, marks=pytest.mark.long)], ids=str
 )

@@ -25,6 +25,7 @@ import pathways_ray as pw
 
 STEPS = 20
 LIMIT_S = 300.0
+pytestmark = pytest.mark.timeout(280)  # the first test trains, which may take a busy machine more than is usual
 SETTINGS = (
     "model=gpt-tiny",
     "pipeline=2",
