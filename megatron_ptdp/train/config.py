@@ -81,9 +81,11 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         each = self.microbatch * self.data
         if self.batch and (self.batch % each or (self.microbatches and self.microbatches * each != self.batch)):
             has = f"{self.microbatches} microbatches of " if self.microbatches else "microbatches of "
+            least = self.microbatches * each
+            would = f"make it {least}, or leave microbatches out" if least else f"make it a multiple of {each}"
             raise BadSizes(
                 f"a batch of {self.batch} examples is not {has}{self.microbatch} examples on each of {self.data} "
-                f"replicas; make it a multiple of {each}, or leave microbatches out"
+                f"replicas; {would}"
             )
         return self.batch // each if self.batch else self.microbatches or 1
 

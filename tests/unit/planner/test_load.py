@@ -89,6 +89,8 @@ def test_each_table_is_needed(part: str) -> None:
         (("device", "peak_flops"), -1.0, "peak_flops is -1.0, must be above 0"),
         (("device", "peak_flops"), 0, "peak_flops is 0, must be above 0"),
         (("device", "peak_flops"), float("nan"), "peak_flops is nan, must be a finite number"),
+        (("device", "peak_flops"), 1e-300, "peak_flops is 1e-300, must be 1e-15 to 1e.25: nothing is so small"),
+        (("device", "memory_bandwidth"), 1e300, "memory_bandwidth is 1e.300, must be 1e-15 to 1e.25"),
         (("device", "peak_flops"), "fast", "peak_flops is 'fast', must be a number"),
         (("device", "units"), 1.5, "units is 1.5, must be a whole number"),
         (("device", "units"), True, "units is True, must be a whole number"),
