@@ -20,8 +20,11 @@ def prepare(
         report: called with the bytes of each file that was read.
 
     Raises:
-        TokenFileError: a file cannot be read, or the output not be written, or there is no text in all of them.
+        TokenFileError: a file cannot be read, or the output not be written, or is one of the files; or there is no text
+            in all of them.
     """
+    if any(Path(output).resolve() == path.resolve() for path in files):
+        raise TokenFileError(f"{output} is one of the texts, which it would replace; name another output")
     with TokenWriter(output, tokens.vocabulary, tokens.name) as writer:
         for path in files:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf, isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,22 +52,24 @@ def difference(one: Path, other: Path) -> Difference:
     if not steps:
         raise ConfigError(f"{one} and {other} have no step in common: they have {len(a)} and {len(b)} steps")
     losses = {step: abs(a[step][0] - b[step][0]) for step in steps}
-    at = max(steps, key=losses.__getitem__)
+    at = max(steps, key=lambda step: inf if isnan(losses[step]) else losses[step])
     relative, norm = (max(abs(a[step][k] - b[step][k]) / (abs(b[step][k]) or 1.0) for step in steps) for k in (0, 1))
     ends = a[steps[-1]][0], b[steps[-1]][0]
     return Difference(len(steps), steps[0], steps[-1], losses[at], at, relative, norm, ends)
 
 
 def curve(run: Path) -> dict[int, tuple[float, float]]:
-    """The loss and the norm of the gradient of each step.
+    """The loss and the norm of the gradient of each step. A last line without an end is left out: it is being written,
+    or its writer was killed.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     path = run / METRICS if run.is_dir() else run
     try:
-        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        return {line["step"]: (line["loss"], line["norm"]) for line in lines}
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        lines = map(json.loads, whole.splitlines())
+        return {int(line["step"]): (float(line["loss"]), float(line["norm"])) for line in lines}
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = error.strerror if isinstance(error, OSError) else f"no metrics of a training: {error!r}"
         raise ConfigError(f"{path} cannot be read: {what}; give the directory of a run, or its {METRICS}") from error

@@ -133,6 +133,14 @@ def test_prepare_refuses_what_is_no_text(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_prepare_does_not_write_over_its_own_text(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_bytes(TEXT)
+    with pytest.raises(TokenFileError, match=r"a.txt is one of the texts, which it would replace"):
+        prepare(tmp_path / "." / "a.txt", [text], ByteTokens())
+    assert text.read_bytes() == TEXT
+
+
 def test_the_default_corpus_begins_with_the_topics_and_has_no_tests_or_packages() -> None:
     files = default_corpus()
     assert files[0].parts[-2:] == ("pydoc_data", "topics.py")

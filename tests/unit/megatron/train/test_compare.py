@@ -36,6 +36,18 @@ def test_the_command_fails_beyond_the_bound_and_not_at_it(tmp_path: Path) -> Non
     assert CliRunner().invoke(commands, ["compare", *paths, "--bound", "0.49"]).exit_code == 1
     nan = run(tmp_path / "nan", {1: float("nan")})
     assert CliRunner().invoke(commands, ["compare", paths[0], str(nan)]).exit_code == 1
+    curves = (
+        run(tmp_path / "three", {1: 4.0, 2: 4.0, 3: 4.0}),
+        run(tmp_path / "later", {1: 4.0, 2: float("nan"), 3: 4.0}),
+    )
+    assert CliRunner().invoke(commands, ["compare", *map(str, curves)]).exit_code == 1
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "one", {1: 4.0, 2: 3.0}), run(tmp_path / "other", {1: 4.0})
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert difference(one, other).steps == 1
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
@@ -47,3 +59,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(ConfigError, match="no metrics of a training"):
         difference(one, tmp_path / "text")
+    (tmp_path / "words").write_text('{"step": 1, "loss": "low", "norm": 1.0}\n')
+    with pytest.raises(ConfigError, match="no metrics of a training: ValueError"):
+        difference(one, tmp_path / "words")
