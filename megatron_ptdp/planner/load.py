@@ -34,7 +34,7 @@ SHARES = {
 }  # fmt: skip
 
 LEAST, MOST = 1e-15, 1e25
-"""Of any figure that is not 0, in SI units: beyond, times would be 0 or infinite."""
+"""Of any figure that may not be 0, in SI units, and of any: beyond, times would be 0 or infinite."""
 
 
 def names(kind: str) -> list[str]:
@@ -124,7 +124,7 @@ def _checked(name: str, kind: str, value: Any, where: str) -> Any:
         raise BadFigure(f"{where}: {name} is {value}, must be a finite number")
     if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
         raise BadFigure(f"{where}: {name} is {value}, must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}")
-    if value and not LEAST <= value <= MOST:
+    if value > MOST or (value < LEAST and name not in MAY_BE_ZERO):
         raise BadFigure(f"{where}: {name} is {value:g}, must be {LEAST:g} to {MOST:g}: nothing is so small or large")
     if name in SHARES and value > 1:
         raise BadFigure(f"{where}: {name} is {value}, must be a share, 1 at most")
