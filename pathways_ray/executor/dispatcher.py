@@ -9,7 +9,6 @@ waits for results to be ready and reports outcomes; it is the only one that wait
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -29,11 +28,12 @@ from pathways_ray.executor.device_transfer import DeviceTransfer, failure_in
 from pathways_ray.executor.ordering import Ordering
 from pathways_ray.executor.parts import CompiledParts
 from pathways_ray.executor.progress import HostProgress
+from pathways_ray.executor.reports import Reports
 from pathways_ray.executor.runner import PreparedProgram, has_part
 from pathways_ray.executor.store import BufferStore
 from pathways_ray.executor.trace import Trace
 from pathways_ray.ir.plan import Device, IslandPlan
-from pathways_ray.transport.messages import Arrived, Done, Message, Peer, Proceed, Program, Ready, RunFailed, ToHost
+from pathways_ray.transport.messages import Arrived, Message, Peer, Proceed, Program, Ready, RunFailed, ToHost
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -47,6 +47,24 @@ class _Watched(NamedTuple):
     program: PreparedProgram
     enqueued: float
     part_of: int = 0
+
+
+class _Watcher:
+    """What a thread waits for, in order."""
+
+    def __init__(self) -> None:
+        self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
+        self.added = 0  # by the dispatcher thread
+        self.seen = 0  # by the watcher
+
+    def add(self, watched: _Watched) -> None:
+        self.added += 1
+        self.queued.put(watched)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was added is reported; for the thread that adds."""
+        return self.added == self.seen
 
 
 def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
@@ -89,33 +107,43 @@ class Dispatcher:
         self.store = store
         self.transfer = transfer
         self.send = send
+        self.reports = Reports(send)
         self.progress = HostProgress(host, store, self, fusion, members, ordering)
         self.programs, self.active = self.progress.programs, self.progress.active
         self.inbox: queue.SimpleQueue[list[ToHost] | Proceed] = queue.SimpleQueue()
         self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
         self._preparing = ThreadPoolExecutor(1, "compile")
-        self._watched: dict[Any, queue.SimpleQueue[_Watched]] = {}
+        self._watchers: dict[Any, _Watcher] = {}
+        self._begun = 0.0
+        self._many = False
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
         self.trace: Trace | None = None
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
-        return sum(watched.qsize() for watched in list(self._watched.values()))  # threads ask while one adds
+        watchers = list(self._watchers.values())  # threads ask while one adds
+        return sum(watcher.queued.qsize() for watcher in watchers)
 
     def start(self) -> None:
         """Starts the dispatcher thread, which takes what the scheduler and the arrivals put into the inbox."""
         threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
+        threading.Thread(target=_ending_with_process(self.reports.run), name="reports", daemon=True).start()
 
     def _dispatch(self) -> None:
         while True:
             item = self.inbox.get()
+            self._begun = time.perf_counter()
             if isinstance(item, Proceed):
+                self._many = not self.inbox.empty()
                 self.progress.handle(item)
             else:
                 if (trace := self.trace) is not None:
                     trace.coming(item)
+                self._many = len(item) > 2 or not self.inbox.empty()
                 self.progress.handle_batch(item)
+            if self._many and self.inbox.empty():
+                self.reports.flush()
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -167,49 +195,51 @@ class Dispatcher:
     # --- watchers -----------------------------------------------------------------------------------------------------
 
     def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
-        self._watch(_Watched(sequences, values, program, time.perf_counter()))
+        """Reports launches once their values are ready. Small computations run in the thread that enqueues them: those
+        are over when they come here, and reported without another thread's help."""
+        watcher = self._watcher(program)
+        if watcher.is_idle and self._is_over(values):
+            began, self._begun = self._begun, time.perf_counter()
+            self.reports.done(sequences, self._taken(_Watched(sequences, values, program, began)), self._many)
+            return
+        self._begun = time.perf_counter()
+        watcher.add(_Watched(sequences, values, program, self._begun))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        self._watch(_Watched((), values, program, time.perf_counter(), sequence))
+        self._watcher(program).add(_Watched((), values, program, time.perf_counter(), sequence))
 
-    def _watch(self, watched: _Watched) -> None:
-        """Has somebody wait for values. Launches on other devices must not wait behind them, so each set of devices has
-        a watcher of its own; hosts that act together report in the one order in which they enqueue."""
-        devices = () if self.together else watched.program.devices
-        queued = self._watched.get(devices)
-        if queued is None:
-            queued = self._watched[devices] = queue.SimpleQueue()
-            threading.Thread(target=_ending_with_process(self._watch_all), args=(queued,), daemon=True).start()
-        queued.put(watched)
+    def _watcher(self, program: PreparedProgram) -> _Watcher:
+        """Who waits for a program's values. Launches on other devices must not wait behind them, so each set of devices
+        has a watcher of its own; hosts that act together report in the one order in which they enqueue."""
+        devices = () if self.together else program.devices
+        watcher = self._watchers.get(devices)
+        if watcher is None:
+            watcher = self._watchers[devices] = _Watcher()
+            threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
+        return watcher
 
-    def _watch_all(self, watched: queue.SimpleQueue[_Watched]) -> None:
+    def _is_over(self, values: list[Any]) -> bool:
+        """Whether values are ready, and none failed."""
+        try:
+            return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self.failure_of(values) is None
+        except RuntimeError:  # a later launch has taken the memory of one
+            return False
+
+    def _watch(self, watcher: _Watcher) -> None:
         while True:
-            pending = [watched.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(pending) < 256:
-                    pending.append(watched.get_nowait())
-            finished: list[int] = []
-            micros: list[int] = []
-            for one in pending:
-                at, failure = self._first_failure(one.values)
-                taken = self._taken(one)
-                if failure is None:
-                    finished += one.sequences
-                    micros += [taken] * len(one.sequences)
-                    if len(finished) < 32:
-                        continue
-                else:
-                    failure = one.program.blamed(failure)
-                    hosts = one.program.sharing(at) if self.together else ()
-                    for sequence in one.sequences:
-                        self.send(RunFailed(sequence, failure, hosts))
-                if finished:
-                    self.send(Done(tuple(finished), tuple(micros)))
-                    finished, micros = [], []
-            if finished:
-                self.send(Done(tuple(finished), tuple(micros)))
-            # What was awaited may be the last reference to big arrays; do not keep it until the next launch comes.
-            del pending, one
+            watched = watcher.queued.get()
+            at, failure = self._first_failure(watched.values)
+            taken = self._taken(watched)
+            if failure is not None:
+                failure = watched.program.blamed(failure)
+                hosts = watched.program.sharing(at) if self.together else ()
+                for sequence in watched.sequences:
+                    self.reports.failed(RunFailed(sequence, failure, hosts))
+            elif watched.sequences:
+                self.reports.done(watched.sequences, taken, more=not watcher.queued.empty())
+            # It may hold the last reference to big arrays; do not keep it until the next launch comes.
+            del watched
+            watcher.seen += 1
 
     def _taken(self, watched: _Watched) -> int:
         """Microseconds that a launch has taken on the devices, now that what is watched is complete.

@@ -1,0 +1,67 @@
+"""What has ended on a host is told in few messages, in order, and soon."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.reports import AT_ONCE, Reports
+from pathways_ray.transport.messages import Done, Message, RunFailed
+
+LIMIT_S = 10.0
+FAILED = RunFailed(7, Failure("ExecutionError", "it broke"), ())
+
+
+@pytest.fixture
+def sent() -> queue.SimpleQueue[Message]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def reports(sent: queue.SimpleQueue[Message]) -> Reports:
+    """Nobody looks after what is gathered, unless a test does."""
+    return Reports(sent.put)
+
+
+def test_what_stands_alone_is_told_at_once(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    reports.done((1,), 20, more=False)
+    assert sent.get_nowait() == Done((1,), (20,))
+
+
+def test_launches_that_follow_each_other_are_told_together(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    reports.done((1,), 20, more=True)
+    reports.done((2, 3), 5, more=True)
+    assert sent.empty()
+    reports.done((4,), 30, more=False)
+    assert sent.get_nowait() == Done((1, 2, 3, 4), (20, 5, 5, 30))
+
+
+def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    reports.done((1,), 20, more=True)
+    reports.flush()
+    reports.flush()
+    assert sent.get_nowait() == Done((1,), (20,))
+    assert sent.empty(), "there is no message about nothing"
+
+
+def test_many_are_not_kept(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    for sequence in range(2 * AT_ONCE):
+        reports.done((sequence,), 1, more=True)
+    assert [len(sent.get_nowait().sequences) for _ in range(2)] == [AT_ONCE, AT_ONCE]  # type: ignore[attr-defined]
+
+
+def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    reports.done((6,), 20, more=True)
+    reports.failed(FAILED)
+    assert [sent.get_nowait(), sent.get_nowait()] == [Done((6,), (20,)), FAILED]
+
+
+def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    """What was said to follow may take as long as it likes."""
+    threading.Thread(target=reports.run, daemon=True).start()
+    for sequence in range(3):
+        reports.done((sequence,), 1, more=True)
+        assert sent.get(timeout=LIMIT_S) == Done((sequence,), (1,))
