@@ -25,13 +25,16 @@ def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
     def allowed(name: str, values: list[Any]) -> list[Any]:
         return [value for value in values if name not in fixed or fixed[name] == value]
 
+    # Flash attention keeps no scores: `selective` is then `none`, and only what is asked for by name.
+    kinds = [kind for kind in RECOMPUTE if kind != "selective" or not question.software.flash_attention]
+    kinds = [fixed["recompute"]] if "recompute" in fixed else kinds
     for t in allowed("tensor", [t for t in divisors(n) if not model.heads % t and not model.ffn % t]):
         for p in allowed("pipeline", [p for p in divisors(n // t) if p <= len(model.row) + 2]):
             d = n // (t * p)
             if batch % d or ("data" in fixed and fixed["data"] != d):
                 continue
             for b in allowed("microbatch", divisors(batch // d)):
-                for recompute in allowed("recompute", list(RECOMPUTE)):
+                for recompute in kinds:
                     for sp in allowed("sequence_parallel", [False, True] if t > 1 else [False]):
                         yield Plan(p, t, d, 1, b, batch, recompute=recompute, sequence_parallel=sp)
 

@@ -15,6 +15,7 @@ from megatron_ptdp.planner.network import Group, all_reduce, gather
 from megatron_ptdp.planner.pipeline import StageWork, Work, bounded
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.simulated import pipeline_seconds
+from megatron_ptdp.planner.space import families
 from tests.unit.planner.helpers import asked, faster_network, gpt, selene
 
 PTDP = load.software("ptdp")
@@ -109,6 +110,16 @@ def test_parallel_layers_sum_once_and_have_one_norm() -> None:
     assert side.forward_flops == apart.forward_flops
     with pytest.raises(BadFigure, match="parallel layers are decoders'; encoder_layers is 3"):
         gpt(parallel=True, encoder_layers=3)
+
+
+def test_flash_attention_has_no_scores_to_run_again() -> None:
+    """`selective` is then `none`: it is no plan of its own, but may be asked for."""
+    question = asked(gpt(), 4, 8, software="megatron-core")
+    assert {family.recompute for family in families(question, {})} == {"none", "full"}
+    assert {family.recompute for family in families(question, {"recompute": "selective"})} == {"selective"}
+    both = [time_split(question, Plan(data=4, batch=8, recompute=kind)).total for kind in ("none", "selective")]
+    assert both[0] == both[1]
+    assert "selective" in {family.recompute for family in families(asked(gpt(), 4, 8), {})}
 
 
 def test_software_files_of_before_still_load() -> None:
