@@ -271,19 +271,14 @@ class DataServer:
     # --- fetches ------------------------------------------------------------------------------------------------------
 
     def _fetch(self, stream: _Stream, message: Fetch) -> None:
-        """Answers at once what is small and computed. What is not there yet is handed to a worker of the stream by
-        whichever thread stores it."""
+        """Has whichever thread stores the array answer, or this one if it is there."""
         request = message.request
         if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
             stream.outbox.send(DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
         fetching = stream.fetches[request] = _Fetching(message, lambda: self._present(stream, fetching))
-        value: Any = self.store.get(stream.session, message.buffer)
-        if hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
-            self._read(stream, fetching)
-        else:
-            self.store.when_present(stream.session, message.buffer, fetching.come)
+        self.store.when_present(stream.session, message.buffer, fetching.come)
 
     def _is_small(self, value: Any, message: Fetch) -> bool:
         return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
@@ -297,8 +292,14 @@ class DataServer:
                 fetching.task.cancel()
 
     def _present(self, stream: _Stream, fetching: _Fetching) -> None:
+        """Reads at once what is small and computed; a worker of the stream waits for the rest."""
+        message = fetching.message
+        value: Any = self.store.get(stream.session, message.buffer)
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            stream.workers.submit(self._read, stream, fetching)
+            if hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
+                self._read(stream, fetching)
+            else:
+                stream.workers.submit(self._read, stream, fetching)
 
     def _read(self, stream: _Stream, fetching: _Fetching) -> None:
         """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
