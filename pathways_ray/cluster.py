@@ -13,10 +13,8 @@ import os
 import random
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +25,12 @@ from ray.util.placement_group import remove_placement_group
 from pathways_ray import detached, limits, names, placement
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.front_door import TenantsFile
-from pathways_ray.errors import AlreadyInitialized, AuthenticationError, PathwaysError, UsageError
+from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor import crashes
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.ordering import Ordering
 from pathways_ray.plugins import policy_named
+from pathways_ray.ray_connection import connect_ray
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.shape import PLACEMENTS, Resources, Shape
@@ -173,87 +172,6 @@ def start(
         if owns_ray:
             ray.shutdown()
         raise
-
-
-def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
-    """Joins or starts Ray; True when this process was not connected before, so that `ray.shutdown()` is ours to call.
-
-    In a driver of an existing cluster `ray.shutdown()` ends the connection and nothing else.
-    """
-    if ray.is_initialized():
-        return False
-    if address is not None:
-        try:
-            _check_reachable(os.environ.get("RAY_ADDRESS") or address if address == "auto" else address)
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
-        except (OSError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
-            if _is_about_tokens(error):
-                raise AuthenticationError(
-                    f"the Ray cluster at {address!r} wants a token that it knows: set RAY_AUTH_MODE=token, and "
-                    "RAY_AUTH_TOKEN to what 'ray get-auth-token' prints where it was started"
-                ) from error
-            raise UsageError(f"no Ray cluster at {address!r} ({error}); start one with 'ray start --head'") from error
-        return True
-    defaults = {
-        "address": "local",
-        "include_dashboard": False,
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "object_store_memory": 100 << 20,  # no array goes through Ray
-    }
-    # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their own hosts aside.
-    with _environment("RAY_worker_niceness", "0"):
-        _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
-    return True
-
-
-def _in_a_thread_that_stays(call: Callable[[], Any]) -> None:
-    """Calls it in a thread that ends with the process: Linux ends Ray's processes with the thread that started them,
-    and `pw.init` may be called in one that is soon over (`asyncio.to_thread`)."""
-    if threading.current_thread() is threading.main_thread():
-        call()
-        return
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-            threading.Event().wait()
-
-    threading.Thread(target=run, name="pathways-ray", daemon=True).start()
-    done.result()
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable, unless the user has, for what is started meanwhile."""
-    before = os.environ.get(name)
-    os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-
-
-def _check_reachable(address: str) -> None:
-    """Raises `OSError` where nobody listens: Ray itself would go on trying for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "//" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-
-
-def _is_about_tokens(error: BaseException | None) -> bool:
-    """Whether Ray's error, or one it came from, is that a token is missing or wrong."""
-    while error is not None:
-        if isinstance(error, ray.exceptions.AuthenticationError) or "InvalidAuthToken" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:

@@ -29,7 +29,7 @@ def down(address: str | None, name: str) -> str:
     """
     import ray
 
-    from pathways_ray import cluster, detached, names
+    from pathways_ray import detached, names, ray_connection
 
     names.check_name(name)
     known = [record for record in records.all_records() if record.name == name]
@@ -40,7 +40,7 @@ def down(address: str | None, name: str) -> str:
         )
     where = address or (known[0].ray if known else "auto")
     try:
-        cluster.connect_ray(where, {"namespace": names.NAMESPACE})
+        ray_connection.connect_ray(where, {"namespace": names.NAMESPACE})
     except UsageError:
         if address is None and known and not records.answers(known[0]):
             records.forget(known[0])

@@ -103,7 +103,7 @@ def up(
     """
     import ray
 
-    from pathways_ray import cluster, detached, names, shape
+    from pathways_ray import cluster, detached, names, ray_connection, shape
 
     alike = (islands, hosts_per_island, devices_per_host)
     if listed and any(alike):
@@ -133,7 +133,7 @@ def up(
     if bool(tls_cert) != bool(tls_key) or (tls_ca and not tls_cert):
         raise UsageError("TLS needs --tls-cert and --tls-key; --tls-ca goes with them")
     options.check()
-    cluster.connect_ray(address, {"namespace": names.NAMESPACE})
+    ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
     _end_on_signals()
     try:
         where = str(ray.get_runtime_context().gcs_address)

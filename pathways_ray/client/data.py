@@ -247,17 +247,21 @@ class DataLinks:
         """Starts an upload. The bytes are copied before it returns, so the caller may change the array."""
         upload = Upload(buffer, set(placed.hosts))
         boxes = shard_boxes(kind, spec, placed.mesh)
+        asked: list[tuple[_Link, int, list[Message]]] = []
         for host in placed.hosts:
-            link = self._link(host)
             request = next(self._requests)
-            link.uploads[request] = upload
-            link.outbox.send(PutOpen(request, buffer.id, kind, spec, placed, proof))
+            messages: list[Message] = [PutOpen(request, buffer.id, kind, spec, placed, proof)]
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
                 data = _bytes_of(array, box)
                 for offset in range(0, len(data), limits.PART_BYTES):
                     part = bytes(data[offset : offset + limits.PART_BYTES])
-                    link.outbox.send(PutPart(request, number, offset, part))
+                    messages.append(PutPart(request, number, offset, part))
+            asked.append((self._link(host), request, messages))
+        # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
+        for link, request, messages in asked:
+            link.uploads[request] = upload
+            link.outbox.send_all(messages)
             if link.dead is not None:
                 link.end("it went while an array was on its way")
         return upload

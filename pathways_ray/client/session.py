@@ -344,11 +344,13 @@ class Session:
                     failure = next((b.failure for b in arguments if b.failure is not None), None)
                 # A launch that is called once the queue is empty goes by itself. So what it consumes has to be on its
                 # way by then, or to have failed: the controller would not know a result of what was never sent.
-                if failure is not None and isinstance(message, Launch):
-                    self._fail_pending(message.launch, failure)
-                else:
-                    self._outbox.send(message)
-                self._queue.popleft()
+                try:
+                    if failure is not None and isinstance(message, Launch):
+                        self._fail_pending(message.launch, failure)
+                    else:
+                        self._outbox.send(message)
+                finally:  # also when Ctrl-C comes behind it: it must not go twice
+                    self._queue.popleft()
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

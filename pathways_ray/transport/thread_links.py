@@ -56,13 +56,25 @@ class Outbox:
         self._turn = threading.Lock()
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._called = self._hurry = self._gathering = False
+        self._hurry = self._gathering = False
         self._write: Callable[[bytes, bool], bool] | None = None
         self._direct = False
         self._closed = False
 
     def send(self, message: Message) -> None:
         self._messages.append(message)
+        self._send()
+
+    def send_all(self, messages: list[Message]) -> None:
+        """Sends messages of which either all or none are to go, should Ctrl-C come in between."""
+        self._messages.extend(messages)
+        if len(messages) > 2:  # what is big is for the link's own thread
+            self._hurry = True
+            self._call()
+        else:
+            self._send()
+
+    def _send(self) -> None:
         if self._direct and self._depth() <= streams.DEEP and self._turn.acquire(blocking=False):
             try:
                 written = self._drain(wait=False)
@@ -85,8 +97,7 @@ class Outbox:
         self._call()
 
     def _call(self) -> None:
-        if not self._called:
-            self._called = True
+        if self._calls.empty():  # no flag: Ctrl-C between setting it and calling would leave it set
             self._calls.put(None)
 
     def _drain(self, wait: bool) -> bool:
@@ -133,12 +144,10 @@ class Outbox:
                     if self._write is not None:
                         self._write(PING, True)
             # Each flag is taken back before what it stands for is looked at, so that who sets it later calls anew.
-            self._called = False
             if not self._hurry:
                 self._gathering = True
                 with contextlib.suppress(queue.Empty):
                     self._calls.get(timeout=LATER_S)
-                    self._called = False
             self._hurry = self._gathering = False
             with self._turn:
                 self._drain(wait=True)
@@ -266,7 +275,7 @@ class _Plain:
         connection.settimeout(None)
         self._silence = 0.0
         self._connection = connection
-        self._unsent = memoryview(b"")
+        self._unsent: tuple[memoryview, list[int]] = memoryview(b""), []
 
     def limit(self, silence: float) -> None:
         """How many seconds a read or a write may wait. By the kernel, which costs no call beside each of them."""
@@ -283,20 +292,24 @@ class _Plain:
             raise OSError(f"it said nothing for {self._silence:.0f} s") from None
 
     def write(self, data: bytes, wait: bool) -> bool:
-        """Sends `data` behind what is left from before. Says False, and keeps it, where that would take waiting."""
-        if self._unsent:
-            data = bytes(self._unsent) + data
-            self._unsent = memoryview(b"")
-        rest = memoryview(data)
-        while rest:
+        """Sends `data` behind what is left from before. Says False, and keeps it, where that would take waiting.
+
+        Ctrl-C may end this at any step, in the thread of a user who sends. What is left is known nevertheless: `extend`
+        calls `send` and notes how much it took without a step in between.
+        """
+        whole, sent = self._unsent
+        if before := whole[sum(sent) :]:
+            data = bytes(before) + data
+        self._unsent = whole, sent = memoryview(data), []
+        while rest := whole[sum(sent) :]:
             try:
-                rest = rest[self._connection.send(rest, 0 if wait else socket.MSG_DONTWAIT) :]
+                sent.extend(map(self._connection.send, (rest,), (0 if wait else socket.MSG_DONTWAIT,)))
             except BlockingIOError:
-                self._unsent = rest
                 if wait:  # it took nothing for as long
                     _end(self._connection)
                 return False
             except OSError:
+                self._unsent = memoryview(b""), []
                 _end(self._connection)
                 return False
         return True

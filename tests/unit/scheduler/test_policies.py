@@ -188,4 +188,13 @@ def test_a_policy_that_is_none_is_refused_with_those_there_are(name: str) -> Non
 def test_a_policy_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(UsageError, match="nowhere:at_all"):
         policy_named("nowhere:at_all")
+
+
+@pytest.mark.parametrize("name", ["os:getpid", "sys:maxsize", "builtins:print", "builtins:isinstance"])
+def test_what_is_no_policy_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"the policy '{name}' (does not rank a candidate|gives .* for a rank)"):
+        policy_named(name)
+
+
+def test_those_there_are() -> None:
     assert set(POLICIES) == {"fifo", "share", "priority"}
