@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.client.data import Cover, DataLinks
-from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError
+from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor import data_server
 from pathways_ray.executor.compile import Compiler
 from pathways_ray.executor.data_server import DataServer
@@ -105,6 +105,7 @@ def eventually(what: Callable[[], bool]) -> None:
 
 
 SMALL = np.arange(4, dtype=np.float32)
+OVER = Failure("SessionClosed", "the session ended: it was shut down")
 BIG = np.arange(data_server.SMALL_BYTES, dtype=np.float32)
 
 
@@ -248,7 +249,7 @@ def data(host: Host) -> Iterator[DataLinks]:
         SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),), lambda: None
     )
     yield made
-    made.close()
+    made.close(OVER)
 
 
 class Asked:
@@ -307,7 +308,7 @@ def test_a_fetch_ends_when_its_host_or_its_session_goes(host: Host, data: DataLi
     np.testing.assert_array_equal(again.result, SMALL)
     last = Asked(data, 6)
     eventually(lambda: host.store.waiting() == 1)
-    data.close()
+    data.close(OVER)
     last.end()
-    assert isinstance(last.error, HostLost)
+    assert isinstance(last.error, SessionClosed), "what is under way ends for the reason given"
     eventually(lambda: host.store.waiting() == 0)
