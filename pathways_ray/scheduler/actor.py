@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import threading
@@ -158,13 +159,14 @@ class IslandScheduler:
 
     async def _watch(self) -> None:
         """Declares silent hosts dead and has their processes killed, so that they come back under a new epoch."""
-        while True:
+        for ticks in itertools.count(1):
             before = time.monotonic()
-            for _ in range(round(1.0 / TICK_S)):
-                await asyncio.sleep(TICK_S)
-                self._do(self.order.tick(time.monotonic()))
-            self.controller.send(self.order.load())
+            await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            self._do(self.order.tick(now))
+            if ticks % round(1.0 / TICK_S) == 0:
+                self.controller.send(self.order.load())
+            # At every tick: a second later would be much of what is left of the ten in which launches have to end.
             if now - before > SILENCE_LIMIT_S / 2:
                 # This process did not run either: it cannot judge others.
                 self.heard = dict.fromkeys(self.heard, now)

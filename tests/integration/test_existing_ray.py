@@ -58,7 +58,7 @@ assert not ray.is_initialized()
 AFTERWARDS = """
 import time
 ray.init(address="auto", log_to_driver=False)
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 30
 while not idle() and time.monotonic() < deadline:
     time.sleep(0.1)
 found = {"nodes": len([n for n in ray.nodes() if n["Alive"]]), "idle": idle()}
@@ -110,7 +110,7 @@ def actors_of_ours(python) -> list[str]:
     return found
 
 
-def assert_our_actors_are_gone(python, within_s: float = 10.0) -> None:
+def assert_our_actors_are_gone(python, within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while (left := actors_of_ours(python)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -302,7 +302,7 @@ def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
         python.finish(client.process)
 
     assert found["near"]["outcomes"] == ["right"] * 5
-    assert found["near"]["slowest"] < 1.0
+    assert found["near"]["slowest"] < 4.0  # it never waited for the others, which are missed after eight seconds
     for name in ("far", "across", "chain"):
         assert set(found[name]["outcomes"]) <= {"HostLost", "BufferLost"}
         assert found[name]["known"] < 10.0
