@@ -19,8 +19,9 @@ LONGEST = 1 << 17
 class Ran(NamedTuple):
     """One gang, or the part of a launch before a gate, or a chain of `launches` that ran as one computation.
 
-    `start` is when it was enqueued or, if that is later, when its devices ended what stood before it; `end` is when the
-    host saw that it was over, which is late by as long as the watcher waited for a core.
+    `start` is when it was enqueued (what ran within that call: when the host took it up) or, if that is later, when its
+    devices ended what stood before it; `end` is when the host saw that it was over, which is late by as long as the
+    watcher waited for a core.
     """
 
     sequence: int
