@@ -5,8 +5,8 @@ Two ways that its users write a step with gradient accumulation:
     scan     one jitted function: a scan over the microbatches, one all-reduce of the gradients, the update
     calls    a call of a jitted function for each microbatch, and one for the all-reduce and the update
 
-`Model.forward` is the one that this runtime runs, and the optimizer too. There is no norm of gradients and no test for
-values that are not finite, which the steps of `megatron_ptdp` have: users of plain JAX would have to write them.
+It is the same step: `Model.forward` and the optimizer are those that this runtime runs; the norm of the gradient is
+returned, and nothing is changed by a gradient that is not finite.
 """
 
 from __future__ import annotations
@@ -69,9 +69,15 @@ class PlainJax:
             return jax.value_and_grad(lambda p: model.forward(stage, p, {}, {"tokens": tokens}))(params)
 
         def update(params: Any, slots: Any, loss: Any, gradients: Any, count: float) -> Any:
-            gradients = jax.tree.map(lambda g: g / count, gradients)
-            changes, slots = self.transform.update(gradients, slots, params)
-            return optax.apply_updates(params, changes), slots, loss / count
+            loss, gradients = loss / count, jax.tree.map(lambda g: g / count, gradients)
+            leaves = jax.tree.leaves(gradients)
+            norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves))
+            bad = jnp.stack([jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves])
+            applied = jnp.isfinite(loss) & jnp.isfinite(norm) & (jnp.sum(bad) == 0)
+            changes, after = self.transform.update(gradients, slots, params)
+            new = optax.apply_updates(params, changes), after
+            params, slots = jax.tree.map(lambda there, here: jnp.where(applied, there, here), new, (params, slots))
+            return params, slots, (loss, norm, applied, bad)
 
         def accumulated(params: Any, tokens: Any) -> tuple[Any, Any]:
             params = own(params)
@@ -128,7 +134,7 @@ class PlainJax:
         rows = self.batch[: microbatches * sizes.examples].reshape(each, self.ranks, sizes.examples, -1)[:, self.rank]
         if case == "scan":
             tokens = self.jax.make_array_from_process_local_data(self.by_example, rows)
-            params, slots, loss = self.functions["scan"](params, slots, tokens, count)
+            params, slots, metrics = self.functions["scan"](params, slots, tokens, count)
         else:
             sums: Any = None
             by_example = self.jax.NamedSharding(self.mesh, self.jax.sharding.PartitionSpec("data"))
@@ -138,9 +144,9 @@ class PlainJax:
                     sums = self.functions["first"](params, tokens)
                 else:
                     sums = self.functions["further"](params, sums, tokens)
-            params, slots, loss = self.functions["last"](params, slots, sums, count)
+            params, slots, metrics = self.functions["last"](params, slots, sums, count)
         self.states[case, microbatches] = params, slots
-        return loss
+        return metrics[0]
 
 
 if __name__ == "__main__":
