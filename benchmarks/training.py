@@ -134,6 +134,7 @@ class Bench:
         self.runtime, self.peers, self.settings, self.say = runtime, peers, settings, say
         self.steps: dict[Case, int] = {}
         self.cpu: dict[Case, list[float]] = {}
+        self.hops: dict[str, float] = {}
 
     def measured(self) -> dict[str, Any]:
         settings = self.settings
@@ -196,7 +197,10 @@ class Bench:
     def _bubble(self, case: Case) -> dict[str, Any]:
         if case.how == SPMD or case.devices > 2:
             return {}
-        return bubbles(case, [self.runtime.recorded(case) for _ in range(self.settings.records)])
+        if case.place not in self.hops:
+            self.hops[case.place] = self.runtime.hop(case.devices, case.place, self.settings.records)
+        records = [self.runtime.recorded(case) for _ in range(self.settings.records)]
+        return bubbles(case, records, self.hops[case.place])
 
 
 def cpu_seconds() -> float:

@@ -211,13 +211,14 @@ def show_bubbles(found: Sequence[Mapping[str, Any]], console: Console) -> None:
         title="recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest",
         padding=0,
     )
-    for heading in ("formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"):
+    for heading in ("hop ms", "formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"):
         table.add_column(heading, justify="right", no_wrap=True)
     names = ("predicted", "measured", "predicted_ms", "makespan_ms", "busy_ms", "others_ms")
     for one in found:
         means = {name: fmean(record[name] for record in one["records"]) for name in names}
         table.add_row(
             one["case"],
+            f"{one['hop_ms']:.1f}",
             f"{one['ideal']:.1%}",
             *(f"{means[name]:.1%}" for name in names[:2]),
             *(f"{means[name]:.1f}" for name in names[2:]),

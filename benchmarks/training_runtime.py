@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -193,6 +194,22 @@ class Runtime:
         mean = [tuple(median(values) if values else 0.0 for values in kind.values()) for kind in (forward, backward)]
         return Costs(mean[0], nothing, nothing, mean[1]), median(rest)
 
+    def hop(self, devices: int, place: str, records: int) -> float:
+        """Seconds from the end of an action to the begin of the next one on another device, which waits for it alone.
+
+        The median over the hops of recorded steps of one microbatch, where nothing else is under way.
+        """
+        case = Case("pathways", "1f1b", 1, devices, place)
+        if case not in self.prepared:
+            self.prepare(case, 2)
+        hops = []
+        for _ in range(records):
+            spans = sorted(self.recorded(case).timeline.started, key=lambda span: span.start)
+            hops += [
+                max(0.0, after.start - before.end) for before, after in pairwise(spans) if before.device != after.device
+            ]
+        return median(hops)
+
     def moved(self, devices: int, tensor: int) -> list[dict[str, Any]]:
         """Bytes between two islands of a step, with and without scatter/gather, counted from the layouts."""
         from megatron_ptdp.parallel import traffic
@@ -238,12 +255,13 @@ def wait(loss: Any, state: Any) -> None:
             jax.tree.leaves(part)[0].block_until_ready(LIMIT_S)
 
 
-def bubbles(case: Case, records: Sequence[timeline.Measured]) -> dict[str, Any]:
-    """The bubble of recorded steps, and of the same schedule simulated with the mean times of the step's actions."""
+def bubbles(case: Case, records: Sequence[timeline.Measured], hop_s: float) -> dict[str, Any]:
+    """The bubble of recorded steps, and of the same schedule simulated with the mean times of the step's actions, when
+    a message takes `hop_s` seconds."""
     schedule = case.schedule()
     rows = []
     for found in records:
-        ran, model = found.timeline, timeline.predicted(schedule, found.timeline)
+        ran, model = found.timeline, timeline.predicted(schedule, found.timeline, hop_s)
         rows.append(
             {
                 "measured": ran.bubble.of_ideal,
@@ -254,7 +272,13 @@ def bubbles(case: Case, records: Sequence[timeline.Measured]) -> dict[str, Any]:
                 "others_ms": 1e3 * sum(one.end - one.start for one in found.others) / len(ran.rows),
             }
         )
-    return {"case": case.name, "ideal": case.bubble, "records": rows, "picture": spans(records[-1])}
+    return {
+        "case": case.name,
+        "ideal": case.bubble,
+        "hop_ms": 1e3 * hop_s,
+        "records": rows,
+        "picture": spans(records[-1]),
+    }
 
 
 def spans(found: timeline.Measured) -> list[list[Any]]:

@@ -13,7 +13,7 @@ import jax
 import ray
 
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.schedules import Action, Costs, Kind, Schedule, Span, Timeline, chrome_trace, simulate
+from megatron_ptdp.schedules import Action, Costs, Kind, Link, Schedule, Span, Timeline, chrome_trace, simulate
 from megatron_ptdp.schedules.draw import draw_below
 
 RECORD_LIMIT_S = 600.0
@@ -148,10 +148,15 @@ def stage_times(schedule: Schedule, ran: Timeline) -> dict[Kind, tuple[float, ..
     return {kind: tuple(fmean(times[stage, kind] or [0.0]) for stage in range(schedule.stages)) for kind in kinds}
 
 
-def predicted(schedule: Schedule, ran: Timeline) -> Timeline:
-    """The schedule, simulated with the mean time of each stage's actions; messages take no time in it."""
-    times = stage_times(schedule, ran)
-    return simulate(schedule, Costs(times["F"], times["I"], times["W"], times["B"]))
+def predicted(schedule: Schedule, ran: Timeline, hop_s: float = 0.0) -> Timeline:
+    """The schedule, simulated with the mean time of each stage's actions.
+
+    Args:
+        hop_s: seconds from the end of an action to where its output is on another device.
+    """
+    times, hops = stage_times(schedule, ran), schedule.stages - 1
+    costs = Costs(times["F"], times["I"], times["W"], times["B"], message=(0.0,) * hops, link=Link(hop_s))
+    return simulate(schedule, costs)
 
 
 class Drawn(NamedTuple):

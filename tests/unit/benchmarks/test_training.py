@@ -21,7 +21,7 @@ from benchmarks.training_peers import Peers
 from benchmarks.training_results import Samples
 from benchmarks.training_runtime import Case, bubbles
 from megatron_ptdp import schedules
-from megatron_ptdp.schedules import Costs
+from megatron_ptdp.schedules import Costs, Link
 from megatron_ptdp.train.timeline import Measured
 
 TINY = Sizes(layers=4, hidden=16, heads=2, sequence=8, vocabulary=11, examples=2)
@@ -66,7 +66,7 @@ def test_a_pipeline_is_held_against_its_ideal() -> None:
 def test_every_aim_of_training_has_a_figure_and_oversubscribed_ones_have_none() -> None:
     samples = known()
     samples.bubbles = [
-        bubbles(case, [Measured(schedules.simulate(case.schedule()), ())])
+        bubbles(case, [Measured(schedules.simulate(case.schedule()), ())], 0.0)
         for case in (Case("pathways", "1f1b", 8), Case("pathways", "zb-h1", 8))
     ]
     found = [one["name"] for one in (*samples.ratios(), *samples.figures())]
@@ -79,8 +79,8 @@ def test_every_aim_of_training_has_a_figure_and_oversubscribed_ones_have_none() 
 
 def test_a_step_that_runs_as_simulated_is_off_by_nothing() -> None:
     case = Case("pathways", "1f1b", 8)
-    costs = Costs((1.0, 2.0), (0.0, 0.0), (0.0, 0.0), (3.0, 3.0))
-    found = bubbles(case, [Measured(schedules.simulate(case.schedule(), costs), ())])
+    costs = Costs((1.0, 2.0), (0.0, 0.0), (0.0, 0.0), (3.0, 3.0), message=(0.0,), link=Link(0.5))
+    found = bubbles(case, [Measured(schedules.simulate(case.schedule(), costs), ())], 0.5)
     (record,) = found["records"]
     assert record["measured"] == pytest.approx(record["predicted"])
     assert found["ideal"] == pytest.approx(1 / 8)
@@ -170,7 +170,7 @@ def test_a_peer_that_fails_on_the_way_leaves_the_others_measured(
 def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     samples = known()
     samples.stages = (Costs.uniform(4), 0.5)
-    samples.bubbles = [bubbles(PIPELINE, [Measured(schedules.simulate(PIPELINE.schedule()), ())])]
+    samples.bubbles = [bubbles(PIPELINE, [Measured(schedules.simulate(PIPELINE.schedule()), ())], 0.0)]
     settings = Settings(sizes=TINY)
     result = {
         "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 1, "system": "", "python": "", "packages": {}}
