@@ -63,11 +63,15 @@ def ours(python) -> list[psutil.Process]:
     return found
 
 
-def assert_nothing_left(python, within_s: float = 10.0) -> None:
+def assert_nothing_left(python, within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
-    while (left := ours(python)) and time.monotonic() < deadline:
+    while (left := [*ours(python), *zombies(python)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
+
+
+def assert_no_zombies(python) -> None:
+    """A process that has just ended is one until its parent has waited for it."""
     assert zombies(python) == []
 
 
@@ -88,6 +92,7 @@ def up(run, *arguments: str) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.timeout(240)
 def test_up_outlives_its_shell_until_down(python, shared_head, run) -> None:
     """
     1. A shell starts the runtime, and ends.
@@ -146,15 +151,14 @@ IDLE = """
     ray.init(address="auto", log_to_driver=False)
     groups = ray.util.placement_group_table().values()
     held = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0)
-    assert all(group["state"] == "REMOVED" for group in groups), groups
-    assert ray.util.list_named_actors(all_namespaces=True) == []
-    print(abs(held) < 1e-6)
+    removed = all(group["state"] == "REMOVED" for group in groups)
+    print(removed and not ray.util.list_named_actors(all_namespaces=True) and abs(held) < 1e-6)
 """
 
 
 def idle(python, shared_head) -> bool:
     """Whether nobody holds anything on the Ray cluster."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         if python.run(IDLE, **shared_head.environment) == "True\n":
             return True
@@ -200,7 +204,7 @@ def test_tenants_come_and_go_and_metrics_show_them(python, shared_head, run, tmp
     assert code == 0
     bob = token.strip()
     with_token = (CLIENT, found["url"], bob)
-    assert within_seconds(10, lambda: python.run(*with_token, **shared_head.environment)) == "2\n"
+    assert within_seconds(30, lambda: python.run(*with_token, **shared_head.environment)) == "2\n"
 
     code, page = scrape(found["metrics"], found["token"])
     assert code == 200
@@ -220,7 +224,7 @@ def test_tenants_come_and_go_and_metrics_show_them(python, shared_head, run, tmp
         assert code == 2
         assert "token" in err
 
-    within_seconds(10, refused)
+    within_seconds(30, refused)
 
 
 def within_seconds(limit: float, do: Callable[[], Any]) -> Any:
@@ -272,7 +276,7 @@ def test_an_up_that_cannot_be_leaves_nothing(python, run, options, code, says) -
 def test_an_interrupted_up_cleans_up(python, shared_head, run, number) -> None:
     process = begin(python, shared_head)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30.0)
+    out, err = process.communicate(timeout=60.0)
     assert process.returncode not in (0, None)
     assert (out, "Traceback" in err) == ("", False), err
     assert_nothing_left(python)
@@ -296,7 +300,7 @@ def test_down_after_half_a_start(python, shared_head, run) -> None:
 def begin(python, shared_head) -> subprocess.Popen[str]:
     """An `up` whose processes are just being started."""
     process = python.command(*CLI, "up", "--islands", "2", "--hosts-per-island", "2", **shared_head.environment)
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 60.0
     while len(ours(python)) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.poll() is None
@@ -369,6 +373,7 @@ SURVIVOR = """
 """
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["Controller", pytest.param("ResourceManager", marks=pytest.mark.long)])
 def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, kind: str) -> None:
     """
@@ -395,7 +400,7 @@ def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, k
     print(first, out, err)
     assert script.returncode == 0, err
     assert len(ours(python)) == 6
-    assert zombies(python) == []
+    within_seconds(30, lambda: assert_no_zombies(python))
     assert json.loads(run("status", "--json")[1])["url"] == found["url"]
 
 
