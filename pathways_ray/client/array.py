@@ -139,6 +139,14 @@ class Array:
         """The value of an array of one element, as a Python scalar."""
         return np.asarray(self).item()
 
+    def tolist(self) -> Any:
+        """The values as Python scalars, in nested lists."""
+        return np.asarray(self).tolist()
+
+    def __format__(self, spec: str) -> str:
+        """With a format, `f"{loss:.4f}"`, that of the value; without one, what `str` says, which waits for nothing."""
+        return format(np.asarray(self)[()], spec) if spec else str(self)
+
     def __float__(self) -> float:
         return float(np.asarray(self))
 

@@ -35,6 +35,8 @@ from pathways_ray.ir.types import ArrayType, Spec, check_layout
 
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
 
+_CONFIG: Any = jax.config  # made at run time, so types know nothing of its names
+
 _OURS = ("pathways_call", "pathways_capture")
 """What calls and captured arrays of a program are traced to (`tracer`)."""
 
@@ -273,7 +275,7 @@ class CompiledFunction:
         platforms = where.session.platforms
         # An export depends on the mesh, not on which slice has it.
         types = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
-        key = (where.shape, where.axes, _distinct(static), tree, types, platforms)
+        key = (where.shape, where.axes, _distinct(static), tree, types, platforms, *jax_settings())
         found = self._exported.get(key)
         if found is None:
             found = self._exported[key] = self._export(where, dict(static), tree, avals, platforms)
@@ -344,6 +346,12 @@ class CompiledFunction:
 
     def __repr__(self) -> str:
         return f"pw.compiled({self.__name__}, slice={self.slice})"
+
+
+def jax_settings() -> tuple[Any, ...]:
+    """What a trace depends on beside its arguments, and may be another with each call (`jax.enable_x64`,
+    `jax.default_matmul_precision`)."""
+    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision
 
 
 def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:

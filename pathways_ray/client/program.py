@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from pathways_ray.client.array import DELETED, FAILED, Array, Buffer
+from pathways_ray.client.compiled import jax_settings
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
@@ -48,13 +49,14 @@ class Program:
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         session = self._session()
-        key = (session, tree, *[leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves])
+        kinds = [leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves]
+        key = (session, tree, *jax_settings(), *kinds)
         try:
             lowered = self._cache.get(key)
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
-            lowered = self._cache[key] = self._lower(session, tree, list(key[2:]))
+            lowered = self._cache[key] = self._lower(session, tree, kinds)
         return lowered.launch(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

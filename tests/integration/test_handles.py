@@ -36,6 +36,9 @@ def test_arrays_are_compared_by_value(session, inc) -> None:
     assert (y == V).tolist() == [False] * 8
     assert np.equal(V + 1, y).all()
     assert len({y, z}) == 2, "handles stay apart in sets"
+    assert y.tolist() == (V + 1).tolist()
+    assert f"{pw.compiled(lambda v: v[3], slice=inc.slice)(y):.2f}" == "4.00"
+    assert f"{y}" == str(y)
 
 
 def test_handles_are_neither_pickled_nor_copied_deeply(session, inc, equal) -> None:
@@ -80,6 +83,17 @@ def test_static_parts_of_pytrees_that_cannot_be_compared(session, inc) -> None:
     f(Model(V, np.arange(3)))  # type: ignore[arg-type]
     with pytest.raises(pw.errors.UsageError, match=r"cannot be told from earlier ones: .*arrays cannot be passed as"):
         f(Model(V, np.arange(3)))  # type: ignore[arg-type]
+
+
+def test_settings_of_jax_are_part_of_a_trace(session, slices, equal) -> None:
+    def third(v: Any) -> Any:
+        return v.astype(float) / 3
+
+    up = pw.compiled(third, slice=slices.a1)
+    f = pw.program(lambda v: up(v) * np.arange(8))
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            equal(f(V), jax.jit(third)(V) * np.arange(8))
 
 
 def test_a_compiled_function_holds_no_other_one(session, slices, inc) -> None:
