@@ -7,6 +7,7 @@ anew, without sessions; schedulers and hosts join again (ADR 0014).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import threading
@@ -43,6 +44,9 @@ from pathways_ray.transport.scrapes import serve_page
 
 MANAGER_LIMIT_S = 4.0
 """A resource manager that twice does not answer for this long is taken for dead."""
+
+SCHEDULER_LIMIT_S = 8.0
+"""A scheduler that says nothing for this long, which tells every second how much waits there, is taken for dead."""
 
 METRICS_LIMIT_S = 5.0
 
@@ -85,6 +89,7 @@ class Controller:
         )
         self.policy = policy
         self.islands: dict[int, streams.AsyncOutbox] = {}
+        self.heard: dict[int, float] = {}
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
@@ -163,7 +168,8 @@ class Controller:
             try:
                 # Twice: after a pause of this process the time may be over before an answer that is there is seen.
                 async with asyncio.timeout(MANAGER_LIMIT_S):
-                    known: str = await self.resource_manager.controller_serves.remote(self.incarnation, address)
+                    name = names.controller(self.runtime)
+                    known: str = await self.resource_manager.controller_serves.remote(self.incarnation, address, name)
                     return known
             except TimeoutError:
                 if last:
@@ -172,8 +178,20 @@ class Controller:
         raise TimeoutError(f"the resource manager did not answer for {2 * MANAGER_LIMIT_S:.0f} s")
 
     async def _tick(self) -> None:
+        before = time.monotonic()
         while True:
             now = time.monotonic()
+            if now - before > SCHEDULER_LIMIT_S / 2:
+                self.heard = dict.fromkeys(self.heard, now)  # this process did not run either: it cannot judge others
+            before = now
+            for island in [island for island, heard in self.heard.items() if now - heard > SCHEDULER_LIMIT_S]:
+                self._island_ended(
+                    island, self.islands[island], f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
+                )
+                # Ray starts it anew; its hosts end with their streams and follow.
+                scheduler = names.scheduler(self.runtime, island)
+                with contextlib.suppress(ValueError):  # it ends just now
+                    ray.kill(ray.get_actor(scheduler, names.NAMESPACE), no_restart=False)
             self._do(self.launches.tick(now))
             await self.front.tick(now)
             await asyncio.sleep(1.0)
@@ -198,6 +216,7 @@ class Controller:
         # A new scheduler may be heard of before the end of the old one's stream.
         self._island_ended(hello.island, self.islands.get(hello.island))
         outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
+        self.heard[hello.island] = time.monotonic()
         self._do(self.launches.island_up(hello.island))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
@@ -208,19 +227,22 @@ class Controller:
                     break
                 if self.islands.get(hello.island) is not outbox:
                     break  # another scheduler took its place; with its stream this one ends, and starts anew
+                self.heard[hello.island] = time.monotonic()
                 rest = FROM_ISLAND.decode_batch(data)
         finally:
             pump.cancel()
             self._island_ended(hello.island, outbox)
             await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}", hello.address)
 
-    def _island_ended(self, island: int, outbox: streams.AsyncOutbox | None) -> None:
+    def _island_ended(
+        self, island: int, outbox: streams.AsyncOutbox | None, reason: str = "its island's scheduler ended"
+    ) -> None:
         """The stream that `outbox` belongs to is over: what it knew of hosts is worth nothing any more."""
         if outbox is None or self.islands.get(island) is not outbox:
             return
-        del self.islands[island]
+        del self.islands[island], self.heard[island]
         for host in [h for h in self.launches.hosts.values() if h.island == island]:
-            self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
+            self._do(self.launches.host_down(HostDown(host.host, host.epoch, reason)))
 
     async def _from_island(self, island: int, message: FromIsland) -> None:
         match message:

@@ -18,6 +18,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pathways_ray import names
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory, Wish
@@ -27,6 +28,10 @@ _HOST = msgspec.msgpack.Decoder(HostInfo)
 
 REJOIN_LIMIT_S = 30.0
 """A slice that is asked for before all hosts have joined waits this long for them."""
+
+CONTROLLER_LIMIT_S = 30.0
+"""A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
+with a big program; clients of one that is stopped have seen it before, by its missing answers to their pings."""
 
 
 class ResourceManager:
@@ -39,6 +44,7 @@ class ResourceManager:
         self.islands = islands
         self.controller = ""
         self.past_controllers: set[str] = set()
+        self.watch: asyncio.Task[None] | None = None
         self.incarnation = secrets.token_hex(8)
         self.forming: dict[int, dict[int, tuple[HostInfo, asyncio.Future[tuple[int, str]]]]] = {}
         self.addresses: dict[str, str] = {}
@@ -46,8 +52,11 @@ class ResourceManager:
         self.data_secret = data_secret
         self.link_secret = link_secret
 
-    async def controller_serves(self, incarnation: str, address: str) -> str:
+    async def controller_serves(self, incarnation: str, address: str, name: str) -> str:
         """Said by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
+
+        Args:
+            name: that of its actor.
 
         Returns:
             What this resource manager is known by: another one after its own restart, when it knows of no slice.
@@ -60,9 +69,19 @@ class ResourceManager:
             self.inventory.start_over()
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
                 del self.addresses[name]
+        if self.watch is not None:
+            self.watch.cancel()
+        self.watch = asyncio.ensure_future(self._expect_controller(name))
         if self.addresses.get("controller") != address:
             await self.publish("controller", address)
         return self.incarnation
+
+    async def _expect_controller(self, name: str) -> None:
+        """Kills a controller that is not heard of in time; Ray starts it anew."""
+        for _ in range(round(CONTROLLER_LIMIT_S)):  # by the second, so that a pause of this process does not count
+            await asyncio.sleep(1.0)
+        with contextlib.suppress(ValueError):  # it ends just now
+            ray.kill(ray.get_actor(name, names.NAMESPACE), no_restart=False)
 
     async def publish(self, name: str, address: str) -> None:
         """A process says where it serves."""

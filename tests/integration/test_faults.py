@@ -110,7 +110,7 @@ KILLED = """
         raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
         victims = [p for p in raylet.children() if f"ray::{sys.argv[1]}" in " ".join(p.cmdline())]
         launches = [program(held) for _ in range(20)]
-        victims[0].kill()
+        victims[0].send_signal(getattr(signal, sys.argv[2]))
         start = time.monotonic()
         names = set()
         for y in [*launches, program(held) if sys.argv[1] == "IslandScheduler" else launches[0]]:
@@ -151,9 +151,16 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("process", ["IslandScheduler", "Controller"])
-def test_a_killed_scheduler_comes_back_and_a_killed_controller_fails_all(python: Any, process: str) -> None:
-    out = python.run(KILLED, process)
+@pytest.mark.parametrize(
+    ("process", "sign"),
+    [
+        ("IslandScheduler", "SIGKILL"),
+        ("Controller", "SIGKILL"),
+        pytest.param("IslandScheduler", "SIGSTOP", marks=pytest.mark.long),
+    ],
+)
+def test_a_lost_scheduler_comes_back_and_a_killed_controller_fails_all(python: Any, process: str, sign: str) -> None:
+    out = python.run(KILLED, process, sign)
     print(out)
     python.assert_none_left()
 
