@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pathways_ray.transport.messages import Done, Message, RunFailed
 
-GATHERED_S = 0.0005
+GATHERED_S = 0.002
 """Longest time that what has ended stays here while more is under way."""
 
 AT_ONCE = 32

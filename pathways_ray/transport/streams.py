@@ -36,6 +36,13 @@ DEEP = 8
 """With more than this many launches under way beyond a stream, its messages are gathered."""
 
 PAUSE_S = 0.001
+"""How long they are gathered."""
+
+VERY_DEEP = 64
+"""With more than this many launches under way the devices have work for longer than a long pause."""
+
+LONG_PAUSE_S = 0.003
+"""How long messages are gathered then. Not for what opens the window of an island (`fan_out`): it would run dry."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
@@ -94,6 +101,17 @@ def header(count: int) -> bytes:
     if count < 1 << 16:
         return b"\xdc" + count.to_bytes(2, "big")
     return b"\xdd" + count.to_bytes(4, "big")
+
+
+def pause_s(depth: int) -> float:
+    """How long a stream gathers messages after it has sent some; 0 when it sends them as they come.
+
+    Args:
+        depth: launches under way beyond the stream.
+    """
+    if depth <= DEEP:
+        return 0.0
+    return PAUSE_S if depth <= VERY_DEEP else LONG_PAUSE_S
 
 
 class AsyncOutbox:
@@ -159,9 +177,9 @@ class AsyncOutbox:
             link.put(batch)
         if self._closed:
             self._wake.set()
-        elif messages and self._depth() > DEEP:
+        elif messages and (pause := pause_s(self._depth())):
             self._scheduled = True
-            asyncio.get_running_loop().call_later(PAUSE_S, self._flush)
+            asyncio.get_running_loop().call_later(pause, self._flush)
 
     async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Writes until closed. Run it as a task beside the reader of the same stream."""
@@ -174,8 +192,8 @@ class AsyncOutbox:
                 await write(batch)
             if self._closed and not self._messages:
                 return
-            if self._depth() > DEEP:
-                await asyncio.sleep(PAUSE_S)
+            if pause := pause_s(self._depth()):
+                await asyncio.sleep(pause)
 
 
 class ThreadOutbox:
@@ -205,8 +223,8 @@ class ThreadOutbox:
             yield from batches([m for m in messages if m is not None])
             if None in messages:
                 return
-            if self._depth() > DEEP:
-                time.sleep(PAUSE_S)
+            if pause := pause_s(self._depth()):
+                time.sleep(pause)
 
 
 def channel(address: str, trust: Trust | None = None) -> grpc.Channel:

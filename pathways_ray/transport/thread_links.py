@@ -153,8 +153,8 @@ class Outbox:
                 self._drain(wait=True)
                 if self._closed:
                     return
-            if self._depth() > streams.DEEP:
-                time.sleep(streams.PAUSE_S)
+            if pause := streams.pause_s(self._depth()):
+                time.sleep(pause)
 
 
 class ThreadLink:
