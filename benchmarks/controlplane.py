@@ -44,7 +44,7 @@ from pathways_ray.transport.messages import (
 )
 
 SESSION = 1
-PAUSED_S = 2 * streams.PAUSE_S
+PAUSED_S = 2 * streams.LONG_PAUSE_S
 """After so long no stream pauses any more: what is put into one leaves at once."""
 
 STEPS = 5
