@@ -4,11 +4,14 @@ import contextlib
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from pathways_ray.executor.cores import VARIABLE
 
@@ -73,6 +76,37 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
         os.environ.pop(VARIABLE)
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def cpu_seconds() -> float:
+    """What this process and all below it, which are all systems, have taken of all cores so far."""
+    total = 0.0
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def settle(limit_s: float = 30.0, window_s: float = 0.5, cores: float = 0.15) -> bool:
+    """Waits until the systems are idle: what they have still to compile would slow down whoever is measured next.
+
+    Args:
+        limit_s: it waits no longer.
+        window_s: over which they are looked at.
+        cores: that they may have, all together.
+
+    Returns:
+        Whether they came to rest.
+    """
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        before = cpu_seconds()
+        time.sleep(window_s)
+        if cpu_seconds() - before <= cores * window_s:
+            return True
+    return False
 
 
 def interleaved(

@@ -34,6 +34,7 @@ PARITY = 0.95
 TOPOLOGIES = ("2x1", "1x4")
 ROUNDS = 5  # of each ratio; the median counts
 TARGET_S = 0.4  # of one measured run
+WARM = 3  # runs before
 FIRST_S = 0.5e-3  # of work, where the search begins
 DURATIONS_S = (10e-6, 50e-3)  # of work; where it gives up
 CLOSE = 1.2  # the search ends when its two bounds are this near
@@ -132,7 +133,9 @@ class Pair:
         count = 64
         while (took := self.seconds("jax", iterations, count)) < TARGET_S / 2:
             count = max(2 * count, round(count * TARGET_S / took / 2))
-        self.seconds("ours", iterations, count)  # warm: compiled, and chains with it
+        for _ in range(WARM):  # often enough for chains of launches to be found worth compiling, and to be agreed on
+            self.seconds("ours", iterations, count)
+            measure.settle()
         samples = measure.interleaved(
             ["ours", "jax"], lambda name: self.seconds(name, iterations, count), self._rounds, 0
         )

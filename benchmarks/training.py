@@ -189,9 +189,9 @@ class Bench:
 
     def _rate(self, case: Case) -> float:
         """Tokens a second; nan of a peer that failed."""
-        before = cpu_seconds()
+        before = measure.cpu_seconds()
         seconds = self._seconds(case)
-        self.cpu.setdefault(case, []).append((cpu_seconds() - before) / self.steps[case])
+        self.cpu.setdefault(case, []).append((measure.cpu_seconds() - before) / self.steps[case])
         return self.steps[case] * self.settings.sizes.tokens(case.microbatches) / seconds
 
     def _bubble(self, case: Case) -> dict[str, Any]:
@@ -201,17 +201,6 @@ class Bench:
             self.hops[case.place] = self.runtime.hop(case.devices, case.place, self.settings.records)
         records = [self.runtime.recorded(case) for _ in range(self.settings.records)]
         return bubbles(case, records, self.hops[case.place])
-
-
-def cpu_seconds() -> float:
-    """What this process and all below it, which are all systems, have taken of all cores so far."""
-    total = 0.0
-    here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def busy_cores(seconds: float) -> float:

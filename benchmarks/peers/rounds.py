@@ -121,7 +121,10 @@ class Session:
             self.start(name, running.info)
 
     def warm_up(self, cases: Sequence[Case], target_s: float) -> None:
-        """Compiles, and finds how many computations take about `target_s`; the first run of a case tells nothing."""
+        """Compiles, and finds how many computations take about `target_s`; the first run of a case tells nothing.
+
+        Then every case once as it will be measured: a system may find only there what it had better compile.
+        """
         for case in cases:
             self.say(f"warming up {case}")
             for _ in range(2):
@@ -131,6 +134,9 @@ class Session:
             else:
                 self.counts[case] = count_for(seconds / COUNTS[0], target_s)
                 self.samples[case] = []
+        for case in list(self.counts):
+            self.attempt(case, self.counts[case])
+        measure.settle()
 
     def round(self, number: int) -> None:
         """Every case once, beginning with another one each time."""
