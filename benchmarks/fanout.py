@@ -23,6 +23,9 @@ from pathways_ray.transport import fan_out, links, streams
 from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
 
 JOIN_LIMIT_S = 60.0
+JOIN_AT_ONCE = links.MOST_STRANGERS // 4
+"""A server hangs up on those beyond `MOST_STRANGERS` who have yet to say who they are."""
+
 END = DropSession(0)
 """Tells the hosts of the benchmark to go."""
 
@@ -37,9 +40,12 @@ def be_hosts(address: str, hosts: int) -> None:
 
 
 async def _be_hosts(address: str, hosts: int) -> None:
+    joining = asyncio.Semaphore(JOIN_AT_ONCE)
+
     async def be_host(host: int) -> None:
-        stream = await links.dial(address, streams.HOST_STREAM, {})
-        await stream.write(encode_batch([HostUp(host, 1, "", "", 1, 1)]))
+        async with joining:
+            stream = await links.dial(address, streams.HOST_STREAM, {})
+            await stream.write(encode_batch([HostUp(host, 1, "", "", 1, 1)]))
         ended = False
         while not ended and (data := await streams.reading(stream)) is not None:
             messages = TO_HOST.decode_batch(data)
