@@ -292,11 +292,15 @@ class DataServer:
                 fetching.task.cancel()
 
     def _present(self, stream: _Stream, fetching: _Fetching) -> None:
-        """Reads at once what is small and computed; a worker of the stream waits for the rest."""
+        """Reads at once what is small and computed; a worker of the stream waits for the rest.
+
+        At once is in the thread that dispatches for all tenants: whoever asks for many arrays gets them from workers.
+        """
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
+        few = len(stream.fetches) <= WORKERS
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            if hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
+            if few and hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
                 self._read(stream, fetching)
             else:
                 stream.workers.submit(self._read, stream, fetching)

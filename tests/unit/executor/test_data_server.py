@@ -226,6 +226,28 @@ def test_questions_over_the_limit_are_refused(host: Host, wire: Wire, monkeypatc
     assert {wire.next().request for _ in range(3)} == {0, 1, 2}  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("asked", [1, 40])
+def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_stores_them(
+    host: Host, wire: Wire, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host that is the thread that dispatches for all tenants. It copies for a lone fetch, which is quicker."""
+    copied: list[threading.Thread] = []
+    copy = host.server._shard_bytes
+
+    def noted(value: Any, device: int) -> memoryview[int]:
+        copied.append(threading.current_thread())
+        return copy(value, device)
+
+    monkeypatch.setattr(host.server, "_shard_bytes", noted)
+    wire.send(*[Fetch(k, 11, (0,)) for k in range(asked)])
+    eventually(lambda: host.store.waiting() == asked)
+    host.put(11, SMALL)
+    assert {wire.next().request for _ in range(asked)} == set(range(asked))  # type: ignore[union-attr]
+    mine = copied.count(threading.current_thread())
+    assert len(copied) == asked
+    assert mine == 1 if asked == 1 else mine < asked / 2
+
+
 # --- the client's side ------------------------------------------------------------------------------------------------
 
 
