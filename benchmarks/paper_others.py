@@ -1,7 +1,8 @@
 """What other systems print of training, as data: rows like those of `paper_rows`, with the cluster and the software.
 
 Plans are as printed. Where a source leaves out the number of chunks, that is said beside the row; where it leaves out
-the plan, there is no row here. One constant of `h100` was set on three rows (`H100_CALIBRATION`), none on the others.
+the plan, there is no row here. One constant of `h100` was set on three rows (`H100_CALIBRATION`), and one of `tpu-v4`
+was chosen with PaLM's in sight (`SEEN`); none on the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from megatron_ptdp.planner.plan import Plan
 
 H100_CALIBRATION = (("Llama 3", "405B on 8192"), ("Nemotron-4", "340B on 6144"), ("MPT, FSDP, H100", "70b on 64, b=8"))
 """The rows on which `matrix_efficiency` of `h100` was set, by least squares."""
+
+SEEN = (("PaLM", "540B on 6144"),)
+"""The row that `matrix_efficiency` of `tpu-v4` was chosen with: no prediction either."""
 
 # name, layers, hidden, heads, p, chunks, b, batch, seconds with full recompute, and with sequence parallelism
 KORTHIKANTI = (
