@@ -155,7 +155,7 @@ with pw.init(hosts_per_island=2) as cluster:
         gang = summed(where)
         np.asarray(gang(x))
         links = session._data
-        links._link(1).outbox.send = lambda message: None  # of this array, host 1 gets nothing
+        links._link(1).outbox.send_all = lambda messages: None  # of this array, host 1 gets nothing
         half = pw.put(x, where, P("x"))
         half._buffer.upload.arrived(1, None)
         session._uploads_changed()
