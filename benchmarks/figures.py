@@ -133,7 +133,7 @@ def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[
     for axes, one, title in zip(panels, found, titles, strict=True):
         names = one["tenants"]
         for place, name in enumerate(names):
-            bars = [(start, end - start) for tenant, start, end, _ in one["picture"] if tenant == name]
+            bars = [(start, end - start) for tenant, start, end in one["picture"] if tenant == name]
             axes.broken_barh(
                 bars, (place - 0.42, 0.84), color=COLOURS[place % len(COLOURS)], edgecolor="white", linewidth=0.3
             )

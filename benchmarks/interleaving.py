@@ -1,7 +1,7 @@
 """What a trace of gangs says of how tenants shared the devices. Pure: lists in, numbers out.
 
-A gang here is what a host ran as one computation: `(tenant, start, end, launches)`, times in seconds, in the order of
-the ends. All gangs use the same devices, so they do not overlap.
+A gang here is what a host ran as one computation: `(tenant, start, end)`, times in seconds, in the order of the
+ends. All gangs use the same devices, so they do not overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ class Gang(NamedTuple):
     tenant: str
     start: float
     end: float
-    launches: int
 
 
 def within(gangs: Sequence[Gang], start: float, end: float) -> list[Gang]:
@@ -53,7 +52,6 @@ def describe(gangs: Sequence[Gang]) -> dict[str, Any]:
         last[turn[0].tenant] = turn[-1].end
     return {
         "gangs": len(gangs),
-        "launches": sum(gang.launches for gang in gangs),
         "seconds": span,
         "utilisation": utilisation(gangs),
         "gang_ms": quantiles([1e3 * (gang.end - gang.start) for gang in gangs]),
@@ -89,14 +87,12 @@ def shares(used: Mapping[str, float], weights: Mapping[str, float]) -> dict[str,
     }
 
 
-def by_tenant(gangs: Sequence[Gang]) -> tuple[dict[str, float], dict[str, int]]:
-    """Seconds on the devices, and launches, of each tenant."""
+def by_tenant(gangs: Sequence[Gang]) -> dict[str, float]:
+    """Seconds on the devices of each tenant."""
     seconds: dict[str, float] = {}
-    launches: dict[str, int] = {}
     for gang in gangs:
         seconds[gang.tenant] = seconds.get(gang.tenant, 0.0) + gang.end - gang.start
-        launches[gang.tenant] = launches.get(gang.tenant, 0) + gang.launches
-    return seconds, launches
+    return seconds
 
 
 def count_at(seen: Sequence[tuple[float, int]], moment: float) -> float:
@@ -111,7 +107,7 @@ def count_at(seen: Sequence[tuple[float, int]], moment: float) -> float:
 
 
 def sample(gangs: Sequence[Gang], milliseconds: float) -> list[list[Any]]:
-    """The gangs of a span in the middle, for a picture: `[tenant, start, end, launches]`, in ms from its beginning."""
+    """The gangs of a span in the middle, for a picture: `[tenant, start, end]`, in ms from its beginning."""
     if not gangs:
         return []
     start = max(gangs[0].start, (gangs[0].start + gangs[-1].end - milliseconds / 1e3) / 2)
@@ -121,7 +117,6 @@ def sample(gangs: Sequence[Gang], milliseconds: float) -> list[list[Any]]:
             gang.tenant,
             round(1e3 * (max(gang.start, start) - start), 4),
             round(1e3 * (gang.end - start), 4),
-            gang.launches,
         ]
         for gang in gangs
         if gang.end > start and gang.start < end

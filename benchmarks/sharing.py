@@ -141,7 +141,7 @@ class Bench:
             for load, one in zip(loads, outcomes, strict=True)
         }
         work = {load.tenant: done[load.tenant] * alone[load.length] for load in loads}
-        traced, _ = interleaving.by_tenant(gangs)
+        traced = interleaving.by_tenant(gangs)
         return {
             "weights": weights,
             "length_ms": {load.tenant: 1e3 * load.length for load in loads},
@@ -167,7 +167,7 @@ class Bench:
 
     def _traced(self, future: Any) -> list[Gang]:
         ran = ray.get(future)
-        return [Gang(self.tenants[r.session], r.start, r.end, r.launches) for r in ran if r.session in self.tenants]
+        return [Gang(self.tenants[r.session], r.start, r.end) for r in ran if r.session in self.tenants]
 
 
 def _rate(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:

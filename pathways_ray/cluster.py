@@ -234,7 +234,7 @@ def _start_actors(shape: Shape, owns_ray: bool, options: Options) -> Cluster:
                 where = placement.bundle(groups[island], index)
                 host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
                 hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, exposure, options.fusion, ordering
+                    runtime, number, island, numbers, spec.devices, spec.platform, exposure, ordering
                 )
                 made.append(hosts[number])
         deadline = time.monotonic() + options.limit_s

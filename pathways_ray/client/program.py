@@ -141,7 +141,7 @@ class LoweredProgram:
         results: list[Array] = []
         if built.result_kinds:
             if self._number < 0:
-                self._number = session.register(self._encoded, built.functions)
+                self._number = session.register(built.graph, self._encoded, built.functions)
             results = session.launch(self._number, buffers, built.result_kinds)
         if built.donated_leaves:
             self._donate(leaves)
@@ -192,7 +192,7 @@ class LoweredProgram:
             CompileError: it cannot be compiled.
         """
         if self._number < 0:
-            self._number = self.session.register(self._encoded, self._built.functions)
+            self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
         reply = self.session.explain(self._number, self._encoded)
         graph = lower_graph(self._built.graph, fusion=False)
         peak = peak_bytes(graph)

@@ -28,6 +28,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.array import DELETED, FAILED, PENDING, READY, Array, Buffer
 from pathways_ray.client.data import Cover, DataLinks, Upload
+from pathways_ray.client.runs import Runs
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import (
@@ -42,6 +43,7 @@ from pathways_ray.errors import (
     WaitTimeout,
     from_failure,
 )
+from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.transport import links, streams, thread_links
 from pathways_ray.transport.capabilities import lane_proofs
@@ -62,6 +64,7 @@ from pathways_ray.transport.messages import (
     LaunchFailed,
     Message,
     OpenSession,
+    Prepared,
     Put,
     Refused,
     Register,
@@ -146,8 +149,9 @@ class Session:
         there = trust if trust is None else Trust(trust.roots, trust.name or address.rpartition(":")[0].strip("[]"))
         self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed, there)
         metadata = {"session": str(self.id), "authorization": self._secret}
+        self._runs = Runs(self._programs.__next__)
         self._outbox: streams.ThreadOutbox | thread_links.Outbox
-        self._quiet = streams.ThreadOutbox(self._pending.__len__)
+        self._quiet = streams.ThreadOutbox(self._pending.__len__, self._runs.composed)
         self._lane = self._dialled(address, trust, opened.lane, timeout)
         if self._lane is None:
             self._outbox = self._quiet
@@ -165,7 +169,7 @@ class Session:
         out of reach, since a gateway may let one port through: then the stream carries them."""
         if not port:
             return None
-        outbox = thread_links.Outbox(self._pending.__len__)
+        outbox = thread_links.Outbox(self._pending.__len__, self._runs.composed)
         there = joined(links.endpoint(address)[0], port)
         proof, welcome = lane_proofs(self._secret, self.id)
         shown = {"session": str(self.id), "authorization": proof}
@@ -248,14 +252,15 @@ class Session:
         if self.closed_because:
             raise from_failure(self._closed_failure())
 
-    def register(self, graph: bytes, functions: dict[str, bytes]) -> int:
+    def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         """Sends a program ahead of its first launch; returns its number."""
         self.check_open()
         number = next(self._programs)
+        self._runs.add(number, graph)
         with self._lock:
             fresh = {digest: blob for digest, blob in functions.items() if digest not in self._sent_functions}
             self._sent_functions.update(fresh)
-        self._enqueue(Register(number, graph, fresh))
+        self._enqueue(Register(number, encoded, fresh))
         return number
 
     def launch(self, program: int, arguments: list[Buffer], results: tuple[ArgumentType, ...]) -> list[Array]:
@@ -363,8 +368,10 @@ class Session:
             self._uploads_changed()
 
     def _wait_for_room(self) -> None:
+        # For room for many: one launch for each outcome would have them leave one by one.
+        most = self._max_launches - self._max_launches // 8
         with self._changed:
-            while len(self._pending) >= self._max_launches and not self.closed_because:
+            while len(self._pending) >= most and not self.closed_because:
                 self._changed.wait(_WAIT_SLICE_S)
         self.check_open()
 
@@ -443,6 +450,7 @@ class Session:
     def _on_message(self, message: Message) -> None:
         match message:
             case Completed():
+                self._runs.ended(message.launches, message.micros)
                 with self._changed:
                     for launch in message.launches:
                         for buffer in self._results_of(launch):
@@ -459,9 +467,13 @@ class Session:
                 self._data.host_changed(message)
             case SessionEnded():
                 self._end(message.reason, "SessionClosed")
+            case Prepared():
+                self._runs.prepared(message)
 
     def _results_of(self, launch: int) -> list[Buffer]:
         """The results of a launch that ends now and that somebody still waits for."""
+        for other in self._runs.covered(launch):
+            self._pending.pop(other, None)  # nobody has its results any more
         base, count = self._pending.pop(launch, (0, 0))
         found = []
         for number in range(base, base + count):

@@ -359,7 +359,7 @@ class FrontDoor:
             failure = Failure("WireError", f"program refused: {type(error).__name__}: {error}")
             program = PlannedProgram(key, client.session, "", failure=failure)
         if len(self.launches.sessions[client.session].programs) < limits.MAX_PROGRAMS:
-            self.do(self.launches.register(client.session, message.program, program))
+            self.do(self.launches.register(client.session, message.program, program, message.repeats))
 
     def _planned(self, key: int, client: Client, message: Register) -> PlannedProgram:
         size = len(message.graph) + sum(map(len, message.functions.values()))
@@ -539,4 +539,4 @@ class FrontDoor:
 
 def _is_compiled(program: PlannedProgram | None) -> bool:
     """Whether nothing more will become known of a program: every host has it compiled, or it failed."""
-    return program is not None and (program.failure is not None or len(program.ready) >= len(program.hosts))
+    return program is not None and (program.failure is not None or program.is_ready)

@@ -55,6 +55,7 @@ from pathways_ray.transport.messages import (
     Load,
     Peer,
     Peers,
+    Prepared,
     Put,
     Ready,
     Run,
@@ -153,10 +154,17 @@ class Launches:
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def register(self, session: int, number: int, program: PlannedProgram) -> list[Command]:
-        """A planned program, or one that failed to be planned, under the session's number for it."""
+    def register(self, session: int, number: int, program: PlannedProgram, repeats: int = -1) -> list[Command]:
+        """A planned program, or one that failed to be planned, under the session's number for it.
+
+        Args:
+            repeats: the number of a program whose run of launches it stands for: the client hears when it is compiled.
+                Not where gangs are sent one by one, which is a way to see what each of them costs.
+        """
         state = self.sessions[session]
         state.programs[number] = program
+        program.number = number
+        program.repeats = self.parallel and repeats in state.programs
         if program.failure is not None:
             return []
         self.programs[program.key] = program
@@ -172,7 +180,13 @@ class Launches:
         program.ready.add(message.host)
         program.temporary_bytes[message.host] = message.temporary_bytes
         session = self.sessions.get(program.session)
-        return self._admit_waiting(session) if session else []
+        if session is None:
+            return []
+        commands: list[Command] = []
+        if program.repeats and program.is_ready and program.failure is None:
+            program.repeats = False  # said once
+            commands.append(SendClient(session.id, Prepared(program.number)))
+        return commands + self._admit_waiting(session)
 
     # --- launches and buffers, from clients ---------------------------------------------------------------------------
 
@@ -276,7 +290,7 @@ class Launches:
         if failure is None:
             if session.in_flight >= self.max_in_flight:
                 return "no room"
-            if len(program.ready) < len(program.hosts) or (self.away and self._away(program)):
+            if not program.is_ready or (self.away and self._away(program)):
                 failure = self._absence(program)
                 if failure is None:
                     return "absent"
@@ -481,7 +495,8 @@ class Launches:
             buffer = session.buffers.get(record.results + k)
             if buffer is not None:
                 buffer.producer = 0
-        commands.append(SendClient(session.id, Completed((record.launch,))))
+        micros = round(1e6 * record.device_seconds / record.program.devices)
+        commands.append(SendClient(session.id, Completed((record.launch,), (micros,))))
 
     def _fail(self, session: Session, record: InFlight, failure: Failure, commands: list[Command]) -> None:
         for number in record.arguments:
@@ -627,11 +642,13 @@ class Launches:
 
 def _batched(commands: list[Command]) -> list[Command]:
     """Joins the completions of each session into one message."""
-    completed: dict[int, list[int]] = {}
+    completed: dict[int, tuple[list[int], list[int]]] = {}
     rest: list[Command] = []
     for command in commands:
         if isinstance(command, SendClient) and isinstance(command.message, Completed):
-            completed.setdefault(command.session, []).extend(command.message.launches)
+            launches, micros = completed.setdefault(command.session, ([], []))
+            launches += command.message.launches
+            micros += command.message.micros
         else:
             rest.append(command)
-    return [SendClient(s, Completed(tuple(done))) for s, done in completed.items()] + rest
+    return [SendClient(s, Completed(tuple(a), tuple(b))) for s, (a, b) in completed.items()] + rest

@@ -43,7 +43,8 @@ class PlannedProgram:
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
     `digest` names what it computes, whoever registered it. `device_seconds` is the mean time of a launch, summed over
-    its devices; 0 while unknown.
+    its `devices`; 0 while unknown. `number` is the client's for it; it `repeats` another one when it stands for a run
+    of launches, and the client waits to hear that it is compiled.
     """
 
     key: int
@@ -60,6 +61,14 @@ class PlannedProgram:
     failure: Failure | None = None
     digest: str = ""
     device_seconds: float = 0.0
+    number: int = 0
+    repeats: bool = False
+    devices: int = 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all hosts have compiled it."""
+        return len(self.ready) >= len(self.hosts)
 
     @property
     def crossing(self) -> bool:
@@ -163,6 +172,7 @@ def plan_program(
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
+        devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
     )
 
 

@@ -54,7 +54,6 @@ class HostExecutor:
         devices: int,
         platform: str,
         exposure: Exposure,
-        fusion: bool,
         ordering: Ordering = KEPT,
     ) -> None:
         self.host, self.island, self.members, self.ordering = host, island, members, ordering
@@ -68,7 +67,7 @@ class HostExecutor:
             crashes = CrashLog(runtime, host)
             self.crash = crashes.take()
             crashes.watch()
-            self._start(devices, platform, fusion)
+            self._start(devices, platform)
         except Exception as error:
             if not restarted and not isinstance(error, ray.exceptions.RayError):
                 raise
@@ -77,7 +76,7 @@ class HostExecutor:
             time.sleep(RESTART_PAUSE_S)
             os._exit(1)
 
-    def _start(self, devices: int, platform: str, fusion: bool) -> None:
+    def _start(self, devices: int, platform: str) -> None:
         # Imported here, after the environment is set: XLA reads it once, when it starts.
         import jax
 
@@ -107,7 +106,7 @@ class HostExecutor:
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         self.dispatcher = Dispatcher(
-            self.host, compiler, self.store, transfer, self.outbox.send, fusion, tuple(self.members), self.ordering
+            self.host, compiler, self.store, transfer, self.outbox.send, tuple(self.members), self.ordering
         )
 
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.exposure)

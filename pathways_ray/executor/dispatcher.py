@@ -39,14 +39,14 @@ _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 class _Watched(NamedTuple):
-    """What was enqueued together, the values that complete it, and when it was enqueued: whole launches, or (`part_of`)
-    what one has enqueued before it stopped at a gate."""
+    """A launch, the values that complete it, and when it was enqueued; or the `part` of it that is enqueued before it
+    stops at a gate."""
 
-    sequences: tuple[int, ...]
+    sequence: int
     values: list[Any]
     program: PreparedProgram
     enqueued: float
-    part_of: int = 0
+    part: bool = False
 
 
 class _Watcher:
@@ -86,7 +86,6 @@ class Dispatcher:
 
     Args:
         send: puts a message on the stream to the scheduler; safe from any thread.
-        fusion: execute chains of repeated small launches as one computation.
         members: the hosts of the island.
     """
 
@@ -97,7 +96,6 @@ class Dispatcher:
         store: BufferStore,
         transfer: DeviceTransfer,
         send: Callable[[Message], None],
-        fusion: bool,
         members: tuple[int, ...],
         ordering: Ordering,
     ) -> None:
@@ -108,7 +106,7 @@ class Dispatcher:
         self.transfer = transfer
         self.send = send
         self.reports = Reports(send)
-        self.progress = HostProgress(host, store, self, fusion, members, ordering)
+        self.progress = HostProgress(host, store, self, members, ordering)
         self.programs, self.active = self.progress.programs, self.progress.active
         self.inbox: queue.SimpleQueue[list[ToHost] | Proceed] = queue.SimpleQueue()
         self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
@@ -156,9 +154,6 @@ class Dispatcher:
             # compile it would come too late.
             self._prepare(message, plan)
 
-    def compile_later(self, work: Callable[[], None]) -> None:
-        self._preparing.submit(work)
-
     def _prepare(self, message: Program, plan: IslandPlan) -> None:
         try:
             parts = CompiledParts(plan, message.functions, self.compiler)
@@ -194,19 +189,19 @@ class Dispatcher:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
-        """Reports launches once their values are ready. Small computations run in the thread that enqueues them: those
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and reported without another thread's help."""
         watcher = self._watcher(program)
         if watcher.is_idle and self._is_over(values):
             began, self._begun = self._begun, time.perf_counter()
-            self.reports.done(sequences, self._taken(_Watched(sequences, values, program, began)), self._many)
+            self.reports.done(sequence, self._taken(_Watched(sequence, values, program, began)), self._many)
             return
         self._begun = time.perf_counter()
-        watcher.add(_Watched(sequences, values, program, self._begun))
+        watcher.add(_Watched(sequence, values, program, self._begun))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        self._watcher(program).add(_Watched((), values, program, time.perf_counter(), sequence))
+        self._watcher(program).add(_Watched(sequence, values, program, time.perf_counter(), True))
 
     def _watcher(self, program: PreparedProgram) -> _Watcher:
         """Who waits for a program's values. Launches on other devices must not wait behind them, so each set of devices
@@ -233,10 +228,10 @@ class Dispatcher:
             if failure is not None:
                 failure = watched.program.blamed(failure)
                 hosts = watched.program.sharing(at) if self.together else ()
-                for sequence in watched.sequences:
-                    self.reports.failed(RunFailed(sequence, failure, hosts))
-            elif watched.sequences:
-                self.reports.done(watched.sequences, taken, more=not watcher.queued.empty())
+                if not watched.part:
+                    self.reports.failed(RunFailed(watched.sequence, failure, hosts))
+            elif not watched.part:
+                self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
             del watched
             watcher.seen += 1
@@ -253,15 +248,12 @@ class Dispatcher:
             busy[device] = now
         seconds = now - start
         if (trace := self.trace) is not None:
-            trace.over(watched.sequences or (watched.part_of,), start, now, bool(watched.part_of))
-        if watched.part_of:
-            self._spent[watched.part_of] = self._spent.get(watched.part_of, 0.0) + seconds
+            trace.over(watched.sequence, start, now, watched.part)
+        if watched.part:
+            self._spent[watched.sequence] = self._spent.get(watched.sequence, 0.0) + seconds
             return 0
         if self._spent:
-            seconds += sum(self._spent.pop(sequence, 0.0) for sequence in watched.sequences)
-        program = watched.program
-        seconds /= len(watched.sequences)
-        program.seconds = seconds if not program.seconds else program.seconds + 0.1 * (seconds - program.seconds)
+            seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
 
     def failure_of(self, values: list[Any]) -> Failure | None:

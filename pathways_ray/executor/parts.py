@@ -7,7 +7,7 @@ from typing import Any
 
 from pathways_ray.executor.compile import Compiler
 from pathways_ray.executor.edges import Incoming, Outgoing
-from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice
+from pathways_ray.ir.plan import IslandPlan, PlacedSlice
 
 
 class CompiledParts:
@@ -19,22 +19,19 @@ class CompiledParts:
 
     def __init__(self, plan: IslandPlan, functions: Mapping[str, bytes], compiler: Compiler) -> None:
         self.plan = plan
-        self.functions = functions
         self.compiler = compiler
         self.temporary_bytes = 0
         self._executables: list[Any] = []
         for executable in plan.executables:
-            here = compiler.host in plan.placed(executable.slice).hosts
-            compiled = self.chain(executable) if here else None
+            placed = plan.placed(executable.slice)
+            here = compiler.host in placed.hosts
+            compiled = compiler.executable(executable, placed, functions) if here else None
             self._executables.append(compiled)
             analysis = compiled.memory_analysis() if compiled is not None else None
             self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
 
     def executable(self, number: int) -> Any:
         return self._executables[number]
-
-    def chain(self, executable: Executable) -> Any:
-        return self.compiler.executable(executable, self.plan.placed(executable.slice), self.functions)
 
     def reshard(self, edge: int) -> Any:
         source, target = self._ends(edge)

@@ -15,13 +15,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.chains import Chain, grouped
 from pathways_ray.executor.ordering import KEPT, Ordering, ignoring_order
 from pathways_ray.executor.runner import PreparedProgram, Store
 from pathways_ray.executor.steps import NO_LIMIT, ActiveRun, GateStep
 from pathways_ray.transport.messages import (
-    Chainable,
-    Composed,
     Drop,
     DropProgram,
     DropSession,
@@ -35,7 +32,6 @@ from pathways_ray.transport.messages import (
     Ready,
     Run,
     RunFailed,
-    Together,
     ToHost,
 )
 
@@ -46,8 +42,8 @@ class Shell(Protocol):
     def send(self, message: Message) -> None:
         """To the scheduler."""
 
-    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
-        """Reports launches as done, or failed, once `values` are ready."""
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        """Reports a launch as done, or failed, once `values` are ready."""
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Counts what a launch has enqueued so far, up to `values`, to the time it takes."""
@@ -64,9 +60,6 @@ class Shell(Protocol):
     def prepare(self, message: Program) -> None:
         """Compiles a program, calls `prepared` with it; reports it `Ready` with a failure when that is not to be."""
 
-    def compile_later(self, work: Callable[[], None]) -> Any:
-        """Runs `work` where programs are compiled."""
-
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Whom pulls may go to from now on."""
 
@@ -75,9 +68,7 @@ class HostProgress:
     """The launches of one host.
 
     Args:
-        fusion: execute chains of repeated small launches as one computation.
-        members: the hosts of the island. Where there are several, they meet at some gates, and make the same chains:
-            what came together ends with `Together`, and which lengths they use is agreed on by way of the scheduler.
+        members: the hosts of the island. Where there are several, they meet at some gates.
     """
 
     def __init__(
@@ -85,7 +76,6 @@ class HostProgress:
         host: int,
         store: Store,
         shell: Shell,
-        fusion: bool,
         members: tuple[int, ...],
         ordering: Ordering = KEPT,
     ) -> None:
@@ -93,8 +83,6 @@ class HostProgress:
         self.store = store
         self.shell = shell
         self.together = len(members) > 1
-        self.fusion = fusion
-        self.gathered: list[ToHost] = []
         self.members = members
         self.ordering = ordering
         self.wanted: set[int] = set()
@@ -106,28 +94,10 @@ class HostProgress:
 
     def handle_batch(self, messages: list[ToHost]) -> None:
         """What came from the scheduler at once."""
-        if not self.together:
-            self._handle_together(messages)
-            return
-        for message in messages:
-            if isinstance(message, Together):
-                batch, self.gathered = self.gathered, []
-                self._handle_together(batch)
-            else:
-                self.gathered.append(message)
-
-    def _handle_together(self, messages: list[ToHost]) -> None:
         if self.ordering.ignored:
             messages = ignoring_order(messages, self.members.index(self.host))
-        if not self.fusion or len(messages) < 4:
-            for message in messages:
-                self.handle(message)
-            return
-        for group in grouped(messages, self._chain_outputs):
-            if isinstance(group, Chain):
-                self._run_chain(group)
-            else:
-                self.handle(group)
+        for message in messages:
+            self.handle(message)
 
     def handle(self, message: ToHost) -> None:
         """One message of the scheduler."""
@@ -140,9 +110,6 @@ class HostProgress:
                 self._program(message)
             case Proceed():
                 self.opened(message.sequence, message.gate, message.failure)
-            case Chainable():
-                if (program := self.programs.get(message.program)) is not None:
-                    program.agree(message.size, message.feeds)
             case Peers():
                 self.shell.set_peers(message.peers)
             case DropSession():
@@ -173,37 +140,6 @@ class HostProgress:
             # It was dropped meanwhile; looked up afterwards, so that a drop at this moment finds it or is seen here.
             self.programs.pop(number, None)
         self._report_ready(number, program)
-
-    # --- chains of launches -------------------------------------------------------------------------------------------
-
-    def _chain_outputs(self, program: int) -> int:
-        found = self.programs.get(program)
-        return found.chain_outputs if found is not None else 0
-
-    def _run_chain(self, chain: Chain) -> None:
-        """Runs a chain in the longest pieces that are compiled, the rest launch by launch."""
-        program = self.programs[chain.runs[0].program]
-        runs = chain.runs
-        promised = self.promised.get(runs[0].session, ())
-        if any(buffer in promised for buffer in runs[0].arguments):
-            for run in runs:
-                self._run(run)
-            return
-        if self.together:
-            for size, feeds in program.composed():
-                self.shell.send(Composed(self.host, runs[0].program, size, feeds, program.chain_hosts))
-        while runs:
-            size, compiled = program.chain_for(len(runs), chain.feeds, self.shell.compile_later)
-            if compiled is None:
-                break
-            values = program.run_chain(Chain(runs[:size], chain.feeds), compiled)
-            if self.ordering.checked:
-                gangs = program.gangs_of_chain(runs[0].sequence, size, self.members)
-                self.shell.send(Ordered(self.host, gangs))
-            self.shell.watch(tuple(run.sequence for run in runs[:size]), values, program)
-            runs = runs[size:]
-        for run in runs:
-            self._run(run)
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +226,7 @@ class HostProgress:
         program, run = active.program, active.run
         values = program.finish(active)
         del self.active[run.sequence]
-        self.shell.watch((run.sequence,), values, program)
+        self.shell.watch(run.sequence, values, program)
         if not active.announced:
             return
         promised = self.promised[run.session]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pathways_ray.transport.messages import Done, Message, RunFailed
 
@@ -34,17 +34,17 @@ class Reports:
         self._micros: list[int] = []
         self._gathering: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def done(self, sequences: Sequence[int], micros: int, more: bool) -> None:
-        """Launches have run.
+    def done(self, sequence: int, micros: int, more: bool) -> None:
+        """A launch has run.
 
         Args:
-            micros: on the devices, each of them.
+            micros: on the devices.
             more: others will be done shortly, by what is known here; they may be told of together.
         """
         with self._lock:
             first = not self._sequences
-            self._sequences += sequences
-            self._micros += [micros] * len(sequences)
+            self._sequences.append(sequence)
+            self._micros.append(micros)
             if not more or len(self._sequences) >= AT_ONCE:
                 self._flush()
             elif first:

@@ -5,16 +5,12 @@ Pure: what is compiled, and what touches devices or peers, comes through `Parts`
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from pathways_ray import limits
-from pathways_ray.errors import Failure, PathwaysError
-from pathways_ray.executor.chains import Chain, Feeds
+from pathways_ray.errors import Failure
 from pathways_ray.executor.gates import is_apart, with_gates
 from pathways_ray.executor.steps import (
     ActiveRun,
@@ -28,16 +24,14 @@ from pathways_ray.executor.steps import (
     RunnableStep,
     SendStep,
 )
-from pathways_ray.ir.graph import Part, Recipe, Ref
-from pathways_ray.ir.plan import Executable, Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
 from pathways_ray.transport.messages import Gang, Run
 
 
 class Parts(Protocol):
     """What a host has of a program beside its plan: everything that is compiled or knows of devices.
 
-    All of it is made before the first launch; `chain` alone is called later, on the compiling thread. Methods raise
-    `CompileError`.
+    All of it is made before the first launch. Methods raise `CompileError`.
     """
 
     temporary_bytes: int
@@ -51,9 +45,6 @@ class Parts(Protocol):
 
     def incoming(self, edge: int) -> Incoming: ...
 
-    def chain(self, executable: Executable) -> Computation:
-        """An executable that is not in the plan: one of it, repeated."""
-
 
 class Store(Protocol):
     """The buffers of this host."""
@@ -65,16 +56,6 @@ class Store(Protocol):
     def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
 
     def drop_session(self, session: int) -> None: ...
-
-
-CHAIN_LENGTHS = (64, 32, 16, 8, 4)
-"""Lengths for which a chain of launches is compiled as one computation, longest first."""
-
-CHAIN_SIGHTINGS = 4
-"""A length is compiled, in the background, once that many chains could have used it."""
-
-CHAIN_LIMIT_S = 0.005
-"""A chain may take this long on the devices: another tenant waits for it."""
 
 
 def has_part(plan: IslandPlan, host: int) -> bool:
@@ -118,11 +99,6 @@ class PreparedProgram:
         executed = [step for step in self.steps if isinstance(step, ExecuteStep)]
         self.overwritten = sorted({step.inputs[k] for step in executed for k in step.donated} & given)
         self.last_gang = max((step.gang for step in plan.steps), default=0)
-        self.seconds = 0.0
-        self._chains: dict[tuple[int, Feeds], Computation] = {}
-        self._sightings: dict[tuple[int, Feeds], int] = {}
-        self._agreed: set[tuple[int, Feeds]] = set()
-        self._reported: set[tuple[int, Feeds]] = set()
 
     def _prepare(self, step: Step) -> RunnableStep | None:
         plan, host, parts = self.plan, self.host, self.parts
@@ -161,91 +137,6 @@ class PreparedProgram:
         node = " or ".join(names if len(names) < 5 else [*names[:4], f"{len(names) - 4} more"])
         where = ", ".join(list(dict.fromkeys(label.where for label in labels if label.where))[:4])
         return msgspec.structs.replace(failure, node=node, where=where)
-
-    # --- chains of launches -------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def chain_outputs(self) -> int:
-        """How many outputs a launch has if launches of this program may be chained, else 0.
-
-        They may when a launch is one computation of one slice that donates nothing and whose results are its outputs.
-        """
-        plan = self.plan
-        if len(plan.steps) != 1 or not isinstance(plan.steps[0], Execute) or len(self.steps) != 1:
-            return 0
-        step = plan.steps[0]
-        plain = tuple(plan.results) == tuple((slot, k) for k, slot in enumerate(step.outputs))
-        ordered = tuple(plan.arguments) == tuple((slot, k) for k, slot in enumerate(step.inputs))
-        executable = plan.executables[0]
-        single = executable.donated or any(part.alone for part in executable.recipe.parts)
-        return len(step.outputs) if plain and ordered and not single else 0
-
-    def chain_for(
-        self, length: int, feeds: Feeds, compile_later: Callable[[Callable[[], None]], Any]
-    ) -> tuple[int, Any]:
-        """The longest chain of at most `length` launches that may run, (0, None) while there is none.
-
-        On an island of several hosts all of them must give the same answer at the same launch. There it does not depend
-        on when this host has compiled a chain, nor on what it has measured, but on what was agreed (`agree`).
-
-        Args:
-            compile_later: runs a function on the compiling thread.
-        """
-        parts = len(self.plan.executables[0].recipe.parts)
-        for size in CHAIN_LENGTHS:
-            if size > length or size * parts > limits.MAX_FUSED_PARTS or not (self.together or self._is_short(size)):
-                continue
-            key = (size, feeds)
-            compiled = self._chains.get(key)
-            if compiled is not None and (not self.together or key in self._agreed):
-                return size, compiled
-            seen = self._sightings[key] = self._sightings.get(key, 0) + 1
-            if seen == CHAIN_SIGHTINGS:
-                compile_later(lambda key=key: self._compile_chain(*key))  # type: ignore[misc]
-        return 0, None
-
-    def _is_short(self, size: int) -> bool:
-        """Whether so many launches may keep other tenants waiting; not before one has been measured."""
-        return 0 < self.seconds * size <= CHAIN_LIMIT_S
-
-    @property
-    def chain_hosts(self) -> tuple[int, ...]:
-        """The hosts that have part in a program whose launches may be chained."""
-        return self.plan.placed(self.plan.executables[0].slice).hosts
-
-    def composed(self) -> list[tuple[int, Feeds]]:
-        """Chains that this host could run since this was last asked: what the hosts of an island have to agree on."""
-        known = list(self._chains)  # at once: the compiling thread adds to it
-        found = [key for key in known if key not in self._reported and self._is_short(key[0])]
-        self._reported.update(found)
-        return found
-
-    def agree(self, size: int, feeds: Feeds) -> None:
-        """All hosts of the island that have part in this program run such chains from here on."""
-        self._agreed.add((size, feeds))
-
-    def _compile_chain(self, size: int, feeds: Feeds) -> None:
-        base = self.plan.executables[0]
-        if any(base.input_layouts[i].spec != base.output_layouts[k].spec for i, k in feeds):
-            return
-        # A chain is only an economy: when it cannot be compiled, launches go on one by one.
-        with contextlib.suppress(PathwaysError):
-            self._chains[size, feeds] = self.parts.chain(_repeated(base, size, dict(feeds)))
-
-    def run_chain(self, chain: Chain, compiled: Any) -> list[Any]:
-        """Enqueues the launches of a chain as one; stores what the last one results in."""
-        first, last = chain.runs[0], chain.runs[-1]
-        values = self.start(first, {}).values
-        step = self.steps[0]
-        assert isinstance(step, ExecuteStep)
-        inputs = [values[slot] for slot in step.inputs]
-        try:
-            outputs = list(compiled(*inputs))
-        except Exception as error:
-            outputs = [step.failure(inputs, error)] * len(step.outputs)
-        for k, value in enumerate(outputs):
-            self.store.put(last.session, last.results + k, value)
-        return outputs
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
@@ -313,10 +204,6 @@ class PreparedProgram:
             if isinstance(step, ExecuteStep | ReshardStep)
         )
 
-    def gangs_of_chain(self, sequence: int, size: int, members: tuple[int, ...]) -> tuple[Gang, ...]:
-        """A chain of so many launches from `sequence` on, for the record of what was enqueued."""
-        return (Gang(sequence, -size, sum(1 << members.index(host) for host in self.chain_hosts)),)
-
     def enqueued_between(self, active: ActiveRun, before: int) -> list[Any] | None:
         """Values that are ready once everything is that a launch enqueued from step `before` to where it is; None when
         that was nothing, or nothing of it is held any more."""
@@ -341,21 +228,3 @@ class PreparedProgram:
         for slot, number in self.results:
             self.store.put(run.session, run.results + number, active.values[slot])
         return [active.values[slot] for slot in self.awaited]
-
-
-def _repeated(base: Executable, size: int, feeds: dict[int, int]) -> Executable:
-    """`base` applied `size` times, its outputs fed back into its inputs as `feeds` says."""
-    parts: list[Part] = []
-    previous: tuple[Ref, ...] = ()
-    for _ in range(size):
-        start = len(parts)
-        for part in base.recipe.parts:
-            inputs = tuple(
-                (previous[feeds[r.output]] if previous and r.output in feeds else r)
-                if r.node == -1
-                else Ref(r.node + start, r.output)
-                for r in part.inputs
-            )
-            parts.append(msgspec.structs.replace(part, inputs=inputs))
-        previous = tuple(Ref(r.node + start, r.output) for r in base.recipe.outputs)
-    return msgspec.structs.replace(base, recipe=Recipe(tuple(parts), previous))

@@ -17,7 +17,7 @@ LONGEST = 1 << 17
 
 
 class Ran(NamedTuple):
-    """One gang, or the part of a launch before a gate, or a chain of `launches` that ran as one computation.
+    """A launch, or the part of it before a gate.
 
     `start` is when it was enqueued (what ran within that call: when the host took it up) or, if that is later, when its
     devices ended what stood before it; `end` is when the host saw that it was over, which is late by as long as the
@@ -25,7 +25,6 @@ class Ran(NamedTuple):
     """
 
     sequence: int
-    launches: int
     session: int
     start: float
     end: float
@@ -44,12 +43,11 @@ class Trace:
             if isinstance(message, Run):
                 self.sessions[message.sequence] = message.session
 
-    def over(self, sequences: Sequence[int], start: float, end: float, part: bool = False) -> None:
-        """Launches that were enqueued as one have run; with `part`, one of them has up to a gate."""
-        session = self.sessions.get(sequences[0])
+    def over(self, sequence: int, start: float, end: float, part: bool = False) -> None:
+        """A launch has run; with `part`, up to a gate."""
+        session = self.sessions.get(sequence)
         if session is None:
             return
-        self.ran.append(Ran(sequences[0], len(sequences), session, start, end))
+        self.ran.append(Ran(sequence, session, start, end))
         if not part:
-            for sequence in sequences:
-                self.sessions.pop(sequence, None)
+            self.sessions.pop(sequence, None)

@@ -27,7 +27,6 @@ from pathways_ray.transport.messages import (
     Heartbeat,
     HostUp,
     IslandUp,
-    Together,
 )
 from pathways_ray.transport.tls import trust_of
 
@@ -61,9 +60,7 @@ class IslandScheduler:
         self.island = island
         self.exposure = exposure
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
-        # Hosts of an island make the same chains of launches, so they have to see the same batches.
-        marker = Together() if len(hosts) > 1 else None
-        self.hosts = fan_out.FanOut(self.order.outstanding.__len__, marker)
+        self.hosts = fan_out.FanOut(self.order.outstanding.__len__)
         self.heard: dict[int, float] = {}
         self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()

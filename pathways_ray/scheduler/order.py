@@ -40,8 +40,6 @@ from pathways_ray.scheduler.state import (
 from pathways_ray.transport.messages import (
     Account,
     Arrived,
-    Chainable,
-    Composed,
     Done,
     Drop,
     DropProgram,
@@ -166,7 +164,7 @@ class IslandOrder:
                 return []
 
     def from_host(
-        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered | Composed
+        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered
     ) -> list[Command]:
         """A message from a host; one of an older epoch is dropped, since its launches have failed already."""
         if self.epochs.get(host) != epoch:
@@ -176,8 +174,6 @@ class IslandOrder:
                 return [ToController(message)]
             case Arrived():
                 return self._arrived(message)
-            case Composed():
-                return self._composed(message)
             case Done():
                 commands = self._done(host, message)
             case RunFailed():
@@ -414,8 +410,6 @@ class IslandOrder:
         self.crossing.clear()
         self.lanes.clear()
         self.seen = OrdersSeen()
-        for program in self.programs.values():
-            program.composed.clear()
 
     def _arrived(self, message: Arrived) -> list[Command]:
         """Opens a gate once every host has come to it with what the gang waits for: all enter its collective, or
@@ -432,17 +426,6 @@ class IslandOrder:
         del record.arrived[message.gate]
         return [ToHosts(Proceed(message.sequence, message.gate, record.missed.pop(message.gate, None)))]
 
-    def _composed(self, message: Composed) -> list[Command]:
-        """Has launches run in chains of a length once all hosts that have part in them can: from the same launch on."""
-        program = self.programs.get(message.program)
-        if program is None:
-            return []
-        able = program.composed.setdefault((message.size, message.feeds), set())
-        able.add(message.host)
-        if not able.issuperset(message.hosts):
-            return []
-        return [ToHosts(Chainable(message.program, message.size, message.feeds))]
-
     def _ordered(self, host: int, message: Ordered) -> list[Command]:
         """Compares what the hosts enqueued; hosts that differ have corrupted each other's results already."""
         clash = self.seen.add(sorted(self.hosts).index(host), message.gangs)
@@ -457,8 +440,7 @@ class IslandOrder:
     def _named(self, sequence: int, gang: int) -> str:
         record = self.outstanding.get(sequence)
         program = f" of program {record.program.name!r}" if record is not None else ""
-        what = f"gang {gang}" if gang >= 0 else f"a chain of {-gang} launches"
-        return f"{what} {'of' if gang >= 0 else 'from'} launch {sequence}{' on' if gang < 0 else ''}{program}"
+        return f"gang {gang} of launch {sequence}{program}"
 
     def _done(self, host: int, message: Done) -> list[Command]:
         """Notes that `host` completed launches, and reports those that every host has completed.

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.chains import Feeds
 from pathways_ray.scheduler.policies import Candidate, Usage
 from pathways_ray.transport.messages import Drop, DropProgram, FromIsland, Run, RunFailed, ToHost
 
@@ -47,17 +46,13 @@ Command = ToHosts | ToController | Refuse | Kill
 
 @dataclass(slots=True)
 class ProgramState:
-    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown.
-
-    `composed` are, by length and feeds, the hosts that can run so many launches as one.
-    """
+    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown."""
 
     name: str = ""
     devices: int = 1
     lane: int = 0
     crossing: bool = False
     seconds: float = 0.0
-    composed: dict[tuple[int, Feeds], set[int]] = field(default_factory=dict)
 
     @property
     def estimate(self) -> float:

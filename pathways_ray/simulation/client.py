@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from pathways_ray.client.runs import Runs
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -27,6 +29,7 @@ from pathways_ray.transport.messages import (
     HostAddress,
     Launch,
     LaunchFailed,
+    Prepared,
     Put,
     Refused,
     SliceCreated,
@@ -35,6 +38,10 @@ from pathways_ray.transport.messages import (
 if TYPE_CHECKING:
     from pathways_ray.simulation.controller import SimulatedController
     from pathways_ray.simulation.world import World
+
+
+RUNS = 1000
+"""From here on programs are numbered that stand for runs of launches."""
 
 
 @dataclass(eq=False)
@@ -88,6 +95,7 @@ class SimulatedClient:
         self.slices: list[PlacedSlice] = []
         self.programs: list[Drawn] = []
         self.loop: Drawn | None = None
+        self.runs = Runs(count(RUNS).__next__, sightings=1)
         self.impatient = self.random.random() < world.settings.impatient
         self.held: dict[int, Held] = {}
         self.pending: dict[int, tuple[Held, ...]] = {}
@@ -118,7 +126,7 @@ class SimulatedClient:
     def _opened(self, session: int, addresses: list[HostAddress], controller: SimulatedController) -> None:
         self.session = session
         self.world.checker.session_opened(self)
-        self.end = End(self.world.network, self.process, self._received, self._stream_ended)
+        self.end = End(self.world.network, self.process, self._received, self._stream_ended, self.runs.composed)
         if not controller.process.alive or not controller.client_connects(session, self.end):
             self._session_over("the controller is gone")
             return
@@ -159,9 +167,11 @@ class SimulatedClient:
                 self.random, number, f"c{self.number}p{number}", self.slices, poisoned, self.world.settings.apart
             )
             self.programs.append(made)
+            self.runs.add(number, made.graph)
             self._enqueue((number, made.graph, made.functions))
         if self.random.random() < settings.loops:
             self.loop = drawn_loop(self.random, settings.programs + 1, f"c{self.number}", self.slices)
+            self.runs.add(self.loop.number, self.loop.graph)
             self._enqueue((self.loop.number, self.loop.graph, self.loop.functions))
         self._work()
 
@@ -355,18 +365,24 @@ class SimulatedClient:
         for message in batch:
             match message:
                 case Completed():
+                    self.runs.ended(message.launches, message.micros)
                     for launch in message.launches:
-                        self.world.checker.outcome(self, launch, None)
-                        self._ended(launch, failed=False)
+                        self._outcome(launch, None)
                 case LaunchFailed():
-                    self.world.checker.outcome(self, message.launch, message.failure)
-                    self._ended(message.launch, failed=True)
+                    self._outcome(message.launch, message.failure)
+                case Prepared():
+                    self.runs.prepared(message)
                 case BuffersLost():
                     for number in message.buffers:
                         if number in self.held:
                             self._mark_failed(self.held[number])
                 case HostAddress():
                     self._host_changed(message)
+
+    def _outcome(self, launch: int, failure: Failure | None) -> None:
+        for ended in (*self.runs.covered(launch), launch):
+            self.world.checker.outcome(self, ended, failure)
+            self._ended(ended, failed=failure is not None)
 
     def _ended(self, launch: int, failed: bool) -> None:
         for held in self.pending.pop(launch, ()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_ray.controller.crossings import Crossings
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.programs import PlannedProgram, plan_program
+from pathways_ray.controller.programs import PlannedProgram, decode_graph, plan_program
 from pathways_ray.controller.state import Command, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import PathwaysError, to_failure
@@ -25,6 +25,7 @@ from pathways_ray.transport.messages import (
     Load,
     Ready,
     Refused,
+    Register,
     RunFailed,
     SliceCreated,
 )
@@ -48,6 +49,7 @@ class SimulatedController:
         self.islands: dict[int, End] = {}
         self.clients: dict[int, tuple[End | None, float]] = {}
         self.programs_made = 0
+        self.functions: dict[int, dict[str, bytes]] = {}
         self.incarnation = str(self.process.number)
         self._tick()
 
@@ -151,17 +153,23 @@ class SimulatedController:
                 return
             if isinstance(message, tuple):
                 self._register(session, *message)
+            elif isinstance(message, Register):
+                self._register(session, message.program, decode_graph(message.graph), {}, message.repeats)
             else:
                 self._do(self.launches.from_client(session, message))
 
-    def _register(self, session: int, number: int, graph: Graph, functions: dict[str, bytes]) -> None:
+    def _register(
+        self, session: int, number: int, graph: Graph, functions: dict[str, bytes], repeats: int = -1
+    ) -> None:
         self.programs_made += 1
+        functions = self.functions.setdefault(session, {}) | functions
+        self.functions[session] = functions
         slices = self.launches.sessions[session].places
         try:
             program = plan_program(self.programs_made, session, graph, functions, slices, self.world.settings.fusion)
         except PathwaysError as error:
             program = PlannedProgram(self.programs_made, session, "", failure=to_failure(error))
-        self._do(self.launches.register(session, number, program))
+        self._do(self.launches.register(session, number, program, repeats))
 
     def create_slice(
         self, caller: Process, session: int, wish: Wish, answer: Callable[[SliceCreated | Refused], None]

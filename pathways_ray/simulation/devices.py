@@ -26,7 +26,7 @@ Report = Callable[[str], None]
 class Work:
     """A host's part in a gang. `compute` takes one value for each input and gives one for each output."""
 
-    gangs: tuple[Identity, ...]
+    gang: Identity
     clique: tuple[int, ...]
     hosts: tuple[int, ...]
     devices: tuple[int, ...]
@@ -56,8 +56,8 @@ class Group:
         if len(waiting) < len(work.hosts) or not all(waiting.values()):
             return
         members = [waiting[host].popleft() for host in sorted(waiting)]
-        if len({member.gangs for member in members}) > 1:
-            self.report(f"gangs of different launches met in a collective: {[m.gangs for m in members]}")
+        if len({member.gang for member in members}) > 1:
+            self.report(f"gangs of different launches met in a collective: {[m.gang for m in members]}")
         result = _computed(members)
         for member in members:
             member.queues.run_for(member, result, max(m.seconds for m in members))
@@ -91,10 +91,10 @@ class Devices:
 
     def enqueue(self, work: Work) -> None:
         if any(value.remote and not value.ready for value in work.inputs):
-            self.group.report(f"gang {work.gangs} is in a device queue, and waits for another host")
+            self.group.report(f"gang {work.gang} is in a device queue, and waits for another host")
         for device in work.devices:
             self.queues.setdefault(device, deque()).append(work)
-            self.order.setdefault(device, []).extend(work.gangs)
+            self.order.setdefault(device, []).append(work.gang)
         self._try(work)
 
     def _try(self, work: Work) -> None:

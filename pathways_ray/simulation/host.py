@@ -41,7 +41,7 @@ class SimulatedHost:
         self.under_epoch = False
         self.store = BufferStore()
         self.compiling: deque[Callable[[], None]] = deque()
-        self.watched: dict[Any, deque[tuple[tuple[int, ...], list[Any], PreparedProgram, float]]] = {}
+        self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float]]] = {}
         self.last_done = 0.0
         world.manager.join(self)
 
@@ -69,7 +69,7 @@ class SimulatedHost:
         group = world.group(self.island, self.epoch)
         self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
         world.checker.host_serves(self)
-        self.progress = HostProgress(self.host, self.store, self, world.settings.fusion, tuple(self.members))
+        self.progress = HostProgress(self.host, self.store, self, tuple(self.members))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self):
             self._scheduler_gone()
@@ -150,10 +150,10 @@ class SimulatedHost:
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         pass
 
-    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         key = () if len(self.members) > 1 else program.devices
         queue = self.watched.setdefault(key, deque())
-        queue.append((sequences, values, program, self.world.clock.now))
+        queue.append((sequence, values, program, self.world.clock.now))
         if len(queue) == 1:
             self._watch_first(key)
 
@@ -164,19 +164,17 @@ class SimulatedHost:
 
     def _complete(self, key: Any) -> None:
         queue = self.watched[key]
-        sequences, values, program, enqueued = queue.popleft()
+        sequence, values, program, enqueued = queue.popleft()
         now = self.world.clock.now
-        seconds = (now - max(enqueued, self.last_done)) / len(sequences)
+        seconds = now - max(enqueued, self.last_done)
         self.last_done = now
-        program.seconds = seconds if not program.seconds else program.seconds + 0.1 * (seconds - program.seconds)
         failed_at = next((k for k, value in enumerate(values) if self.failure_of([value]) is not None), -1)
         failure = self.failure_of(values)
         if failure is None:
-            self.send(Done(sequences, (round(seconds * 1e6),) * len(sequences)))
+            self.send(Done((sequence,), (round(seconds * 1e6),)))
         else:
             failure = program.blamed(failure)
-            for sequence in sequences:
-                self.send(RunFailed(sequence, failure, program.sharing(failed_at)))
+            self.send(RunFailed(sequence, failure, program.sharing(failed_at)))
         if queue:
             self._watch_first(key)
 

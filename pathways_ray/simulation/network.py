@@ -52,12 +52,19 @@ class Process:
 
 
 class End:
-    """One end of a stream. `receive` gets batches, `ended` is called once, when the stream is over for this end."""
+    """One end of a stream. `receive` gets batches, `ended` is called once, when the stream is over for this end.
+    `composed` says the same in fewer messages, before they leave."""
 
     def __init__(
-        self, network: Network, owner: Process, receive: Callable[[list[Any]], None], ended: Callable[[], None]
+        self,
+        network: Network,
+        owner: Process,
+        receive: Callable[[list[Any]], None],
+        ended: Callable[[], None],
+        composed: Callable[[list[Any]], list[Any]] = lambda messages: messages,
     ) -> None:
         self.network, self.owner = network, owner
+        self.composed = composed
         self.receive, self.ended = receive, ended
         self.peer: End = self
         self.open = True
@@ -86,6 +93,8 @@ class End:
         network.clock.at(self._arrives, self._arrive, batch)
 
     def _arrive(self, batch: list[Any] | None) -> None:
+        if batch is not None:
+            batch = self.composed(batch)
         if self._held or self.network.parted(self.owner, self.peer.owner):
             self._held.append(batch)
         else:

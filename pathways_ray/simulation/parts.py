@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.chains import Chain
 from pathways_ray.executor.runner import PreparedProgram, Store
 from pathways_ray.executor.steps import ActiveRun, Computation, GateStep, RunnableStep
 from pathways_ray.ir.exchange import Exchange, exchange
-from pathways_ray.ir.plan import Edge, Executable, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
+from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
 from pathways_ray.simulation.values import LOOP, POISON, Future, agreed, is_poisoned, named, run_recipe, when_all_ready
@@ -43,16 +42,8 @@ class SimulatedProgram(PreparedProgram):
         return super()._prepare(step)
 
     def advance(self, active: ActiveRun) -> GateStep | None:
-        self.parts.launches = (active.sequence,)
+        self.parts.launch = active.sequence
         return super().advance(active)
-
-    def run_chain(self, chain: Chain, compiled: Computation) -> list[Any]:
-        self.parts.launches = tuple(run.sequence for run in chain.runs)
-        values = super().run_chain(chain, compiled)
-        last = chain.runs[-1]
-        for k, value in enumerate(values):
-            self.parts.made(last.session, last.results + k, value)
-        return values
 
     def finish(self, active: ActiveRun) -> list[Any]:
         for slot, number in self.results:
@@ -74,7 +65,7 @@ class SimulatedParts:
         self.devices = devices
         self.transfer = transfer
         self.node = 0
-        self.launches: tuple[int, ...] = ()
+        self.launch = 0
 
     def program(self, store: Store, together: bool) -> SimulatedProgram:
         return SimulatedProgram(self.plan, self.host, self, store, self.transfer, together)
@@ -83,9 +74,6 @@ class SimulatedParts:
         executable = self.plan.executables[number]
         if self.host not in self.plan.placed(executable.slice).hosts:
             return None
-        return self.chain(executable)
-
-    def chain(self, executable: Executable) -> Computation:
         recipe = executable.recipe
         digest = named(recipe.parts[0].function)
         seconds = SHORTEST_S + (LONGEST_S - SHORTEST_S) * (digest % 1000) / 1000
@@ -126,10 +114,9 @@ class SimulatedParts:
             for k in donated:
                 inputs[k].deleted = True
             made = [Future() for _ in range(outputs)]
-            gangs: tuple[Identity, ...] = tuple((launch, node) for launch in self.launches)
-            self.devices.enqueue(
-                Work(gangs, clique, hosts, local, inputs, made, donated, compute, seconds, self.devices)
-            )
+            gang: Identity = (self.launch, node)
+            work = Work(gang, clique, hosts, local, inputs, made, donated, compute, seconds, self.devices)
+            self.devices.enqueue(work)
             return made
 
         return run

@@ -8,7 +8,7 @@ from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.transport.messages import Heartbeat, HostUp, IslandUp, Together
+from pathways_ray.transport.messages import Heartbeat, HostUp, IslandUp
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.host import SimulatedHost
@@ -18,9 +18,6 @@ REJOIN_PAUSE_S = 1.0
 SILENCE_LIMIT_S = 8.0
 WATCH_S = 1.0
 """As in `scheduler/actor.py`."""
-
-BATCH_S = 0.0005
-"""What a scheduler sends its hosts within this time is one batch for them."""
 
 
 class SimulatedScheduler:
@@ -39,7 +36,6 @@ class SimulatedScheduler:
         self.heard: dict[int, float] = {}
         self.accepted: dict[int, int] = {}
         self.controller: End | None = None
-        self.marked = False
         self.last_watch = world.clock.now
         world.schedulers[self.address] = self
         world.manager.lookup(self.process, "controller", self._found_controller)
@@ -124,21 +120,12 @@ class SimulatedScheduler:
                 self._lost(host, epoch, f"it did not answer for {SILENCE_LIMIT_S:.0f} s", silent=True)
         self.world.network.after(self.process, WATCH_S, self._watch)
 
-    def _mark(self) -> None:
-        """Ends a batch for all hosts."""
-        self.marked = False
-        for outbox in self.outboxes.values():
-            outbox.send(Together())
-
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
                 case ToHosts(message):
                     for outbox in self.outboxes.values():
                         outbox.send(message)
-                    if not self.marked and len(self.order.hosts) > 1:
-                        self.marked = True
-                        self.world.network.after(self.process, BATCH_S, self._mark)
                 case ToController(message):
                     if self.controller is not None:
                         self.controller.send(message)

@@ -18,12 +18,10 @@ class FanOut:
 
     Args:
         depth: how many launches are under way beyond the streams.
-        marker: stands behind each batch, so that receivers know it again however slow streams join batches.
     """
 
-    def __init__(self, depth: Callable[[], int] = lambda: 0, marker: Message | None = None) -> None:
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
         self._depth = depth
-        self._marker = marker
         self._messages: list[Message] = []
         self._branches: dict[int, Branch] = {}
         self._scheduled = False
@@ -53,8 +51,6 @@ class FanOut:
 
     def _hand_out(self) -> None:
         messages, self._messages = self._messages, []
-        if messages and self._marker is not None:
-            messages.append(self._marker)
         for count, bodies in streams.grouped((1, encode(message)) for message in messages):
             batch = Batch(count, bodies, streams.header(count) + bodies)
             for branch in self._branches.values():

@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 4
+VERSION = 5
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
@@ -33,11 +33,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message")
 
 
 class Register(Message, tag=1):
-    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
+    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack.
+
+    `repeats` is the program that this one calls again and again, if it stands for a run of launches (`client.runs`):
+    then the client wants to know when it is `Prepared`, and does not launch it before.
+    """
 
     program: int
     graph: bytes
     functions: dict[str, bytes]
+    repeats: int = -1
 
 
 class Launch(Message, tag=2):
@@ -71,9 +76,10 @@ ToController = Register | Launch | Put | Free
 
 
 class Completed(Message, tag=10):
-    """Launches that ended in a value."""
+    """Launches that ended in a value, and the microseconds that each took on its devices."""
 
     launches: tuple[int, ...]
+    micros: tuple[int, ...] = ()
 
 
 class LaunchFailed(Message, tag=11):
@@ -104,7 +110,13 @@ class SessionEnded(Message, tag=14):
     reason: str
 
 
-ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded
+class Prepared(Message, tag=15):
+    """All hosts have compiled a program that repeats another one."""
+
+    program: int
+
+
+ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -190,20 +202,7 @@ class Account(Message, tag=27):
     priority: int
 
 
-class Together(Message, tag=28):
-    """Scheduler to the hosts of an island of several: what came since the last one is one batch for all of them,
-    however their streams divide it."""
-
-
-class Chainable(Message, tag=29):
-    """Scheduler to hosts: from here on `size` launches of a program that feed each other so run as one computation."""
-
-    program: int
-    size: int
-    feeds: tuple[tuple[int, int], ...]
-
-
-ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed | Together | Chainable
+ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed
 ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram | Account
 
 
@@ -297,22 +296,11 @@ class IslandUp(Message, tag=37):
 
 
 class Gang(msgspec.Struct, frozen=True, array_like=True):
-    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island. Gang `-n` stands for `n`
-    launches from this one on that ran as one."""
+    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island."""
 
     sequence: int
     gang: int
     hosts: int
-
-
-class Composed(Message, tag=41):
-    """A host could run `size` launches of a program that feed each other so as one; it will once all of `hosts` can."""
-
-    host: int
-    program: int
-    size: int
-    feeds: tuple[tuple[int, int], ...]
-    hosts: tuple[int, ...]
 
 
 class Ordered(Message, tag=39):
@@ -329,7 +317,7 @@ class Load(Message, tag=40):
     queued: dict[str, int]
 
 
-FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered | Composed
+FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered
 FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued | Load
 
 

@@ -201,10 +201,16 @@ class ThreadOutbox:
 
     Args:
         depth: how many launches are under way beyond the stream.
+        composed: says the same in fewer messages, where some have gathered.
     """
 
-    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        depth: Callable[[], int] = lambda: 0,
+        composed: Callable[[list[Message]], list[Message]] = lambda messages: messages,
+    ) -> None:
         self._depth = depth
+        self._composed = composed
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.send = self._queue.put
         self.send_later = self._queue.put
@@ -220,7 +226,7 @@ class ThreadOutbox:
                     messages.append(self._queue.get_nowait())
             except queue.Empty:
                 pass
-            yield from batches([m for m in messages if m is not None])
+            yield from batches(self._composed([m for m in messages if m is not None]))
             if None in messages:
                 return
             if pause := pause_s(self._depth()):

@@ -48,10 +48,16 @@ class Outbox:
 
     Args:
         depth: how many launches are under way beyond the link.
+        composed: says the same in fewer messages, where some have gathered.
     """
 
-    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        depth: Callable[[], int] = lambda: 0,
+        composed: Callable[[list[Message]], list[Message]] = lambda messages: messages,
+    ) -> None:
         self._depth = depth
+        self._composed = composed
         self._messages: deque[Message] = deque()
         self._turn = threading.Lock()
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
@@ -112,7 +118,8 @@ class Outbox:
             with contextlib.suppress(IndexError):
                 while len(messages) < (4096 if wait else AT_ONCE):
                     messages.append(self._messages.popleft())
-            written = [write(frame(batch), wait) for batch in streams.batches(messages)]  # it keeps what it cannot send
+            batches = streams.batches(self._composed(messages) if wait else messages)
+            written = [write(frame(batch), wait) for batch in batches]  # it keeps what it cannot send
             if not all(written):
                 return False
         return True

@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pathways_ray.client import runs
+from pathways_ray.client.runs import Runs
 from pathways_ray.controller.crossings import Crossings
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
-from pathways_ray.executor import chains, runner
+from pathways_ray.executor import runner
 from pathways_ray.executor.progress import HostProgress
 from pathways_ray.executor.runner import PreparedProgram
 from pathways_ray.executor.steps import GateStep, ReceiveStep
@@ -56,7 +58,7 @@ LOOPING: dict[str, Any] = {
     "loops": 1.0,
     "launches": (40, 40),
 }
-"""One user with one loop, on one host: chains are long and many."""
+"""One user with one loop, on one host: runs are long and many."""
 
 CROWDED: dict[str, Any] = {
     "islands": {0: [0, 1], 1: [2]},
@@ -273,25 +275,6 @@ def gangs_of_several_hosts_go_on_before_the_launch_before_has_ended_on_all(patch
     patch.setattr(PreparedProgram, "may_go_early", staticmethod(lambda active: not active.run.gangs))
 
 
-@bug(faults=0, seeds=150, **LOOPING | {"islands": {0: [0, 1]}})
-def hosts_make_chains_as_soon_as_they_have_compiled_them(patch: Patch) -> None:
-    def chain_for(original: Original, self: PreparedProgram, *arguments: Any) -> Any:
-        together, self.together = self.together, False
-        found = original(self, *arguments)
-        self.together = together
-        return found
-
-    wrapped(patch, PreparedProgram, "chain_for", chain_for)
-
-
-@bug(faults=0, seeds=150, **LOOPING | {"islands": {0: [0, 1]}})
-def one_host_that_can_run_a_chain_is_enough(patch: Patch) -> None:
-    def composed(original: Original, self: IslandOrder, message: Any) -> Any:
-        return original(self, msgspec.structs.replace(message, hosts=()))
-
-    wrapped(patch, IslandOrder, "_composed", composed)
-
-
 @bug(faults=0, seeds=150)
 def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
     def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
@@ -366,14 +349,29 @@ def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
 
 
 @bug(faults=0, seeds=150, **LOOPING)
-def a_chain_takes_the_same_argument_again(patch: Patch) -> None:
-    """What a launch gives is not fed to the next one of the chain."""
-    wrapped(patch, runner, "_repeated", lambda original, base, size, feeds: original(base, size, {}))
+def a_run_takes_the_same_argument_again(patch: Patch) -> None:
+    """What a launch gives is not fed to the next one of the run."""
+    wrapped(patch, runs, "repeated", lambda original, graph, times, feeds: original(graph, times, ()))
 
 
 @bug(faults=0, seeds=150, **LOOPING)
-def a_chain_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(chains, "_kept", lambda runs, drops, outputs: len(runs))
+def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
+    patch.setattr(runs, "_unseen", lambda launches, freed, outputs: [launches])
+
+
+@bug(faults=0, seeds=150, **LOOPING)
+def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
+    patch.setattr(Runs, "covered", lambda self, launch: ())
+
+
+@bug(faults=0, seeds=150, **LOOPING)
+def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
+    def prepared(original: Original, self: Runs, message: Any) -> None:
+        repeat, _ = self._asked[message.program]
+        self._asked[message.program] = (repeat, runs.LEAST)
+        original(self, message)
+
+    wrapped(patch, Runs, "prepared", prepared)
 
 
 @bug(faults=0)

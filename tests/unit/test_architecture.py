@@ -21,9 +21,9 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 PURE = {
     "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
+    "pathways_ray/client/runs.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
-    "pathways_ray/executor/chains.py",
     "pathways_ray/executor/gates.py",
     "pathways_ray/executor/loops.py",
     "pathways_ray/executor/ordering.py",

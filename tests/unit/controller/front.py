@@ -44,7 +44,7 @@ def to_client(commands: list[Command], session: int = 1, kind: type[Message] = M
 
 
 def completed(*launches: int, session: int = 1) -> list[Command]:
-    return [SendClient(session, Completed(launches))]
+    return [SendClient(session, Completed(launches, (0,) * len(launches)))]
 
 
 def failure_of(commands: list[Command]) -> Failure:

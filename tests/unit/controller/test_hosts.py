@@ -50,8 +50,8 @@ def test_a_lost_host_fails_what_is_in_flight_on_its_island_at_once() -> None:
     lost = Failure("HostLost", "host 2 was lost: killed", host=2)
     assert to_client(commands, kind=LaunchFailed) == [LaunchFailed(1, lost)]
     assert [to_island(commands, island, Drop) for island in (0, 1, 2)] == [[Drop(1, (10,))], [Drop(1, (10,))], []]
-    assert to_client(front.done(0, 1, 2)) == [Completed((2,))]
-    assert to_client(front.done(2, 3)) == [Completed((3,))]
+    assert to_client(front.done(0, 1, 2)) == [Completed((2,), (0,))]
+    assert to_client(front.done(2, 3)) == [Completed((3,), (0,))]
     assert front.launches.in_flight == {}
 
 
@@ -118,7 +118,7 @@ def test_a_launch_that_lost_its_host_does_not_wait_for_its_producers() -> None:
     front.launch(1, (1,), 2)
     front.launch(2, (2,), 3, program=2)
     assert [message.launch for message in to_client(front.down(0), kind=LaunchFailed)] == [2]
-    assert to_client(front.done(1, 1)) == [Completed((1,))]
+    assert to_client(front.done(1, 1)) == [Completed((1,), (0,))]
 
 
 def test_what_a_lost_host_sets_free_goes_on() -> None:
@@ -135,7 +135,7 @@ def test_what_a_lost_host_sets_free_goes_on() -> None:
     assert front.launch(2, (2,), 4, program=2) == []
     commands = front.down(2)
     assert [message.sequence for message in to_island(commands, 0, Run)] == [2]
-    assert to_client(front.done(0, 2)) == [Completed((2,))]
+    assert to_client(front.done(0, 2)) == [Completed((2,), (0,))]
 
 
 def test_the_successor_of_a_host_gets_its_programs_before_launches_go_on() -> None:

@@ -8,7 +8,7 @@ from pathways_ray.controller.aside import MOST
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport.messages import Drop, LaunchFailed, Put, Run
+from pathways_ray.transport.messages import Completed, Done, Drop, LaunchFailed, Prepared, Put, Run
 from tests.unit.controller.front import BOOM, Front, completed, failure_of, program_over, to_client, to_island
 
 # --- the life of a launch ---------------------------------------------------------------------------------------------
@@ -263,3 +263,49 @@ def test_a_launch_that_fails_at_once_does_not_wait_for_room() -> None:
     front.put(1)
     front.launch(1, (1,), 2)
     assert failure_of(front.launch(2, (99,), 3)).kind == "BufferDeleted"
+
+
+# --- runs of launches -------------------------------------------------------------------------------------------------
+
+
+def registered(front: Front, repeats: int) -> PlannedProgram:
+    """Program 9 over two hosts, said to repeat another."""
+    program = program_over(1, key=9)
+    front.launches.register(1, 9, program, repeats)
+    return program
+
+
+def test_a_client_hears_once_when_a_program_of_a_run_is_compiled_on_all_hosts() -> None:
+    front = Front()
+    front.register(program_over(1), 1)
+    program = registered(front, repeats=1)
+    hosts = sorted(program.hosts)
+    said = [to_client(front.ready(program, host)) for host in (*hosts, *hosts)]
+    assert said == [[]] * (len(hosts) - 1) + [[Prepared(9)]] + [[]] * len(hosts)
+
+
+@pytest.mark.parametrize(("repeats", "parallel"), [(-1, True), (77, True), (1, False)])
+def test_nobody_hears_of_other_programs(repeats: int, parallel: bool) -> None:
+    """What repeats nothing, or nothing that is known; and where every gang is sent by itself."""
+    front = Front(parallel=parallel)
+    front.register(program_over(1), 1)
+    program = registered(front, repeats)
+    assert [to_client(front.ready(program, host)) for host in program.hosts] == [[]] * len(program.hosts)
+
+
+def test_a_program_of_a_run_that_cannot_be_compiled_is_not_heard_of() -> None:
+    front = Front()
+    front.register(program_over(1), 1)
+    program = registered(front, repeats=1)
+    first, *others = sorted(program.hosts)
+    front.ready(program, first, BOOM)
+    assert [to_client(front.ready(program, host)) for host in others] == [[]] * len(others)
+
+
+def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
+    """An island reports microseconds summed over its devices, of which slice 1 has two."""
+    front = Front()
+    front.register(program_over(1), 1)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    assert to_client(front.launches.done(0, Done((1,), (500,)))) == [Completed((1,), (250,))]

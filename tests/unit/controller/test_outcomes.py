@@ -32,7 +32,7 @@ def test_a_failure_of_its_own_is_kept_when_the_producers_did_well() -> None:
     front.launch(2, (2,), 3)
     assert front.failed(0, 2) == []
     commands = front.done(0, 1)
-    assert to_client(commands) == [Completed((1,)), LaunchFailed(2, BOOM)]
+    assert to_client(commands) == [Completed((1,), (0,)), LaunchFailed(2, BOOM)]
 
 
 def test_the_failure_that_names_a_node_is_the_cause() -> None:

@@ -34,7 +34,7 @@ def test_gangs_leave_one_after_another() -> None:
     assert (gangs(commands, 0), gangs(commands, 1)) == ([(1, 2, 1)], [])
     assert enqueued(front, 0, 1, 2) == []
     assert front.done(1, 1) == []
-    assert to_client(front.done(0, 1)) == [Completed((1,))]
+    assert to_client(front.done(0, 1)) == [Completed((1,), (0,))]
 
 
 def test_a_gang_is_enqueued_once() -> None:
@@ -87,7 +87,7 @@ def test_an_island_that_only_holds_an_argument_takes_part() -> None:
     asked = [island for island in (0, 1, 2) if to_island(commands, island, Run)]
     for island in asked:
         commands = front.done(island, 1)
-    assert to_client(commands) == [Completed((1,))]
+    assert to_client(commands) == [Completed((1,), (0,))]
 
 
 def test_every_island_hears_of_a_launch_before_its_arguments_may_be_dropped() -> None:

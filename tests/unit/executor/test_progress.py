@@ -9,10 +9,8 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.progress import HostProgress
 from pathways_ray.executor.runner import PreparedProgram
 from pathways_ray.executor.store import BufferStore
-from pathways_ray.ir.plan import Edge, Executable, IslandPlan
+from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
-    Chainable,
-    Composed,
     Drop,
     DropSession,
     Enqueued,
@@ -23,7 +21,6 @@ from pathways_ray.transport.messages import (
     Ready,
     Run,
     RunFailed,
-    Together,
 )
 from tests.unit.helpers import Sketch
 
@@ -58,15 +55,15 @@ class Edges:
 class Host:
     """A host under test: `HostProgress` with everything around it noted."""
 
-    def __init__(self, together: bool = False, fusion: bool = False, host: int = 0) -> None:
+    def __init__(self, together: bool = False, host: int = 0) -> None:
         self.host = host
         self.store = BufferStore()
         self.together = together
-        self.progress = HostProgress(host, self.store, self, fusion, (0, 1) if together else (host,))
+        self.progress = HostProgress(host, self.store, self, (0, 1) if together else (host,))
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
         self.messages: list[Message] = []
-        self.watched: list[tuple[tuple[int, ...], list[Any]]] = []
+        self.watched: list[tuple[int, list[Any]]] = []
         self.pulls: dict[int, Pull] = {}
         self.awaited: dict[tuple[int, int], list[Any]] = {}
         self.lent: set[str] = set()
@@ -96,9 +93,8 @@ class Host:
     def executable(self, number: int) -> Callable[..., Any] | None:
         assert self.plan is not None
         executable = self.plan.executables[number]
-        return self.chain(executable) if self.host in self.plan.placed(executable.slice).hosts else None
-
-    def chain(self, executable: Executable) -> Callable[..., Any]:
+        if self.host not in self.plan.placed(executable.slice).hosts:
+            return None
         name = ".".join(part.name for part in executable.recipe.parts)
 
         def run(*inputs: Any) -> list[Any]:
@@ -130,8 +126,8 @@ class Host:
     def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def watch(self, sequences: tuple[int, ...], values: list[Any], program: PreparedProgram) -> None:
-        self.watched.append((sequences, values))
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        self.watched.append((sequence, values))
 
     def has_arrived(self, values: list[Any]) -> bool:
         return all(value.value is not None for value in values)
@@ -144,9 +140,6 @@ class Host:
 
     def prepare(self, message: Program) -> None:
         pass
-
-    def compile_later(self, work: Callable[[], None]) -> None:
-        work()
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         pass
@@ -187,7 +180,7 @@ def test_a_launch_takes_its_arguments_and_stores_its_results_at_once() -> None:
     host.progress.handle(run(5, 1))
     assert host.enqueued == ["f(x)"]
     assert host.buffers() == {1: "x", 500: "f(x)"}
-    assert host.watched == [((5,), ["f(x)"])]
+    assert host.watched == [(5, ["f(x)"])]
     assert host.progress.active == {}
     assert host.progress.promised == {}
 
@@ -228,7 +221,7 @@ def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> N
     host.program(1, sketch, sketch.call("f", sketch.argument(here), slice=here))
     host.progress.handle(run(1, 1))
     assert host.enqueued == []
-    assert host.watched == [((1,), [])]
+    assert host.watched == [(1, [])]
     assert host.buffers() == {}
 
 
@@ -256,7 +249,7 @@ def test_a_host_without_a_part_in_a_program_does_not_count_as_one_that_is_ready(
     host.progress.prepared(1, PreparedProgram(host.plan, 1, host, host.store, host))
     assert host.messages == []
     host.progress.handle(run(1, 1))
-    assert host.watched == [((1,), [])]
+    assert host.watched == [(1, [])]
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -272,7 +265,7 @@ def test_a_launch_waits_at_its_gate_and_others_pass_it() -> None:
     host.pulls[1].value = "y"
     host.progress.opened(1, 2, None)
     assert host.enqueued == ["f(x)", "g(y)"]
-    assert host.watched[-1] == ((1,), ["g(y)"])
+    assert host.watched[-1] == (1, ["g(y)"])
 
 
 def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island() -> None:
@@ -330,7 +323,7 @@ def test_a_host_takes_the_failure_of_another_one_although_its_own_inputs_are_the
     host.pulls[1].value = "y"
     host.progress.handle(Proceed(1, 2, BOOM))
     assert host.enqueued == []
-    assert host.watched == [((1,), [BOOM])]
+    assert host.watched == [(1, [BOOM])]
 
 
 def test_a_host_opens_the_gate_of_what_is_its_own_and_meets_the_others_before_what_is_not() -> None:
@@ -377,48 +370,19 @@ def test_what_is_apart_goes_on_before_the_launch_before_it_has_ended_on_all_host
     one, both = sketch.slice("0.0"), sketch.slice("0.0", "1.0")
     argument = sketch.argument(one)
     host.program(5, sketch, sketch.call("f", sketch.argument(both), slice=both), sketch.call("l", argument, slice=one))
-    host.progress.handle_batch([run(1, 7, program=3), run(2, 7, 100, program=4), run(3, 100, 1, program=5), Together()])
+    host.progress.handle_batch([run(1, 7, program=3), run(2, 7, 100, program=4), run(3, 100, 1, program=5)])
     host.pulls[1].value, host.pulls[2].value = "y", "z"
     host.progress.opened(1, 2, None)
     assert host.enqueued == ["h(y)", "k(z,h(y))"]
-    host.progress.handle_batch([run(4, 7, 100, program=4), Together()])
+    host.progress.handle_batch([run(4, 7, 100, program=4)])
     host.pulls[4].value = "w"
     host.progress.opened(4, 2, None)
     assert host.enqueued == ["h(y)", "k(z,h(y))", "k(w,h(y))"]
     assert host.watched == []
-    host.progress.handle_batch([Proceed(2, 4), Together()])
-    assert [sequences for sequences, _ in host.watched] == [(2,)]
-    host.progress.handle_batch([Proceed(1, 4), Together()])
+    host.progress.handle_batch([Proceed(2, 4)])
+    assert [sequence for sequence, _ in host.watched] == [2]
+    host.progress.handle_batch([Proceed(1, 4)])
     assert host.enqueued[3:] == ["f(x)", "l(h(y))"]
-
-
-def test_a_host_makes_only_chains_that_all_hosts_can_run() -> None:
-    """1. It has seen a length four times, compiles it and says so. 2. Batches are what ends with `Together`, however
-    the stream divides them. 3. It runs chains from `Chainable` on."""
-    host = host_with_call(together=True, fusion=True)
-    host.progress.programs[1].seconds = 1e-6
-    last, sequence = 1, 1
-
-    def batch() -> list[Any]:
-        nonlocal last, sequence
-        made: list[Any] = []
-        for _ in range(4):
-            made += [run(sequence, last), Drop(1, (last,))]
-            last, sequence = 100 * sequence, sequence + 1
-        return made
-
-    for _ in range(6):
-        host.progress.handle_batch([*batch(), Together()])
-    assert len(host.enqueued) == 24
-    (composed,) = [message for message in host.messages if isinstance(message, Composed)]
-    assert (composed.program, composed.size, composed.feeds, composed.hosts) == (1, 4, ((0, 0),), (0,))
-    host.progress.handle_batch([Chainable(1, 4, composed.feeds), Together()])
-    first, second = batch(), batch()
-    host.progress.handle_batch([*first, Together(), *second[:3]])
-    assert len(host.enqueued) == 25
-    host.progress.handle_batch([*second[3:], Together()])
-    assert len(host.enqueued) == 26
-    assert host.watched[-1][0] == (29, 30, 31, 32)
 
 
 def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
@@ -457,7 +421,7 @@ def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
     host.progress.handle_batch([run(1, program=2), DropSession(1)])
     host.pulls[1].value = "y"
     host.progress.opened(1, 2, None)
-    assert host.watched == [((1,), ["g(y)"])]
+    assert host.watched == [(1, ["g(y)"])]
     assert host.store.count() == 0
 
 
@@ -490,7 +454,7 @@ def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs()
     Both hosts must enqueue launch 3 before launch 2, or their collectives would meet the wrong ones."""
     for number in (0, 1):
         host = host_of_two(number)
-        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3), Together()])
+        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3)])
         assert host.enqueued == ["f(x)"]
         for pull in host.pulls.values():
             pull.value = "y"
@@ -522,7 +486,7 @@ def test_gangs_that_are_sent_one_by_one_run_one_by_one() -> None:
     host.progress.handle(run(1, 1, first=1, gangs=1))
     assert host.enqueued == ["f(x)", "g(f(x))"]
     assert host.messages == [Enqueued(1, 0), Enqueued(1, 1)]
-    assert host.watched == [((1,), ["g(f(x))"])]
+    assert host.watched == [(1, ["g(f(x))"])]
 
 
 def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
@@ -530,40 +494,6 @@ def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
     host.progress.handle(run(1, 1, first=1, gangs=1))
     assert host.enqueued == []
     assert host.messages == []
-
-
-# --- chains -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_chain_runs_as_one_once_it_is_compiled() -> None:
-    """Four chains of four are seen, then the length is compiled; the fifth is one computation with four outcomes."""
-    host = host_with_call(fusion=True)
-    host.progress.programs[1].seconds = 1e-6
-    last, sequence = 1, 1
-    for _ in range(5):
-        batch: list[Any] = []
-        for _ in range(4):
-            batch += [run(sequence, last), Drop(1, (last,))]
-            last, sequence = 100 * sequence, sequence + 1
-        host.progress.handle_batch(batch)
-    assert len(host.enqueued) == 17
-    assert host.enqueued[-1].startswith("f.f.f.f(f(")
-    assert host.watched[-1][0] == (17, 18, 19, 20)
-    assert list(host.buffers()) == [last]
-
-
-def test_launches_that_wait_for_a_result_to_come_are_no_chain() -> None:
-    host = host_with_gate()
-    host.progress.fusion = True
-    host.progress.programs[1].seconds = 1e-6
-    runs = [run(2, 100), run(3, 200), run(4, 300), run(5, 400)]
-    drops = [Drop(1, (100 * k,)) for k in (1, 2, 3, 4)]
-    host.progress.handle_batch([run(1, program=2)])
-    host.progress.handle_batch([message for pair in zip(runs, drops, strict=True) for message in pair])
-    host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
-    assert host.enqueued[-1] == "f(f(f(f(g(y)))))"
-    assert host.buffers() == {1: "x", 500: "f(f(f(f(g(y)))))"}
 
 
 # --- memory that is overwritten ---------------------------------------------------------------------------------------
@@ -600,7 +530,7 @@ def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
         host.program(2, second, second.call("h", second.argument(both), slice=both))
         host.store.put(1, 1, "x")
         host.store.put(1, 2, "z")
-        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2), Together()])
+        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2)])
         assert host.enqueued == ["f(x)"]
         host.progress.handle(run(1, 1, 2, first=1, gangs=1))
         assert host.enqueued[-1] == "h(f(x))"

@@ -27,20 +27,21 @@ def reports(sent: queue.SimpleQueue[Message]) -> Reports:
 
 
 def test_what_stands_alone_is_told_at_once(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done((1,), 20, more=False)
+    reports.done(1, 20, more=False)
     assert sent.get_nowait() == Done((1,), (20,))
 
 
 def test_launches_that_follow_each_other_are_told_together(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done((1,), 20, more=True)
-    reports.done((2, 3), 5, more=True)
+    reports.done(1, 20, more=True)
+    reports.done(2, 5, more=True)
+    reports.done(3, 5, more=True)
     assert sent.empty()
-    reports.done((4,), 30, more=False)
+    reports.done(4, 30, more=False)
     assert sent.get_nowait() == Done((1, 2, 3, 4), (20, 5, 5, 30))
 
 
 def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done((1,), 20, more=True)
+    reports.done(1, 20, more=True)
     reports.flush()
     reports.flush()
     assert sent.get_nowait() == Done((1,), (20,))
@@ -49,12 +50,12 @@ def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sen
 
 def test_many_are_not_kept(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
     for sequence in range(2 * AT_ONCE):
-        reports.done((sequence,), 1, more=True)
+        reports.done(sequence, 1, more=True)
     assert [len(sent.get_nowait().sequences) for _ in range(2)] == [AT_ONCE, AT_ONCE]  # type: ignore[attr-defined]
 
 
 def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done((6,), 20, more=True)
+    reports.done(6, 20, more=True)
     reports.failed(FAILED)
     assert [sent.get_nowait(), sent.get_nowait()] == [Done((6,), (20,)), FAILED]
 
@@ -63,5 +64,5 @@ def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: qu
     """What was said to follow may take as long as it likes."""
     threading.Thread(target=reports.run, daemon=True).start()
     for sequence in range(3):
-        reports.done((sequence,), 1, more=True)
+        reports.done(sequence, 1, more=True)
         assert sent.get(timeout=LIMIT_S) == Done((sequence,), (1,))

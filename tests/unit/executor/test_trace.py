@@ -11,26 +11,27 @@ def run(session: int, sequence: int) -> Run:
     return Run(sequence, session, session, (), 0)
 
 
-def test_gangs_have_their_session_and_chains_their_length() -> None:
+def test_launches_have_their_session() -> None:
     found = Trace()
     found.coming([run(7, 1), Drop(7, (3,)), run(8, 2), run(8, 3)])
-    found.over((1,), 0.1, 0.2)
-    found.over((2, 3), 0.2, 0.5)
-    assert list(found.ran) == [Ran(1, 1, 7, 0.1, 0.2), Ran(2, 2, 8, 0.2, 0.5)]
+    found.over(1, 0.1, 0.2)
+    found.over(2, 0.2, 0.5)
+    found.over(3, 0.5, 0.6)
+    assert list(found.ran) == [Ran(1, 7, 0.1, 0.2), Ran(2, 8, 0.2, 0.5), Ran(3, 8, 0.5, 0.6)]
     assert not found.sessions
 
 
 def test_a_launch_that_stops_at_a_gate_has_two_entries() -> None:
     found = Trace()
     found.coming([run(7, 1)])
-    found.over((1,), 0.1, 0.2, part=True)
-    found.over((1,), 0.4, 0.5)
+    found.over(1, 0.1, 0.2, part=True)
+    found.over(1, 0.4, 0.5)
     assert [(ran.start, ran.end) for ran in found.ran] == [(0.1, 0.2), (0.4, 0.5)]
 
 
 def test_what_came_before_the_trace_is_left_out() -> None:
     found = Trace()
-    found.over((1,), 0.1, 0.2)
+    found.over(1, 0.1, 0.2)
     assert not found.ran
 
 
@@ -39,5 +40,5 @@ def test_it_keeps_the_last_entries(monkeypatch) -> None:
     found = Trace()
     found.coming([run(7, sequence) for sequence in (1, 2, 3)])
     for sequence in (1, 2, 3):
-        found.over((sequence,), 0.0, 0.0)
+        found.over(sequence, 0.0, 0.0)
     assert [ran.sequence for ran in found.ran] == [2, 3]

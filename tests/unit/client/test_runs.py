@@ -1,0 +1,306 @@
+"""Launches that repeat each other leave as one, once their program is compiled, and nothing else is changed by it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways_ray.client import runs
+from pathways_ray.client.runs import LEAST, LENGTHS, LONGEST_MICROS, Runs
+from pathways_ray.ir.graph import Graph
+from pathways_ray.simulation.values import run_alone
+from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
+from tests.unit.helpers import VECTOR, Sketch
+from tests.unit.strategies import repeatable
+
+# Arguments and outputs of each program.
+PROGRAMS = {1: (1, 1), 2: (2, 1), 3: (2, 2), 4: (1, 1)}
+
+
+def graph(number: int) -> Graph:
+    sketch = Sketch(f"p{number}")
+    where = sketch.slice("0.0")
+    arguments, outputs = PROGRAMS[number]
+    taken = [sketch.argument(where) for _ in range(arguments)]
+    made = sketch.call(f"f{number}", *taken, slice=where, outputs=(VECTOR,) * outputs)
+    return sketch.graph(*(msgspec.structs.replace(made, output=k) for k in range(outputs)))
+
+
+class Client:
+    """`Runs` with the programs above; what it asks for is prepared when `prepare` is called."""
+
+    def __init__(self, micros: float = 10.0, sightings: int = 1) -> None:
+        self.runs = Runs(itertools.count(100).__next__, sightings)
+        self.micros = micros
+        self.graphs = {number: graph(number) for number in PROGRAMS}
+        for number, made in self.graphs.items():
+            self.runs.add(number, made)
+        self.asked: list[Register] = []
+        self.lengths: dict[int, int] = {}
+
+    def sends(self, *messages: Message) -> list[Message]:
+        """What leaves, but for what is asked for."""
+        found = self.runs.composed(list(messages))
+        self.asked += [message for message in found if isinstance(message, Register)]
+        return [message for message in found if not isinstance(message, Register)]
+
+    def prepare(self) -> None:
+        for message in self.asked:
+            made = msgspec.msgpack.decode(message.graph, type=Graph)
+            self.graphs[message.program] = made
+            self.lengths[message.program] = len(made.nodes) - sum(PROGRAMS[message.repeats][:1]) - 1
+            self.runs.prepared(Prepared(message.program))
+        self.asked.clear()
+
+    def ends(self, message: Message) -> tuple[int, ...]:
+        """The launches that end when a launch that left ends."""
+        if not isinstance(message, Launch):
+            return ()
+        micros = round(self.micros * self.lengths.get(message.program, 1))
+        self.runs.ended((message.launch,), (micros,))
+        return (*self.runs.covered(message.launch), message.launch)
+
+
+def loop(first: int, count: int, program: int = 1, start: int = 0) -> list[Message]:
+    """y = f(y), `count` times: launch `first` on makes buffer `first` on, of buffer `start`; only the last is kept."""
+    made: list[Message] = []
+    for number in range(first, first + count):
+        made += [Launch(number, program, (start,), number), Free((start,))]
+        start = number
+    return made
+
+
+def warm(client: Client, program: int = 1, count: int = 64) -> None:
+    """Has a loop measured, asked for and compiled."""
+    for first in (10_000, 20_000, 30_000):
+        for message in client.sends(*loop(first, count, program, first - 1)):
+            client.ends(message)
+        client.prepare()
+
+
+# --- by example -------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
+    client = Client()
+    messages = loop(1, LEAST)
+    first = client.sends(*messages)
+    assert [m for m in first if isinstance(m, Launch)] == messages[::2]
+    assert not client.asked, "nobody knows yet how long a launch takes"
+    warm(client)
+    launch, freed = client.sends(*loop(1, 8))
+    assert isinstance(launch, Launch)
+    assert (launch.launch, launch.arguments, launch.results) == (8, (0,), 8)
+    assert client.lengths[launch.program] == 8
+    assert freed == Free((0,)), "what was between never came to be"
+    assert client.ends(launch) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert client.ends(launch) == (8,), "once"
+
+
+def test_the_longest_pieces_are_taken_first() -> None:
+    client = Client()
+    warm(client)
+    found = [m for m in client.sends(*loop(1, 64 + 32 + 4 + 3)) if isinstance(m, Launch)]
+    assert [client.lengths.get(m.program, 1) for m in found] == [64, 32, 4, 1, 1, 1]
+    assert [m.arguments for m in found] == [(0,), (64,), (96,), (100,), (101,), (102,)]
+
+
+def test_nothing_is_asked_for_before_a_loop_is_seen_often() -> None:
+    client = Client(sightings=8)
+    for first in (1, 101):
+        for message in client.sends(*loop(first, 12, start=first - 1)):
+            client.ends(message)
+    assert not client.asked
+    client.sends(*loop(201, 40, start=200))
+    assert {message.repeats for message in client.asked} == {1}
+    assert len(client.asked) == 1, "of the longer ones, this run could have used fewer than eight"
+
+
+def test_no_length_is_asked_for_twice() -> None:
+    client = Client()
+    warm(client)
+    for first in (1, 1001, 2001):
+        client.sends(*loop(first, 200, start=first - 1))
+    lengths = [len(msgspec.msgpack.decode(m.graph, type=Graph).nodes) for m in client.asked]
+    assert len(lengths) == len(set(lengths)) == 1, "128, which warming up had no use for"
+
+
+def test_what_takes_long_stays_apart() -> None:
+    client = Client(micros=LONGEST_MICROS / 10)
+    warm(client)
+    assert set(client.lengths.values()) == {4, 8}
+    slow = Client(micros=LONGEST_MICROS)
+    warm(slow)
+    assert not slow.lengths
+
+
+def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
+    client = Client()
+    warm(client)
+    client.micros = LONGEST_MICROS / 10
+    for first in range(100_000, 150_000, 1000):
+        for message in client.sends(*loop(first, 64, start=first - 1)):
+            client.ends(message)
+    found = [m for m in client.sends(*loop(1, 64)) if isinstance(m, Launch)]
+    assert {client.lengths[m.program] for m in found} <= {4, 8}
+
+
+def test_a_value_that_somebody_keeps_ends_a_piece() -> None:
+    """Of eight values the fourth is kept: it comes to be, and the rest goes on from it."""
+    client = Client()
+    warm(client)
+    messages = [m for m in loop(1, 8) if m != Free((4,))]
+    launches = [m for m in client.sends(*messages) if isinstance(m, Launch)]
+    assert [(m.arguments, m.results) for m in launches] == [((0,), 4), ((4,), 8)]
+
+
+def test_nothing_is_one_when_every_value_is_kept() -> None:
+    client = Client()
+    warm(client)
+    messages = loop(1, 8)[::2]
+    assert client.sends(*messages) == messages
+
+
+def test_other_messages_stay_in_their_place() -> None:
+    client = Client()
+    warm(client)
+    put = Put(500, 1, VECTOR, ())
+    found = client.sends(*loop(1, 4), put, *loop(5, 4, start=4), *loop(9, 1, program=4, start=8))
+    kinds = [type(m) for m in found]
+    assert kinds == [Launch, Free, Put, Launch, Free, Launch, Free]
+
+
+def test_an_argument_that_stays_the_same_is_no_hindrance() -> None:
+    """The batch loop: parameters = step(parameters, data)."""
+    client = Client()
+    again: list[Message] = []
+    for first in (10_000, 20_000, 30_000, 0):
+        again = [Launch(first + k, 2, (first + k - 1, 777), first + k) for k in range(1, 9)]
+        again = list(itertools.chain.from_iterable((m, Free((m.arguments[0],))) for m in again))  # type: ignore[attr-defined]
+        found = client.sends(*again)
+        for message in found:
+            client.ends(message)
+        client.prepare()
+    assert [m.arguments for m in found if isinstance(m, Launch)] == [(0, 777)]
+    changed = list(again)
+    changed[8] = Launch(5, 2, (4, 9), 5)
+    assert len([m for m in client.sends(*changed) if isinstance(m, Launch)]) > 1
+
+
+def test_a_program_that_cannot_be_repeated_is_left_alone() -> None:
+    """Its argument is donated by one launch and taken by the next."""
+    client = Client()
+    sketch = Sketch()
+    where = sketch.slice("0.0")
+    v, w = sketch.argument(where), sketch.argument(where)
+    client.graphs[5] = sketch.graph(sketch.call("f", v, w, slice=where, donated=(1,)))
+    client.runs.add(5, client.graphs[5])
+    for first in (10_000, 20_000):
+        messages = [Launch(first + k, 5, (first + k - 1, 7), first + k) for k in range(1, 9)]
+        freed = [Free((first + k,)) for k in range(8)]
+        for message in client.sends(*itertools.chain.from_iterable(zip(messages, freed, strict=True))):
+            client.ends(message)
+    assert not client.asked
+
+
+def test_a_program_on_several_slices_is_left_alone() -> None:
+    client = Client()
+    sketch = Sketch()
+    here, there = sketch.slice("0.0"), sketch.slice("1.0")
+    y = sketch.call("g", sketch.call("f", sketch.argument(here), slice=here), slice=there)
+    client.runs.add(1, sketch.graph(sketch.call("h", y, slice=here)))
+    fresh = Runs(itertools.count(100).__next__, 1)
+    fresh.add(1, sketch.graph(y))
+    messages = loop(1, 16)
+    assert fresh.composed(messages) == messages
+
+
+def test_programs_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "MOST_PROGRAMS", 2)
+    client = Client()
+    warm(client)
+    warm(client, program=4)
+    assert len(client.lengths) == 2
+
+
+def test_what_was_not_asked_for_may_be_prepared() -> None:
+    client = Client()
+    client.runs.prepared(Prepared(12345))
+    client.runs.ended((1, 2), (3,))
+    assert client.runs.covered(77) == ()
+
+
+# --- against a cluster that takes one message after the other ---------------------------------------------------------
+
+
+class Cluster:
+    """The buffers of a session, and which launches ended. A launch of buffers that are not there is an error."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.store: dict[int, object] = {0: 11, 1: 22}
+        self.ended: list[int] = []
+
+    def do(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            match message:
+                case Launch():
+                    inputs = [self.store[buffer] for buffer in message.arguments]
+                    results = run_alone(self.client.graphs[message.program], inputs)  # type: ignore[arg-type]
+                    taken = set(self.store) & set(range(message.results, message.results + len(results)))
+                    assert not taken
+                    self.store.update(enumerate(results, message.results))
+                    self.ended += self.client.ends(message)
+                case Free():
+                    for buffer in message.buffers:
+                        del self.store[buffer]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Message]]:
+    """Batches of launches and frees, most launches a repetition of the one before."""
+    live, free_of = [0, 1], 10
+    messages: list[Message] = []
+    program = 1
+    for launch in range(1, draw(st.integers(2, 40))):
+        if draw(st.integers(0, 8)) == 0:
+            program = draw(st.sampled_from(sorted(PROGRAMS)))
+        count, outputs = PROGRAMS[program]
+        if not live:
+            break
+        picks = st.sampled_from([*live[-outputs:] * 6, *live])
+        messages.append(Launch(launch, program, tuple(draw(picks) for _ in range(count)), free_of))
+        known = list(live)
+        live += range(free_of, free_of + outputs)
+        free_of += outputs
+        for buffer in known[-2:]:
+            if draw(st.integers(0, 3)):
+                live.remove(buffer)
+                messages.append(Free((buffer,)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(messages)), max_size=2)))
+    bounds = [0, *cuts, len(messages)]
+    return [messages[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+@repeatable(250)
+@given(histories())
+def test_runs_have_the_effect_of_their_launches(batches: list[list[Message]]) -> None:
+    plain, composed = Cluster(Client()), Cluster(Client())
+    for program in PROGRAMS:
+        if PROGRAMS[program] == (1, 1):
+            warm(composed.client, program)
+    for batch in batches:
+        plain.do(batch)
+        composed.do(composed.client.sends(*batch))
+        composed.client.prepare()
+    assert composed.store == plain.store
+    assert composed.ended == plain.ended
+
+
+def test_lengths_go_down() -> None:
+    assert list(LENGTHS) == sorted(LENGTHS, reverse=True)
