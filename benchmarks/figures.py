@@ -144,7 +144,7 @@ def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False)
     panels[-1].set_xlabel("ms")
-    caption(figure, result, "One bar is what the host ran as one: a gang, or a chain of short ones of the same client.")
+    caption(figure, result, "One bar is what the host ran as one: a gang, or a run of short ones of the same client.")
     figure.savefig(path, dpi=150)
 
 

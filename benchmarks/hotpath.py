@@ -6,8 +6,8 @@
 The round trip is one launch at a time of a function of one node that adds 1 to its argument: until the value, asked for
 at once, is at the client; and, for itself, until the client knows that the launch is over. Its parts are read off one
 clock: the client's, and the host's trace of what ran. The stream is as many launches as `launches` says, none waited
-for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts run chains of
-small launches as one computation, and once without (`fusion=False`), where every launch is one call of JAX.
+for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts execute runs
+of small launches as one computation, and once without (`fusion=False`), where each is one call of JAX.
 
 Run it with `python -m benchmarks.hotpath --json hotpath.json`; it takes about a minute.
 """
@@ -91,7 +91,7 @@ def run(settings: Settings = Settings()) -> dict[str, Any]:
 
 
 def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, Any]:
-    """Everything for one number of devices, with or without chains."""
+    """Everything for one number of devices, with or without fusion."""
     from jax.sharding import PartitionSpec as P
 
     import pathways_ray as pw
@@ -100,7 +100,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
         where = pw.virtual_slice((devices,), ("x",))
         step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"))
         start = pw.put(np.zeros(devices, np.float32), slice=where, spec=P("x"))
-        stream(step, start, min(settings.launches, 2000), devices)  # everything is compiled, chains too
+        stream(step, start, min(settings.launches, 2000), devices)  # everything is compiled, runs of launches too
         trips, streams = [], []
         for _ in range(settings.rounds):
             trips.append(round_trips(step, start, settings.round_trips))
@@ -199,9 +199,9 @@ def cpu(session: Any) -> Iterator[dict[str, float]]:
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints what was measured, on what, and the numbers."""
     console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    trips = Table("devices", "chains", *PARTS, "value", "99 %", "known", title="blocking round trip, us")
+    trips = Table("devices", "fusion", *PARTS, "value", "99 %", "known", title="blocking round trip, us")
     streams = Table(
-        "devices", "chains", "elapsed", *PROCESSES, title="stream of launches: us per launch, CPU by process"
+        "devices", "fusion", "elapsed", *PROCESSES, title="stream of launches: us per launch, CPU by process"
     )
     for row in result["rows"]:
         head = (str(row["devices"]), "yes" if row["fusion"] else "no")

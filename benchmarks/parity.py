@@ -133,7 +133,7 @@ class Pair:
         count = 64
         while (took := self.seconds("jax", iterations, count)) < TARGET_S / 2:
             count = max(2 * count, round(count * TARGET_S / took / 2))
-        for _ in range(WARM):  # often enough for chains of launches to be found worth compiling, and to be agreed on
+        for _ in range(WARM):  # often enough for runs of launches to be measured and compiled
             self.seconds("ours", iterations, count)
             measure.settle()
         samples = measure.interleaved(

@@ -26,7 +26,7 @@ from benchmarks.clients import JaxAlone, Process
 from benchmarks.sharing import WEIGHTS, Bench, Load, equal, start, weighted
 
 PARTS = ("throughput", "timelines", "shares", "switching", "unfused")
-FUSED_S = 0.00125  # hosts run chains of at least 4 launches for at most 5 ms as one: those of shorter computations
+FUSED_S = 0.00125  # at least 4 launches of at most 5 ms leave as one: those of shorter computations
 TRACED_S = 1.0
 
 MEASURED = (
