@@ -108,7 +108,8 @@ KILLED = """
         assert np.asarray(program(np.zeros(3)))[0] == 2
         held = add[0](np.zeros(3)).block_until_ready()
         raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
-        victims = [p for p in raylet.children() if f"ray::{sys.argv[1]}" in " ".join(p.cmdline())]
+        live = [p for p in psutil.process_iter(["ppid", "cmdline"]) if p.info["ppid"] == raylet.pid]
+        victims = [p for p in live if f"ray::{sys.argv[1]}" in " ".join(p.info["cmdline"] or [])]
         launches = [program(held) for _ in range(20)]
         victims[0].send_signal(getattr(signal, sys.argv[2]))
         start = time.monotonic()

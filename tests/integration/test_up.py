@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
@@ -51,12 +51,12 @@ def run(python, shared_head) -> Iterator[Callable[..., tuple[int, str, str]]]:
     run_command("down", "--name", "other")
 
 
-def ours(python) -> list[psutil.Process]:
-    """The processes of our actors that live, or are zombies of them."""
+def ours(python, kinds: Iterable[str] = OURS) -> list[psutil.Process]:
+    """The processes of our actors (of these kinds) that live, or are zombies of them."""
     found = []
     for process in python.alive():
         try:
-            if any(f"ray::{name}" in " ".join(process.cmdline()) for name in OURS):
+            if any(f"ray::{name}" in " ".join(process.cmdline()) for name in kinds):
                 found.append(process)
         except psutil.Error:
             continue
@@ -386,7 +386,7 @@ def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, k
     victim = tmp_path / "victim"
 
     def aim() -> None:
-        (process,) = [p for p in ours(python) if f"ray::{kind}" in " ".join(p.cmdline())]
+        (process,) = ours(python, [kind])
         victim.write_text(str(process.pid))
 
     aim()
@@ -406,9 +406,8 @@ def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, k
 
 def test_down_without_a_controller(python, run) -> None:
     up(run, "--islands", "1", "--devices-per-host", "2")
-    for process in ours(python):
-        if "ray::Controller" in " ".join(process.cmdline()):
-            process.kill()
+    (controller,) = ours(python, ["Controller"])
+    controller.kill()
     code, _, err = run("down")
     assert code == 0, err
     assert_nothing_left(python)
