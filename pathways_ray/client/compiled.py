@@ -201,9 +201,9 @@ class CompiledFunction:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from pathways_ray.client.tracer import bind_call
-
         if tracing.session is not None:
+            from pathways_ray.client.tracer import bind_call
+
             return bind_call(self, args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
 
@@ -225,12 +225,12 @@ class CompiledFunction:
 
     def _program(self, args: tuple[Any, ...]) -> Any:
         """The program of one node, one for each combination of static arguments."""
-        from pathways_ray.client.program import Program
-
         static = self.static_values(args)
-        key = _distinct(static)
+        key = _distinct(static) if static else ()
         found = self._alone.get(key)
         if found is None:
+            from pathways_ray.client.program import Program
+
             positions = [k for k, _ in static]
             values = dict(static)
             count = len(args)

@@ -21,10 +21,8 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.repeat import Feeds, repeated
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Register, encode
 
-LENGTHS = (128, 64, 32, 16, 8, 4)
-"""Launches that leave as one, longest first."""
-
-LEAST = LENGTHS[-1]
+LENGTHS = (128, 32, 8)
+"""Launches that leave as one, longest first. Hosts compile each, and more to choose from would win little."""
 
 SIGHTINGS = 8
 """A length is asked for once so many pieces could have been of it."""
@@ -32,8 +30,12 @@ SIGHTINGS = 8
 SAMPLED = 8
 """Of launches that leave one by one, the time of each so-manieth is looked at."""
 
-LONGEST_MICROS = 5_000
+LONGEST_MICROS = 8_000
 """What leaves as one may take this long on its devices: other tenants wait behind it."""
+
+FALLING, RISING = 0.5, 0.01
+"""How far the estimate of what a launch takes goes towards a shorter time, and for each launch of which a longer one is
+the mean: those are of cold caches, or of hosts that compile beside it."""
 
 MOST_NODES = 512
 """Nodes of a program that stands for a run."""
@@ -55,10 +57,13 @@ class Repeat:
     prepared: dict[int, int] = field(default_factory=dict)
     micros: float = 0.0
 
-    def measure(self, micros: float) -> None:
-        """Notes what a launch took. The shorter times count: others have cold caches or no core in them."""
-        weight = 0.1 if micros > self.micros else 0.5
-        self.micros = self.micros + weight * (micros - self.micros) if self.micros else micros
+    def measure(self, micros: float, launches: int) -> None:
+        """Notes what each of so many launches took."""
+        if not self.micros:
+            self.micros = micros
+            return
+        weight = FALLING if micros < self.micros else min(RISING * launches, FALLING)
+        self.micros += weight * (min(micros, 2 * self.micros) - self.micros)
 
 
 class Left(NamedTuple):
@@ -74,11 +79,15 @@ class Runs:
     Args:
         number: makes the number of a further program.
         sightings: see `SIGHTINGS`.
+        lengths: see `LENGTHS`.
     """
 
-    def __init__(self, number: Callable[[], int], sightings: int = SIGHTINGS) -> None:
+    def __init__(
+        self, number: Callable[[], int], sightings: int = SIGHTINGS, lengths: tuple[int, ...] = LENGTHS
+    ) -> None:
         self._number = number
         self._sightings = sightings
+        self._lengths = lengths
         self._graphs: dict[int, Graph] = {}
         self._repeats: dict[tuple[int, Feeds], Repeat] = {}
         self._asked: dict[int, tuple[Repeat, int]] = {}
@@ -100,7 +109,8 @@ class Runs:
         """What launches have taken, in microseconds. Any thread may say so, before it asks what they covered."""
         for launch, taken in zip(launches, micros, strict=False):
             if (left := self._left.get(launch)) is not None:
-                left.repeat.measure(taken / (1 + len(left.others)))
+                length = 1 + len(left.others)
+                left.repeat.measure(taken / length, length)
 
     def covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, which end with it. Asked once, when it ends."""
@@ -109,7 +119,7 @@ class Runs:
 
     def composed(self, messages: list[Message]) -> list[Message]:
         """The same messages with pieces of runs as one launch each, in an order with the same effect."""
-        if len(messages) < 2 * LEAST:
+        if len(messages) < 2 * self._lengths[-1]:
             return messages
         found: list[Message] = []
         at = 0
@@ -133,13 +143,14 @@ class Runs:
 
     def _pieces(self, run: Sequence[Launch], feeds: Feeds, outputs: int, gone: set[int]) -> Iterator[Message]:
         """A run as launches of the longest pieces there are. Adds results that never come to be to `gone`."""
-        if len(run) < LEAST:
+        least = self._lengths[-1]
+        if len(run) < least:
             yield from run
             return
         repeat = self._repeats.get((run[0].program, feeds))
         if repeat is None:
             repeat = self._repeats[run[0].program, feeds] = Repeat(run[0].program, feeds)
-        while len(run) >= LEAST:
+        while len(run) >= least:
             length, asked = self._longest(repeat, len(run))
             yield from asked
             if not length:
@@ -155,7 +166,7 @@ class Runs:
     def _longest(self, repeat: Repeat, most: int) -> tuple[int, list[Message]]:
         """The longest piece of at most `most` launches that may leave as one now, and requests for longer ones."""
         asked: list[Message] = []
-        for length in LENGTHS:
+        for length in self._lengths:
             if length <= most and 0 < length * repeat.micros <= LONGEST_MICROS:
                 if length in repeat.prepared:
                     return length, asked

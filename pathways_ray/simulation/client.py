@@ -95,7 +95,7 @@ class SimulatedClient:
         self.slices: list[PlacedSlice] = []
         self.programs: list[Drawn] = []
         self.loop: Drawn | None = None
-        self.runs = Runs(count(RUNS).__next__, sightings=1)
+        self.runs = Runs(count(RUNS).__next__, sightings=1, lengths=(16, 8, 4))
         self.impatient = self.random.random() < world.settings.impatient
         self.held: dict[int, Held] = {}
         self.pending: dict[int, tuple[Held, ...]] = {}

@@ -368,7 +368,7 @@ def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
 def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
     def prepared(original: Original, self: Runs, message: Any) -> None:
         repeat, _ = self._asked[message.program]
-        self._asked[message.program] = (repeat, runs.LEAST)
+        self._asked[message.program] = (repeat, 4)
         original(self, message)
 
     wrapped(patch, Runs, "prepared", prepared)

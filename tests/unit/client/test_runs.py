@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.client import runs
-from pathways_ray.client.runs import LEAST, LENGTHS, LONGEST_MICROS, Runs
+from pathways_ray.client.runs import LENGTHS, LONGEST_MICROS, Runs
 from pathways_ray.ir.graph import Graph
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
@@ -34,8 +34,8 @@ def graph(number: int) -> Graph:
 class Client:
     """`Runs` with the programs above; what it asks for is prepared when `prepare` is called."""
 
-    def __init__(self, micros: float = 10.0, sightings: int = 1) -> None:
-        self.runs = Runs(itertools.count(100).__next__, sightings)
+    def __init__(self, micros: float = 10.0, sightings: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
+        self.runs = Runs(itertools.count(100).__next__, sightings, lengths)
         self.micros = micros
         self.graphs = {number: graph(number) for number in PROGRAMS}
         for number, made in self.graphs.items():
@@ -88,7 +88,7 @@ def warm(client: Client, program: int = 1, count: int = 64) -> None:
 
 def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
     client = Client()
-    messages = loop(1, LEAST)
+    messages = loop(1, LENGTHS[-1])
     first = client.sends(*messages)
     assert [m for m in first if isinstance(m, Launch)] == messages[::2]
     assert not client.asked, "nobody knows yet how long a launch takes"
@@ -105,18 +105,18 @@ def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
 def test_the_longest_pieces_are_taken_first() -> None:
     client = Client()
     warm(client)
-    found = [m for m in client.sends(*loop(1, 64 + 32 + 4 + 3)) if isinstance(m, Launch)]
-    assert [client.lengths.get(m.program, 1) for m in found] == [64, 32, 4, 1, 1, 1]
-    assert [m.arguments for m in found] == [(0,), (64,), (96,), (100,), (101,), (102,)]
+    found = [m for m in client.sends(*loop(1, 2 * 32 + 8 + 3)) if isinstance(m, Launch)]
+    assert [client.lengths.get(m.program, 1) for m in found] == [32, 32, 8, 1, 1, 1]
+    assert [m.arguments for m in found] == [(0,), (32,), (64,), (72,), (73,), (74,)]
 
 
 def test_nothing_is_asked_for_before_a_loop_is_seen_often() -> None:
     client = Client(sightings=8)
     for first in (1, 101):
-        for message in client.sends(*loop(first, 12, start=first - 1)):
+        for message in client.sends(*loop(first, 24, start=first - 1)):
             client.ends(message)
     assert not client.asked
-    client.sends(*loop(201, 40, start=200))
+    client.sends(*loop(201, 80, start=200))
     assert {message.repeats for message in client.asked} == {1}
     assert len(client.asked) == 1, "of the longer ones, this run could have used fewer than eight"
 
@@ -133,7 +133,7 @@ def test_no_length_is_asked_for_twice() -> None:
 def test_what_takes_long_stays_apart() -> None:
     client = Client(micros=LONGEST_MICROS / 10)
     warm(client)
-    assert set(client.lengths.values()) == {4, 8}
+    assert set(client.lengths.values()) == {8}
     slow = Client(micros=LONGEST_MICROS)
     warm(slow)
     assert not slow.lengths
@@ -143,26 +143,26 @@ def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
     client = Client()
     warm(client)
     client.micros = LONGEST_MICROS / 10
-    for first in range(100_000, 150_000, 1000):
+    for first in range(100_000, 115_000, 1000):
         for message in client.sends(*loop(first, 64, start=first - 1)):
             client.ends(message)
     found = [m for m in client.sends(*loop(1, 64)) if isinstance(m, Launch)]
-    assert {client.lengths[m.program] for m in found} <= {4, 8}
+    assert {client.lengths[m.program] for m in found} == {8}
 
 
 def test_a_value_that_somebody_keeps_ends_a_piece() -> None:
-    """Of eight values the fourth is kept: it comes to be, and the rest goes on from it."""
+    """Of sixteen values the eighth is kept: it comes to be, and the rest goes on from it."""
     client = Client()
     warm(client)
-    messages = [m for m in loop(1, 8) if m != Free((4,))]
+    messages = [m for m in loop(1, 16) if m != Free((8,))]
     launches = [m for m in client.sends(*messages) if isinstance(m, Launch)]
-    assert [(m.arguments, m.results) for m in launches] == [((0,), 4), ((4,), 8)]
+    assert [(m.arguments, m.results) for m in launches] == [((0,), 8), ((8,), 16)]
 
 
 def test_nothing_is_one_when_every_value_is_kept() -> None:
     client = Client()
     warm(client)
-    messages = loop(1, 8)[::2]
+    messages = loop(1, 16)[::2]
     assert client.sends(*messages) == messages
 
 
@@ -170,7 +170,7 @@ def test_other_messages_stay_in_their_place() -> None:
     client = Client()
     warm(client)
     put = Put(500, 1, VECTOR, ())
-    found = client.sends(*loop(1, 4), put, *loop(5, 4, start=4), *loop(9, 1, program=4, start=8))
+    found = client.sends(*loop(1, 8), put, *loop(9, 8, start=8), *loop(17, 1, program=4, start=16))
     kinds = [type(m) for m in found]
     assert kinds == [Launch, Free, Put, Launch, Free, Launch, Free]
 
@@ -290,7 +290,7 @@ def histories(draw: st.DrawFn) -> list[list[Message]]:
 @repeatable(250)
 @given(histories())
 def test_runs_have_the_effect_of_their_launches(batches: list[list[Message]]) -> None:
-    plain, composed = Cluster(Client()), Cluster(Client())
+    plain, composed = Cluster(Client()), Cluster(Client(lengths=(16, 8, 4)))
     for program in PROGRAMS:
         if PROGRAMS[program] == (1, 1):
             warm(composed.client, program)
