@@ -21,7 +21,7 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.repeat import Feeds, repeated
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Register, encode
 
-LENGTHS = (128, 32, 8)
+LENGTHS = (128, 64, 32, 8)
 """Launches that leave as one, longest first. Hosts compile each, and more to choose from would win little."""
 
 SIGHTINGS = 8
@@ -30,7 +30,7 @@ SIGHTINGS = 8
 SAMPLED = 8
 """Of launches that leave one by one, the time of each so-manieth is looked at."""
 
-LONGEST_MICROS = 8_000
+LONGEST_MICROS = 10_000
 """What leaves as one may take this long on its devices: other tenants wait behind it."""
 
 FALLING, RISING = 0.5, 0.01

@@ -39,13 +39,13 @@ _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 class _Watched(NamedTuple):
-    """A launch, the values that complete it, and when it was enqueued; or the `part` of it that is enqueued before it
-    stops at a gate."""
+    """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
+    enqueued before it stops at a gate."""
 
     sequence: int
     values: list[Any]
     program: PreparedProgram
-    enqueued: float
+    begun: float
     part: bool = False
 
 
@@ -193,15 +193,16 @@ class Dispatcher:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and reported without another thread's help."""
         watcher = self._watcher(program)
-        if watcher.is_idle and self._is_over(values):
-            began, self._begun = self._begun, time.perf_counter()
-            self.reports.done(sequence, self._taken(_Watched(sequence, values, program, began)), self._many)
-            return
+        watched = _Watched(sequence, values, program, self._begun)
         self._begun = time.perf_counter()
-        watcher.add(_Watched(sequence, values, program, self._begun))
+        if watcher.is_idle and self._is_over(values):
+            self.reports.done(sequence, self._taken(watched), self._many)
+        else:
+            watcher.add(watched)
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        self._watcher(program).add(_Watched(sequence, values, program, time.perf_counter(), True))
+        self._watcher(program).add(_Watched(sequence, values, program, self._begun, True))
+        self._begun = time.perf_counter()
 
     def _watcher(self, program: PreparedProgram) -> _Watcher:
         """Who waits for a program's values. Launches on other devices must not wait behind them, so each set of devices
@@ -239,10 +240,11 @@ class Dispatcher:
     def _taken(self, watched: _Watched) -> int:
         """Microseconds that a launch has taken on the devices, now that what is watched is complete.
 
-        What stands first in a device queue runs from when it was enqueued, the rest from when that before it ended.
+        What stands first in a device queue runs from when the dispatcher began with it, since devices work while the
+        rest of a launch is enqueued, and the queues may be short; what comes behind, from when that before it ended.
         """
         now, busy = time.perf_counter(), self._busy_until
-        start = watched.enqueued
+        start = watched.begun
         for device in watched.program.mine:
             start = max(start, busy.get(device, 0.0))
             busy[device] = now
