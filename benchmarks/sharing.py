@@ -149,7 +149,7 @@ class Bench:
             "device_seconds": interleaving.shares(charged, weights),
             "traced_seconds": interleaving.shares(traced, weights),
             "computations": {**interleaving.shares(work, weights), "done": done},
-            "seconds_one_by_one": _one_by_one(gangs, weights, round(seconds)),
+            "seconds_one_by_one": one_by_one(gangs, weights, round(seconds)),
             "interleaving": interleaving.describe(gangs),
             "tenants": list(weights),
             "picture_ms": PICTURE_MS,
@@ -176,14 +176,14 @@ def _rate(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:
     return sum(at(one.seen, start + seconds) - at(one.seen, start) for one in outcomes) / seconds
 
 
-def _one_by_one(gangs: Sequence[Gang], weights: Mapping[str, float], spans: int) -> dict[str, float] | None:
+def one_by_one(gangs: Sequence[Gang], weights: Mapping[str, float], spans: int) -> dict[str, float] | None:
     """Spread of the error of shares, each over one of `spans` equal parts of the trace."""
     if spans < 2 or len(gangs) < 2:
         return None
     start, length = gangs[0].start, (gangs[-1].end - gangs[0].start) / spans
     errors = []
     for k in range(spans):
-        used, _ = interleaving.by_tenant(interleaving.within(gangs, start + k * length, start + (k + 1) * length))
+        used = interleaving.by_tenant(interleaving.within(gangs, start + k * length, start + (k + 1) * length))
         errors.append(interleaving.shares(used, weights)["error"])
     return measure.spread(errors)
 

@@ -30,8 +30,12 @@ SIGHTINGS = 8
 SAMPLED = 8
 """Of launches that leave one by one, the time of each so-manieth is looked at."""
 
-LONGEST_MICROS = 10_000
-"""What leaves as one may take this long on its devices: other tenants wait behind it."""
+ALONE_MICROS = 20_000
+"""What leaves as one may take this long on its devices while no other session has launches under way: a tenth of what
+the scheduler lets be with the hosts then (`scheduler.order.ALONE_S`)."""
+
+SHARED_MICROS = 5_000
+"""The same while others have: they wait behind it."""
 
 FALLING, RISING = 0.5, 0.01
 """How far the estimate of what a launch takes goes towards a shorter time, and for each launch of which a longer one is
@@ -92,6 +96,7 @@ class Runs:
         self._repeats: dict[tuple[int, Feeds], Repeat] = {}
         self._asked: dict[int, tuple[Repeat, int]] = {}
         self._left: dict[int, Left] = {}
+        self._longest_micros = ALONE_MICROS
         self._made = 0
 
     def add(self, number: int, graph: Graph) -> None:
@@ -105,8 +110,10 @@ class Runs:
         if repeat is not None:
             repeat.prepared[length] = message.program
 
-    def ended(self, launches: Sequence[int], micros: Sequence[int]) -> None:
-        """What launches have taken, in microseconds. Any thread may say so, before it asks what they covered."""
+    def ended(self, launches: Sequence[int], micros: Sequence[int], shared: bool) -> None:
+        """What launches have taken, in microseconds, and whether other sessions have launches under way. Any thread may
+        say so, before it asks what they covered."""
+        self._longest_micros = SHARED_MICROS if shared else ALONE_MICROS
         for launch, taken in zip(launches, micros, strict=False):
             if (left := self._left.get(launch)) is not None:
                 length = 1 + len(left.others)
@@ -167,7 +174,7 @@ class Runs:
         """The longest piece of at most `most` launches that may leave as one now, and requests for longer ones."""
         asked: list[Message] = []
         for length in self._lengths:
-            if length <= most and 0 < length * repeat.micros <= LONGEST_MICROS:
+            if length <= most and 0 < length * repeat.micros <= self._longest_micros:
                 if length in repeat.prepared:
                     return length, asked
                 before = repeat.seen.get(length, 0)

@@ -450,7 +450,7 @@ class Session:
     def _on_message(self, message: Message) -> None:
         match message:
             case Completed():
-                self._runs.ended(message.launches, message.micros)
+                self._runs.ended(message.launches, message.micros, message.shared)
                 with self._changed:
                     for launch in message.launches:
                         for buffer in self._results_of(launch):

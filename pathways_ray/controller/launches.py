@@ -496,7 +496,8 @@ class Launches:
             if buffer is not None:
                 buffer.producer = 0
         micros = round(1e6 * record.device_seconds / record.program.devices)
-        commands.append(SendClient(session.id, Completed((record.launch,), (micros,))))
+        shared = len(self.in_flight) > session.in_flight
+        commands.append(SendClient(session.id, Completed((record.launch,), (micros,), shared)))
 
     def _fail(self, session: Session, record: InFlight, failure: Failure, commands: list[Command]) -> None:
         for number in record.arguments:
@@ -643,12 +644,14 @@ class Launches:
 def _batched(commands: list[Command]) -> list[Command]:
     """Joins the completions of each session into one message."""
     completed: dict[int, tuple[list[int], list[int]]] = {}
+    shared: dict[int, bool] = {}
     rest: list[Command] = []
     for command in commands:
         if isinstance(command, SendClient) and isinstance(command.message, Completed):
             launches, micros = completed.setdefault(command.session, ([], []))
             launches += command.message.launches
             micros += command.message.micros
+            shared[command.session] = command.message.shared
         else:
             rest.append(command)
-    return [SendClient(s, Completed(tuple(a), tuple(b))) for s, (a, b) in completed.items()] + rest
+    return [SendClient(s, Completed(tuple(a), tuple(b), shared[s])) for s, (a, b) in completed.items()] + rest

@@ -19,9 +19,8 @@ LONGEST = 1 << 17
 class Ran(NamedTuple):
     """A launch, or the part of it before a gate.
 
-    `start` is when it was enqueued (what ran within that call: when the host took it up) or, if that is later, when its
-    devices ended what stood before it; `end` is when the host saw that it was over, which is late by as long as the
-    watcher waited for a core.
+    `start` is when the host took it up or, if that is later, when its devices ended what stood before it; `end` is when
+    the host saw that it was over, which is late by as long as the watcher waited for a core.
     """
 
     sequence: int

@@ -365,7 +365,7 @@ class SimulatedClient:
         for message in batch:
             match message:
                 case Completed():
-                    self.runs.ended(message.launches, message.micros)
+                    self.runs.ended(message.launches, message.micros, message.shared)
                     for launch in message.launches:
                         self._outcome(launch, None)
                 case LaunchFailed():

@@ -76,10 +76,12 @@ ToController = Register | Launch | Put | Free
 
 
 class Completed(Message, tag=10):
-    """Launches that ended in a value, and the microseconds that each took on its devices."""
+    """Launches that ended in a value, the microseconds that each took on its devices, and whether other sessions have
+    launches under way."""
 
     launches: tuple[int, ...]
     micros: tuple[int, ...] = ()
+    shared: bool = False
 
 
 class LaunchFailed(Message, tag=11):

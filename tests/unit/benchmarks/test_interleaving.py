@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import interleaving
+from benchmarks import interleaving, sharing
 from benchmarks.interleaving import Gang
 
 # a a b . a, a millisecond each but for the last, which takes two.
@@ -58,3 +58,10 @@ def test_a_picture_begins_and_ends_in_the_middle_of_gangs() -> None:
         ["a", 2.5, 4.5],
     ]
     assert interleaving.sample([], 3.0) == []
+
+
+def test_shares_of_each_second_are_held_against_weights() -> None:
+    found = sharing.one_by_one(GANGS, {"a": 4, "b": 1}, 2)
+    assert found is not None
+    assert (found["min"], found["max"]) == (pytest.approx(1.0), pytest.approx(4.0)), "first a alone, then b alone"
+    assert sharing.one_by_one(GANGS, {"a": 4, "b": 1}, 1) is None

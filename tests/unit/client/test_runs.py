@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.client import runs
-from pathways_ray.client.runs import LENGTHS, LONGEST_MICROS, Runs
+from pathways_ray.client.runs import ALONE_MICROS, LENGTHS, SHARED_MICROS, Runs
 from pathways_ray.ir.graph import Graph
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
@@ -37,6 +37,7 @@ class Client:
     def __init__(self, micros: float = 10.0, sightings: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
         self.runs = Runs(itertools.count(100).__next__, sightings, lengths)
         self.micros = micros
+        self.shared = False
         self.graphs = {number: graph(number) for number in PROGRAMS}
         for number, made in self.graphs.items():
             self.runs.add(number, made)
@@ -62,7 +63,7 @@ class Client:
         if not isinstance(message, Launch):
             return ()
         micros = round(self.micros * self.lengths.get(message.program, 1))
-        self.runs.ended((message.launch,), (micros,))
+        self.runs.ended((message.launch,), (micros,), self.shared)
         return (*self.runs.covered(message.launch), message.launch)
 
 
@@ -105,9 +106,9 @@ def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
 def test_the_longest_pieces_are_taken_first() -> None:
     client = Client()
     warm(client)
-    found = [m for m in client.sends(*loop(1, 2 * 32 + 8 + 3)) if isinstance(m, Launch)]
-    assert [client.lengths.get(m.program, 1) for m in found] == [32, 32, 8, 1, 1, 1]
-    assert [m.arguments for m in found] == [(0,), (32,), (64,), (72,), (73,), (74,)]
+    found = [m for m in client.sends(*loop(1, 64 + 32 + 2 * 8 + 2)) if isinstance(m, Launch)]
+    assert [client.lengths.get(m.program, 1) for m in found] == [64, 32, 8, 8, 1, 1]
+    assert [m.arguments for m in found] == [(0,), (64,), (96,), (104,), (112,), (113,)]
 
 
 def test_nothing_is_asked_for_before_a_loop_is_seen_often() -> None:
@@ -131,18 +132,37 @@ def test_no_length_is_asked_for_twice() -> None:
 
 
 def test_what_takes_long_stays_apart() -> None:
-    client = Client(micros=LONGEST_MICROS / 10)
+    client = Client(micros=ALONE_MICROS / 10)
     warm(client)
     assert set(client.lengths.values()) == {8}
-    slow = Client(micros=LONGEST_MICROS)
+    slow = Client(micros=ALONE_MICROS)
     warm(slow)
     assert not slow.lengths
+
+
+def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
+    client = Client(micros=SHARED_MICROS / 10)
+    warm(client)
+
+    def lengths() -> set[int]:
+        sent = client.sends(*loop(1, 64))
+        return {client.lengths[m.program] for m in sent if isinstance(m, Launch)}
+
+    assert lengths() == {32}
+    client.shared = True
+    for message in client.sends(*loop(100, 8, start=99)):
+        client.ends(message)
+    assert lengths() == {8}
+    client.shared = False
+    for message in client.sends(*loop(200, 8, start=199)):
+        client.ends(message)
+    assert lengths() == {32}
 
 
 def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
     client = Client()
     warm(client)
-    client.micros = LONGEST_MICROS / 10
+    client.micros = ALONE_MICROS / 10
     for first in range(100_000, 115_000, 1000):
         for message in client.sends(*loop(first, 64, start=first - 1)):
             client.ends(message)
@@ -231,7 +251,7 @@ def test_programs_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_not_asked_for_may_be_prepared() -> None:
     client = Client()
     client.runs.prepared(Prepared(12345))
-    client.runs.ended((1, 2), (3,))
+    client.runs.ended((1, 2), (3,), False)
     assert client.runs.covered(77) == ()
 
 

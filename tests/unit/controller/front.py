@@ -43,8 +43,8 @@ def to_client(commands: list[Command], session: int = 1, kind: type[Message] = M
     ]
 
 
-def completed(*launches: int, session: int = 1) -> list[Command]:
-    return [SendClient(session, Completed(launches, (0,) * len(launches)))]
+def completed(*launches: int, session: int = 1, shared: bool = False) -> list[Command]:
+    return [SendClient(session, Completed(launches, (0,) * len(launches), shared))]
 
 
 def failure_of(commands: list[Command]) -> Failure:

@@ -72,7 +72,7 @@ def test_completions_that_come_together_leave_together() -> None:
         for k in (1, 2):
             front.launch(10 * session + k, (1,), 1 + k, session=session)
     commands = front.done(0, 1, 3, 2)
-    assert commands == completed(11, 12) + completed(21, session=2)
+    assert commands == completed(11, 12, shared=True) + completed(21, session=2, shared=True)
 
 
 def test_a_sequence_nobody_knows_is_ignored() -> None:
@@ -309,3 +309,16 @@ def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
     front.put(1)
     front.launch(1, (1,), 2)
     assert to_client(front.launches.done(0, Done((1,), (500,)))) == [Completed((1,), (250,))]
+
+
+def test_a_client_hears_whether_others_have_launches_under_way() -> None:
+    front = Front(sessions=(1, 2))
+    for session in (1, 2):
+        front.register(program_over(1, key=session, session=session), 1)
+        front.put(1, session=session)
+    for launch in (1, 2, 3):
+        front.launch(launch, (1,), 1 + launch)
+    front.launch(1, (1,), 2, session=2)
+    assert to_client(front.done(0, 1)) == [Completed((1,), (0,), shared=True)]
+    assert to_client(front.done(0, 4), session=2) == [Completed((1,), (0,), shared=True)], "session 1 has"
+    assert to_client(front.done(0, 2)) == [Completed((2,), (0,), shared=False)]
