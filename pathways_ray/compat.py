@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import NamedSharding
 
 
 def gloo_listens_at(address: str) -> None:
@@ -16,3 +22,24 @@ def gloo_listens_at(address: str) -> None:
 
     made_by_jax = _jax.make_gloo_tcp_collectives
     _jax.make_gloo_tcp_collectives = functools.partial(made_by_jax, hostname=address.strip("[]"))
+
+
+def copier(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """Makes what copies an array to other devices of this process, as many as it is on, each shard to the one in its
+    place.
+
+    `jax.device_put` does the same at four times the cost (34 us for a scalar): it finds out what is known here.
+    """
+    from jaxlib import _jax
+
+    devices, shardings, semantics = (
+        [sharding._internal_device_list],
+        [sharding],
+        [_jax.ArrayCopySemantics.ALWAYS_COPY],
+    )
+
+    def copy(array: jax.Array) -> jax.Array:
+        copied: jax.Array = _jax.batched_copy_array_to_devices_with_sharding([array], devices, shardings, semantics)[0]
+        return copied
+
+    return copy

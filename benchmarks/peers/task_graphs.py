@@ -62,22 +62,3 @@ def last_row(pattern: str, rows: int) -> list[float]:
     for row in range(rows):
         values = [value(p, [values[q] for q in dependencies(pattern, row, p)]) for p in range(WIDTH)]
     return values
-
-
-def permutations(pattern: str, row: int) -> list[list[tuple[int, int]]]:
-    """The edges into a row as (from, to), in groups in which no task sends twice and none receives twice.
-
-    Edges from a task to the one in its own place are left out: a worker has that value already.
-    """
-    groups: list[list[tuple[int, int]]] = []
-    for p in range(WIDTH):
-        for q in dependencies(pattern, row, p):
-            if q == p:
-                continue
-            for group in groups:
-                if all(q != sender and p != receiver for sender, receiver in group):
-                    group.append((q, p))
-                    break
-            else:
-                groups.append([(q, p)])
-    return groups

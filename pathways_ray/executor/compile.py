@@ -14,6 +14,7 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor import inline
 from pathways_ray.executor.loops import Repetition, repetitions
 from pathways_ray.executor.sandbox import Sandbox
 from pathways_ray.ir.graph import Recipe, Ref
@@ -166,21 +167,34 @@ class Compiler:
             jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(layout.spec)))
             for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
         ]
-        jitted = jax.jit(
-            run,
-            in_shardings=tuple(a.sharding for a in arguments),
-            out_shardings=tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts),
-            donate_argnums=executable.donated,
-            keep_unused=True,
-        )
-        with jax.set_mesh(mesh):
-            compiled = jitted.lower(*arguments).compile(compiler_options=self._options(len(calls), bool(loops)))
+        outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
+        options = self._options(len(calls), bool(loops))
+
+        def build(function: Callable[..., Any], *also: NamedSharding) -> Any:
+            jitted = jax.jit(
+                function,
+                in_shardings=tuple(a.sharding for a in arguments),
+                out_shardings=outputs + also,
+                donate_argnums=executable.donated,
+                keep_unused=True,
+            )
+            with jax.set_mesh(mesh):
+                return jitted.lower(*arguments).compile(compiler_options=options)
+
+        compiled = build(run)
         if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
             raise CompileError(
                 "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
                 "write jax.lax.psum and take the slice you need"
             )
+        if self._may_be_inline(placed) and inline.holds_up(compiled):
+            return inline.Apart(build(inline.counted_as_long(run), NamedSharding(mesh, PartitionSpec())))
         return compiled
+
+    def _may_be_inline(self, placed: PlacedSlice) -> bool:
+        """Whether XLA may run a computation of a slice in the thread that enqueues it: on one device of this host."""
+        here = sum(device.host == self.host for device in placed.devices)
+        return here == 1 and self.devices[0].platform == "cpu"
 
     def _options(self, parts: int, loops: bool) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
@@ -214,23 +228,30 @@ class Compiler:
         return self._on_device(("cut", shape, dtype, boxes), run, [shape], dtype, device)
 
     def join(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
-        """The compiled computation that puts a shard together from pieces at the given boxes."""
+        """The compiled computation that puts a shard, its only output, together from pieces at the given boxes."""
 
-        def run(*pieces: jax.Array) -> jax.Array:
+        def run(*pieces: jax.Array) -> tuple[jax.Array]:
             shard = jax.numpy.zeros(shape, dtype_of(dtype))
             for piece, box in zip(pieces, boxes, strict=True):
                 shard = jax.lax.dynamic_update_slice(shard, piece, [a for a, _ in box])
-            return shard
+            return (shard,)
 
         return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
 
     def _on_device(
-        self, what: Any, run: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: str, device: int
+        self, what: Any, run: Callable[..., Sequence[jax.Array]], shapes: list[tuple[int, ...]], dtype: str, device: int
     ) -> Callable[..., Any]:
         def make() -> Any:
             sharding = SingleDeviceSharding(self.devices[device])
             arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
-            return jax.jit(run, out_shardings=sharding).lower(*arguments).compile()
+
+            def build(function: Callable[..., Any]) -> Any:
+                return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
+
+            compiled = build(run)
+            if self.devices[0].platform == "cpu" and inline.holds_up(compiled):
+                return inline.Apart(build(inline.counted_as_long(run)))
+            return compiled
 
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled

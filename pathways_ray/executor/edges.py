@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from pathways_ray.compat import copier
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile import Compiler, dtype_of
 from pathways_ray.executor.device_transfer import DeviceTransfer
@@ -27,6 +28,18 @@ Pieces = list[Any]
 _exchange = functools.lru_cache(maxsize=32)(exchange)
 
 
+def _is_copy(made: Exchange, source: PlacedSlice, target: PlacedSlice) -> bool:
+    """Whether every device takes the whole shard of the one in its place in the source, which is another device of the
+    same host: then the array is copied as one."""
+    return (
+        source.hosts == target.hosts
+        and len(source.hosts) == 1
+        and bool(made.parcels)
+        and made.source_boxes == made.target_boxes
+        and all(a != b for a, b in zip(source.devices, target.devices, strict=True))
+    )
+
+
 class Outgoing:
     """The sending side of an edge on this host."""
 
@@ -38,6 +51,8 @@ class Outgoing:
         self.host = host
         self.dtype = edge.type.dtype
         self.devices = compiler.devices
+        copied = _is_copy(made, source, target)
+        self.copy = copier(compiler.sharding(target, edge.target.spec)) if copied else None
         local = [k for k, device in enumerate(source.devices) if device.host == host]
         self.place = {ordinal: at for at, ordinal in enumerate(local)}
         self.index = {k: source.devices[k].index for k in local}
@@ -71,10 +86,13 @@ class Outgoing:
         return cuts
 
     def send(self, value: Any, launch: int, transfer: DeviceTransfer) -> Pieces | Failure:
-        """Serves the pieces other hosts need; returns those that stay on this host, on their landing devices."""
+        """Serves the pieces other hosts need; returns those that stay on this host, on their landing devices; of an
+        edge that is a copy, the whole array."""
         if isinstance(value, Failure):
             self._send_failure(value, launch, transfer)
             return value
+        if self.copy is not None:
+            return [self.copy(value)]
         cut: dict[int, Sequence[Any]] = {}
         # Of a replicated array `addressable_data` gives the first device's copy, whichever one was asked for.
         replicas = value.addressable_shards if value.is_fully_replicated else None
@@ -117,6 +135,7 @@ class Incoming:
         self.shape = edge.type.shape
         self.sharding = compiler.sharding(target, edge.target.spec)
         self.devices = compiler.devices
+        self.is_copy = _is_copy(made, source, target)
         dtype = dtype_of(edge.type.dtype)
         self.wanted = {
             sender: [
@@ -149,6 +168,8 @@ class Incoming:
 
     def post(self, launch: int, transfer: DeviceTransfer) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run."""
+        if not self.wanted:
+            return {}
         name = transfer_id(launch, self.number, self.host)
         return {sender: transfer.pull(sender, name, types) for sender, types in self.wanted.items()}
 
@@ -160,6 +181,8 @@ class Incoming:
         for pieces in sources.values():
             if isinstance(pieces, Failure):
                 return pieces
+        if self.is_copy and local is not None:
+            return local[0]
         shards = []
         for index, parts, moves, join in self.shards:
             if self.empty is not None:
@@ -169,5 +192,5 @@ class Incoming:
                 jax.device_put(sources[s][n], self.devices[index]) if move else sources[s][n]
                 for (s, n), move in zip(parts, moves, strict=True)
             ]
-            shards.append(pieces[0] if join is None else join(*pieces))
+            shards.append((pieces if join is None else join(*pieces))[0])
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, shards)

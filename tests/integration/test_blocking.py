@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from typing import Any
 
 import jax
@@ -142,3 +144,54 @@ def test_a_host_dies_while_its_values_are_asked_for(python) -> None:
     3. The hosts come back, and a value is asked for again.
     """
     assert "left: 0" in python.run(KILLED, timeout=110)
+
+
+def test_a_long_loop_on_one_device_holds_up_no_other_device_of_its_host(session, equal) -> None:
+    """
+    1. A loop whose length only shows when it runs, of seconds, on one device. XLA takes it for cheap.
+    2. A function on another device of that host is called and its value fetched: the loop is still running.
+    """
+    with pw.virtual_slice((1,), island=0) as one, pw.virtual_slice((1,), island=0) as other:
+        assert one.devices != other.devices
+        assert len({device.split(".")[0] for device in (*one.devices, *other.devices)}) == 1
+        turns = pw.compiled(
+            lambda n, x: jax.lax.fori_loop(0, n, lambda _, x: x * x + x, x), slice=one, in_specs=P(), out_specs=P()
+        )
+        add = pw.compiled(lambda x: x + 1, slice=other, in_specs=P(), out_specs=P())
+        x = np.full(64, -0.5, np.float32)
+        equal(add(x), x + 1)
+        np.asarray(turns(np.int32(3), x))
+        long = turns(np.int32(10**9), x)
+        equal(add(x + 1), x + 2)
+        time.sleep(0.3)  # were it over, that would be known by now
+        assert not long.is_ready()
+        assert np.all(np.abs(np.asarray(long)) < 1e-3)
+
+
+def test_values_go_round_the_devices_of_a_host_and_are_overwritten_on_the_way(session, equal) -> None:
+    """Copies from device to device are copies: what is made of one, in its memory, leaves the others as they are."""
+    with contextlib.ExitStack() as held:
+        places = [held.enter_context(pw.virtual_slice((1,), island=0)) for _ in range(4)]
+        steps = [
+            pw.compiled(lambda v, k=k: v * 2 + k, slice=place, in_specs=P(), out_specs=P(), donate_argnums=0)
+            for k, place in enumerate(places)
+        ]
+        looks = [pw.compiled(lambda v: v[0], slice=place, in_specs=P(), out_specs=P()) for place in places]
+
+        @pw.program
+        def around(v: Any) -> Any:
+            seen = []
+            for _ in range(5):
+                for step, look in zip(steps, looks, strict=True):
+                    seen.append(look(v))
+                    v = step(v)
+            return v, seen
+
+        for start in range(3):
+            v = np.arange(6.0, dtype=np.float32) + np.float32(start)
+            found = around(pw.put(v, slice=places[3], spec=P()))
+            seen = []
+            for k in range(20):
+                seen.append(v[0])
+                v = v * 2 + np.float32(k % 4)
+            equal(found, (v, seen))

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,26 +42,8 @@ def test_an_unknown_pattern_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_permutations_hold_every_edge_between_places_once(pattern: str) -> None:
-    for row in range(task_graphs.period(pattern)):
-        groups = task_graphs.permutations(pattern, row)
-        edges = [(q, p) for p in range(WIDTH) for q in task_graphs.dependencies(pattern, row, p) if q != p]
-        assert sorted(edge for group in groups for edge in group) == sorted(edges)
-        for group in groups:
-            assert len({sender for sender, _ in group}) == len({receiver for _, receiver in group}) == len(group)
-
-
-def permuted(v: jax.Array, axis: str, edges: list[tuple[int, int]]) -> jax.Array:
-    """`jax.lax.ppermute` for mapped places, where JAX's own wants every place to send."""
-    sources = jnp.array([{p: q for q, p in edges}.get(p, -1) for p in range(WIDTH)])
-    source = sources[jax.lax.axis_index(axis)]
-    return jnp.where(source < 0, 0.0, jax.lax.all_gather(v, axis)[source])
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_tasks_and_gangs_find_the_last_row(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_and_gangs_find_the_last_row(pattern: str) -> None:
     """The two ways of this runtime, without it: tasks called one by one, and a row on four mapped places."""
-    monkeypatch.setattr(jax.lax, "ppermute", permuted)
     tasks, gang = [task_graphs.START] * WIDTH, np.full((WIDTH, 1), task_graphs.START, np.float32)
     for row in range(6):
         inputs = [[tasks[q] for q in task_graphs.dependencies(pattern, row, p)] for p in range(WIDTH)]
