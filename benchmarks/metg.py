@@ -43,6 +43,7 @@ RUN_LIMIT_S = 120.0
 SYSTEMS = {
     "pathways": SystemInfo("", ("benchmarks.peers.pathways_tasks",)),
     "pathways-no-fusion": SystemInfo("", ("benchmarks.peers.pathways_tasks", "--no-fusion")),
+    "jax": SystemInfo("", ("benchmarks.peers.jax_tasks",)),
     "dask": SystemInfo("dask", ("benchmarks.peers.dask_tasks",)),
 }
 ROWS = {"dask": 16}  # it takes tens of milliseconds for a row, and need not be told of 64 at a time

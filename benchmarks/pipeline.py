@@ -1,9 +1,9 @@
 """Parallel against sequential dispatch of a pipeline whose stages live on different hosts: Figure 7 of the paper.
 
-A program of S stages calls a small computation S times, each time on another host; what one stage makes crosses to the
-next. Two runtimes are alive at the same time, alike but for `dispatch="parallel"` and `dispatch="sequential"`: the
-first has all hosts prepare their stages at once, the second starts a stage's host work when the stage before is
-enqueued.
+A program of S stages calls a small computation S times, each time on another host of one island, or with `--islands` on
+islands of their own; what one stage makes crosses to the next. Two runtimes are alive at the same time, alike but for
+`dispatch="parallel"` and `dispatch="sequential"`: the first has all hosts prepare their stages at once, the second
+starts a stage's host work when the stage before is enqueued.
 
 Run it with `python -m benchmarks.pipeline --json pipeline.json --figure pipeline.png`.
 """
@@ -31,9 +31,9 @@ DISPATCH = ("parallel", "sequential")
 MODES = ("waiting", "flowing")
 
 MEASURED = (
-    "A program of S stages, each `v + 1` on float32 ({elements},) on one CPU device of another host (S islands of one "
-    "host). waiting: each call is waited for before the next. flowing: {programs} calls are issued and the last one is "
-    "waited for. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
+    "A program of S stages, each `v + 1` on float32 ({elements},) on one CPU device of another host{where}. "
+    "waiting: each call is waited for before the next. flowing: {programs} calls are issued and the last one is waited "
+    "for. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
 )
 
 
@@ -45,12 +45,17 @@ class Case(NamedTuple):
     stages: int
 
 
-def serve(requests: Connection, dispatch: str, stages: Sequence[int], elements: int) -> None:
+def serve(requests: Connection, dispatch: str, stages: Sequence[int], elements: int, islands: bool) -> None:
     """Body of a process that runs one runtime: answers (mode, stages, programs) with seconds, until its parent ends."""
     import pathways_ray as pw
 
-    with pw.init(islands=max(stages), dispatch=dispatch, fusion=False):
-        steps = [pw.compiled(lambda v: v + 1, slice=pw.virtual_slice((1,), island=k)) for k in range(max(stages))]
+    hosts = max(stages)
+    shape = {"islands": hosts} if islands else {"islands": 1, "hosts_per_island": hosts}
+    with pw.init(**shape, dispatch=dispatch, fusion=False):
+        places = [pw.virtual_slice((1,), island=k if islands else 0) for k in range(hosts)]
+        if len({place.devices for place in places}) < hosts:
+            raise AssertionError(f"stages share devices: {[place.devices for place in places]}")
+        steps = [pw.compiled(lambda v: v + 1, slice=place) for place in places]
 
         def pipeline(count: int) -> Any:
             def call(v: Any) -> Any:
@@ -83,7 +88,7 @@ def _seconds(program: Any, start: Any, mode: str, stages: int, calls: int) -> fl
 
 
 @contextlib.contextmanager
-def runtimes(stages: Sequence[int], elements: int) -> Iterator[dict[str, Connection]]:
+def runtimes(stages: Sequence[int], elements: int, islands: bool) -> Iterator[dict[str, Connection]]:
     """Both runtimes, each in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
     found: dict[str, Connection] = {}
@@ -91,7 +96,7 @@ def runtimes(stages: Sequence[int], elements: int) -> Iterator[dict[str, Connect
     for dispatch in DISPATCH:
         found[dispatch], theirs = spawn.Pipe()
         # Not a daemon: it starts processes of its own, and ends when this side of the pipe closes.
-        processes.append(spawn.Process(target=serve, args=(theirs, dispatch, stages, elements)))
+        processes.append(spawn.Process(target=serve, args=(theirs, dispatch, stages, elements, islands)))
         processes[-1].start()
         theirs.close()
     try:
@@ -106,11 +111,15 @@ def runtimes(stages: Sequence[int], elements: int) -> Iterator[dict[str, Connect
 
 
 def run(
-    stages: Sequence[int] = STAGES, programs: int = PROGRAMS, repetitions: int = REPETITIONS, elements: int = 256
+    stages: Sequence[int] = STAGES,
+    programs: int = PROGRAMS,
+    repetitions: int = REPETITIONS,
+    elements: int = 256,
+    islands: bool = False,
 ) -> dict[str, Any]:
     """Measures and returns the result as it is written to JSON."""
     machine = measure.machine()
-    with runtimes(stages, elements) as found:
+    with runtimes(stages, elements, islands) as found:
 
         def rate(case: Case) -> float:
             found[case.dispatch].send((case.mode, case.stages, programs))
@@ -133,8 +142,8 @@ def run(
     return {
         "benchmark": "pipeline",
         "machine": machine,
-        "measured": MEASURED.format(**settings),
-        "settings": {**settings, "stages": list(stages)},
+        "measured": MEASURED.format(**settings, where=", each an island" if islands else " of one island"),
+        "settings": {**settings, "stages": list(stages), "islands": islands},
         "rows": rows,
         "ratios": ratios,
     }
@@ -186,12 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--elements", type=int, default=256, help="of the array that is handed on (default: %(default)s)"
     )
+    parser.add_argument("--islands", action="store_true", help="each stage on an island of its own")
     parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
     options = parser.parse_args(arguments)
     if options.smoke:
-        measured = run((1, 2), programs=5, repetitions=1)
+        measured = run((1, 2), programs=5, repetitions=1, islands=options.islands)
     else:
-        measured = run(repetitions=options.repetitions, elements=options.elements)
+        measured = run(repetitions=options.repetitions, elements=options.elements, islands=options.islands)
     show(measured, Console())
     if options.json:
         options.json.write_text(json.dumps(measured, indent=2) + "\n")
