@@ -21,8 +21,9 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.repeat import Feeds, repeated
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Register, encode
 
-LENGTHS = (128, 64, 32, 8)
-"""Launches that leave as one, longest first. Hosts compile each, and more to choose from would win little."""
+LENGTHS = (128, 32, 8)
+"""Launches that leave as one, longest first. Hosts compile each, and more to choose from would win little. Shorter ones
+measure longer, for each launch: next to a limit they would stay."""
 
 SIGHTINGS = 8
 """A length is asked for once so many pieces could have been of it."""
@@ -30,8 +31,8 @@ SIGHTINGS = 8
 SAMPLED = 8
 """Of launches that leave one by one, the time of each so-manieth is looked at."""
 
-ALONE_MICROS = 20_000
-"""What leaves as one may take this long on its devices while no other session has launches under way: a tenth of what
+ALONE_MICROS = 40_000
+"""What leaves as one may take this long on its devices while no other session has launches under way: a fifth of what
 the scheduler lets be with the hosts then (`scheduler.order.ALONE_S`)."""
 
 SHARED_MICROS = 5_000

@@ -106,9 +106,9 @@ def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
 def test_the_longest_pieces_are_taken_first() -> None:
     client = Client()
     warm(client)
-    found = [m for m in client.sends(*loop(1, 64 + 32 + 2 * 8 + 2)) if isinstance(m, Launch)]
-    assert [client.lengths.get(m.program, 1) for m in found] == [64, 32, 8, 8, 1, 1]
-    assert [m.arguments for m in found] == [(0,), (64,), (96,), (104,), (112,), (113,)]
+    found = [m for m in client.sends(*loop(1, 2 * 32 + 2 * 8 + 2)) if isinstance(m, Launch)]
+    assert [client.lengths.get(m.program, 1) for m in found] == [32, 32, 8, 8, 1, 1]
+    assert [m.arguments for m in found] == [(0,), (32,), (64,), (72,), (80,), (81,)]
 
 
 def test_nothing_is_asked_for_before_a_loop_is_seen_often() -> None:
