@@ -1,7 +1,12 @@
 """Settings for all tests: plain JAX, which results are compared with, runs on the CPU of this process."""
 
 import os
+import signal
 
 # Read when jax and ray are imported, which no module does before this one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+# Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
+# ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,8 +31,8 @@ SIGHTINGS = 8
 SAMPLED = 8
 """Of launches that leave one by one, the time of each so-manieth is looked at."""
 
-ALONE_MICROS = 40_000
-"""What leaves as one may take this long on its devices while no other session has launches under way: a fifth of what
+ALONE_MICROS = 100_000
+"""What leaves as one may take this long on its devices while no other session has launches under way: half of what
 the scheduler lets be with the hosts then (`scheduler.order.ALONE_S`)."""
 
 SHARED_MICROS = 5_000
