@@ -1,8 +1,8 @@
 """Task graphs on plain JAX, one process with all devices and nobody else on them: what is left without a runtime.
 
-    tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`.
-    gang     each row is a call of a jitted function over all devices, as `pathways_tasks` has it.
-    fused    all rows of a program are one jitted function.
+tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`.
+gang     each row is a call of a jitted function over all devices, as `pathways_tasks` has it.
+fused    all rows of a program are one jitted function.
 """
 
 import functools
