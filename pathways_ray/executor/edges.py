@@ -181,7 +181,7 @@ class Incoming:
         for pieces in sources.values():
             if isinstance(pieces, Failure):
                 return pieces
-        if self.is_copy and local is not None:
+        if self.is_copy and isinstance(local, list):
             return local[0]
         shards = []
         for index, parts, moves, join in self.shards:
