@@ -198,13 +198,13 @@ class ClientService:
             self.listen.tls,
             facing_clients=True,
         )
-        self.links, address = await links.serve(
+        self.links, link_address = await links.serve(
             {streams.CLIENT_STREAM: self._client_lane},
             streams.bind_address(self.listen.front),
             tls=self.listen.tls,
             silence=limits.LINK_SILENCE_S,
         )
-        self.link_port = links.endpoint(address)[1]
+        self.link_port = links.endpoint(link_address)[1]
         return address
 
     def send(self, session: int, message: ToClient) -> None:
