@@ -49,7 +49,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.text import plan_text
-from pathways_ray.transport import grpc_streams, links, outboxes, streams
+from pathways_ray.transport import batcher, grpc_streams, links, outboxes, streams
 from pathways_ray.transport.capabilities import data_token, link_tags, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
