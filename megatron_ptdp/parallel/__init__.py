@@ -29,16 +29,14 @@ What is what:
 `explain` says what moves between stages.
 """
 
-from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.parallel.layout import Layout, Placement
-from megatron_ptdp.parallel.mistakes import MISTAKES
 from megatron_ptdp.parallel.options import Keep, Options
 from megatron_ptdp.parallel.sizes import Sizes
 from megatron_ptdp.parallel.step import State, Step, build_step
 from megatron_ptdp.parallel.update import Optimizer
 
 __all__ = [
-    "MISTAKES",
     "Keep",
     "Layout",
     "Optimizer",
