@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.systems import computation, limit_cpu_threads
-from pathways_ray.executor.cores import VARIABLE, core_of, pinned
+from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
 
 GROUPS = 8  # in flight at once: one is waited for while the others keep the devices busy
 IN_FLIGHT_S = 0.2  # work in flight: many times what a launch takes to the devices and back, also on a crowded machine

@@ -31,15 +31,15 @@ from pathways_ray.transport.messages import (
     TO_CONTROLLER,
     TO_HOST,
     TO_ISLAND,
-    Arrived,
+    BarrierReached,
+    BarrierReleased,
     Done,
     HostUp,
+    IslandLaunch,
     Launch,
     Message,
-    Proceed,
     Put,
     Ready,
-    Run,
     encode_batch,
 )
 
@@ -58,7 +58,7 @@ class Shape:
     hosts: int
     per_island: int
     devices_per_host: int = 8
-    crossing: bool = False
+    cross_island: bool = False
 
     @property
     def islands(self) -> int:
@@ -194,7 +194,7 @@ class ControlPlane:
     def _register(self) -> None:
         self.launches.open_session(SESSION)
         slices = [self.shape.slice(island) for island in range(self.shape.islands)]
-        programs = [slices] if self.shape.crossing else [[placed] for placed in slices]
+        programs = [slices] if self.shape.cross_island else [[placed] for placed in slices]
         for placed in slices:
             self.launches.add_slice(SESSION, placed)
         self.programs = len(programs)
@@ -275,11 +275,11 @@ class ControlPlane:
 
     def _answer(self, host: int, island: int, messages: list[Any]) -> list[Message]:
         """In a program over all islands, every gang but the first waits for another island before it runs."""
-        gated = self.shape.crossing and island > 0
-        begun = [m.sequence for m in messages if isinstance(m, Run)]
+        gated = self.shape.cross_island and island > 0
+        begun = [m.sequence for m in messages if isinstance(m, IslandLaunch)]
         if gated:
-            done = [m.sequence for m in messages if isinstance(m, Proceed)]
-            waits: list[Message] = [Arrived(host, sequence, island) for sequence in begun]
+            done = [m.sequence for m in messages if isinstance(m, BarrierReleased)]
+            waits: list[Message] = [BarrierReached(host, sequence, island) for sequence in begun]
         else:
             done, waits = begun, []
         if not done:

@@ -20,7 +20,16 @@ from pathways_ray import limits
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import ToController, ToHosts
 from pathways_ray.transport import fan_out, links, streams
-from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
+from pathways_ray.transport.messages import (
+    FROM_HOST,
+    TO_HOST,
+    Done,
+    DropSession,
+    HostUp,
+    IslandLaunch,
+    Program,
+    encode_batch,
+)
 
 JOIN_LIMIT_S = 60.0
 JOIN_AT_ONCE = links.MOST_STRANGERS // 4
@@ -49,7 +58,7 @@ async def _be_hosts(address: str, hosts: int) -> None:
         ended = False
         while not ended and (data := await streams.reading(stream)) is not None:
             messages = TO_HOST.decode_batch(data)
-            done = tuple(message.sequence for message in messages if isinstance(message, Run))
+            done = tuple(message.sequence for message in messages if isinstance(message, IslandLaunch))
             if done:
                 await stream.write(encode_batch([Done(done, (100,) * len(done))]))
             ended = END in messages
@@ -119,7 +128,7 @@ class Island:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.made += 1
-            self._do(self.order.from_controller(Run(self.made, 1, 1, (self.made,), self.made + 1)))
+            self._do(self.order.from_controller(IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)))
         while self.over < self.made:
             await self._change()
         return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))

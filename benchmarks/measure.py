@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from pathways_ray.executor.cores import VARIABLE
+from pathways_ray.executor.compile.cpu_affinity import VARIABLE
 
 Case = TypeVar("Case", bound=Hashable)
 

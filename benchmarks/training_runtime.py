@@ -25,7 +25,7 @@ from megatron_ptdp.parallel import Layout, Options, Step, build_step
 from megatron_ptdp.parallel import Sizes as Cut
 from megatron_ptdp.schedules import Costs, Schedule
 from megatron_ptdp.train import timeline
-from pathways_ray.executor.cores import VARIABLE
+from pathways_ray.executor.compile.cpu_affinity import VARIABLE
 
 ISLANDS = (2, 1, 1, 4)  # hosts of each
 INSIDE, ACROSS, FOUR = (0,), (1, 2), (3,)

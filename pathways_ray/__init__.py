@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
     from pathways_ray.client.transfers import TransferBytes as TransferBytes
     from pathways_ray.client.transfers import transfer_bytes as transfer_bytes
-    from pathways_ray.shape import Island as Island
-    from pathways_ray.start import init as init
+    from pathways_ray.deployment.init import init as init
+    from pathways_ray.deployment.topology import Island as Island
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Array": "client.array",
-    "Island": "shape",
+    "Island": "deployment.topology",
     "Session": "client.session",
     "TransferBytes": "client.transfers",
     "VirtualSlice": "client.slices",
     "compiled": "client.compiled",
     "connect": "client.api",
     "devices": "client.api",
-    "init": "start",
+    "init": "deployment.init",
     "islands": "client.api",
     "program": "client.program",
     "put": "client.api",

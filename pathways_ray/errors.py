@@ -145,7 +145,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     """Why something failed, as a value that crosses processes.
 
     `kind` is the name of a class above; `node` and `where` name the node of the program and the user's line; `host` is
-    the host it happened on, or -1.
+    the host it happened on, or -1. `story` has the last events that led to it, as lines of text; they become notes of
+    the exception.
     """
 
     kind: str
@@ -153,6 +154,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     node: str = ""
     where: str = ""
     host: int = -1
+    story: tuple[str, ...] = ()
 
 
 def _by_name() -> dict[str, type[PathwaysError]]:
@@ -179,6 +181,8 @@ def from_failure(failure: Failure) -> PathwaysError:
         place += "]"
     error = kind(failure.message + place)
     error.failure = failure
+    for line in failure.story:
+        error.add_note(line)
     return error
 
 

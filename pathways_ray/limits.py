@@ -30,7 +30,7 @@ MAX_FUSED_NODES = 32
 MAX_FUSED_PARTS = 512
 """Nodes composed into one XLA computation, those that repeat the one before them included."""
 
-FUSED_MICROS = 5_000
+MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
 LAUNCH_LIMIT_S = 600.0
@@ -70,7 +70,7 @@ DATA_SILENCE_S = 60.0
 """A data stream is given up when its other end says nothing for so long. That is long, since a host may be copying and
 a client be busy; that a session or a host has ended is told by the controller."""
 
-LANE_SILENCE_S = 60.0
+LINK_SILENCE_S = 60.0
 """The same for a client's lane to the controller: that the client has gone is seen by the stream beside it."""
 
 MAX_BACKLOG = 8192

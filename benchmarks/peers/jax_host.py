@@ -57,7 +57,7 @@ def chain_of_computations(v: Any, payload: str, n: int) -> Any:
 
 @contextlib.contextmanager
 def on_its_core(host: int) -> Iterator[None]:
-    """Device threads made inside run where a host of the runtime would have them (`pathways_ray.executor.cores`, which
+    """Device threads made inside run where a host of the runtime would have them (`pathways_ray.executor.compile.cpu_affinity`, which
     not all environments can import)."""
     cores = [int(core) for core in os.environ.get("PATHWAYS_CPU_CORES", "").split(",") if core]
     before = os.sched_getaffinity(0)

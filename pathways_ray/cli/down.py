@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pathways_ray.cli.up import name_option
-from pathways_ray.client import records
+from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
 
 
@@ -29,10 +29,11 @@ def down(address: str | None, name: str) -> str:
     """
     import ray
 
-    from pathways_ray import detached, names, ray_connection
+    from pathways_ray import names
+    from pathways_ray.deployment import detached, ray_connection
 
     names.check_name(name)
-    known = [record for record in records.all_records() if record.name == name]
+    known = [record for record in registry.all_records() if record.name == name]
     if address is None and len(known) > 1:
         there = ", ".join(record.ray for record in known)
         raise UsageError(
@@ -42,8 +43,8 @@ def down(address: str | None, name: str) -> str:
     try:
         ray_connection.connect_ray(where, {"namespace": names.NAMESPACE})
     except UsageError:
-        if address is None and known and not records.answers(known[0]):
-            records.forget(known[0])
+        if address is None and known and not registry.answers(known[0]):
+            registry.forget(known[0])
             return f"the Ray cluster at {where} is gone, and runtime {name!r} with it"
         raise
     try:
@@ -51,7 +52,7 @@ def down(address: str | None, name: str) -> str:
         actors, groups = detached.remove(name)
     finally:
         ray.shutdown()
-    records.forget(records.Record("", "", name=name, ray=where))
+    registry.forget(registry.Record("", "", name=name, ray=where))
     if not actors and not groups:
         return f"no runtime named {name!r} was on the Ray cluster at {where}"
     return f"runtime {name!r} is down: {actors} process(es) ended, {groups} placement group(s) freed"

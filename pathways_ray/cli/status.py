@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from pathways_ray.cli.output import console_beside
-from pathways_ray.client import records
+from pathways_ray.client import registry
 from pathways_ray.errors import AuthenticationError, UsageError, from_failure
 
 ANSWER_WITHIN_S = 5.0
@@ -35,7 +35,7 @@ def command(url: str | None, token: str | None, ca: str | None, as_json: bool) -
 
     Without --url, the cluster that this user started on this machine.
     """
-    running, silent = records.running(), records.silent()
+    running, silent = registry.running(), registry.silent()
     url, token = choose(url or "", token or "", running, silent)
     ca = ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
     found = {"url": url, **ask(url, token, ca=ca)}
@@ -46,7 +46,7 @@ def command(url: str | None, token: str | None, ca: str | None, as_json: bool) -
 
 
 def choose(
-    url: str, token: str, running: Sequence[records.Record], silent: Sequence[records.Record] = ()
+    url: str, token: str, running: Sequence[registry.Record], silent: Sequence[registry.Record] = ()
 ) -> tuple[str, str]:
     """The cluster to ask, and its token, from what the caller said and the clusters this user runs here.
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 
-from pathways_ray.client import records
+from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
 
 NAME = "pathways"
@@ -103,17 +103,20 @@ def up(
     """
     import ray
 
-    from pathways_ray import cluster, detached, names, ray_connection, shape
+    from pathways_ray import names
+    from pathways_ray.deployment import cluster, detached, ray_connection, topology
 
     alike = (islands, hosts_per_island, devices_per_host)
     if listed and any(alike):
         raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
-    one_by_one = [shape.parse_island(text) for text in listed]
+    one_by_one = [topology.parse_island(text) for text in listed]
 
-    def shape_on(nodes: shape.Resources) -> shape.Shape:
+    def shape_on(nodes: topology.Resources) -> topology.Topology:
         if one_by_one or any(alike) or platform != "auto":
-            return shape.shape(nodes, one_by_one or islands or 1, hosts_per_island or 1, devices_per_host, platform)
-        return shape.shape_of_nodes(nodes)
+            return topology.topology_on(
+                nodes, one_by_one or islands or 1, hosts_per_island or 1, devices_per_host, platform
+            )
+        return topology.shape_of_nodes(nodes)
 
     options = cluster.Options(
         dispatch=dispatch,
@@ -140,7 +143,7 @@ def up(
         found: dict[str, Any] = {"name": name, "ray": where, "started": True}
         try:
             made = cluster.start(shape_on, address, options, {})
-            islands_made = [dataclasses.asdict(island) for island in made.shape.islands]
+            islands_made = [dataclasses.asdict(island) for island in made.topology.islands]
             found.update(url=made.url, token=made.token, ca=made.ca, metrics=made.metrics, islands=islands_made)
         except AlreadyInitialized:
             if not exist_ok:
@@ -149,7 +152,7 @@ def up(
             found["started"] = False
     finally:
         ray.shutdown()
-    records.keep(records.Record(found["url"], found["token"], name=name, ray=where, ca=found["ca"]))
+    registry.keep(registry.Record(found["url"], found["token"], name=name, ray=where, ca=found["ca"]))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pathways_ray.client import context, records
+from pathways_ray.client import context, registry
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs
@@ -139,7 +139,7 @@ class ClusterSession(Session):
         finally:
             cluster, self.cluster = self.cluster, None
             if cluster is not None:
-                records.remove()
+                registry.remove()
                 cluster.stop()
 
 
@@ -174,7 +174,7 @@ def adopt(cluster: Any) -> ClusterSession:
         cluster.stop()
         raise
     context.sessions.append(session)
-    records.write(cluster.url, cluster.token, cluster.ca)
+    registry.write(cluster.url, cluster.token, cluster.ca)
     return session
 
 

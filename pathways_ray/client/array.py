@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray.client.values import ArgumentType, dtype_named, partition_spec
+from pathways_ray.client.argument_types import ArgumentType, dtype_named, partition_spec
 from pathways_ray.errors import BufferDeleted, Failure, UsageError, from_failure
 
 if TYPE_CHECKING:

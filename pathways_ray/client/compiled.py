@@ -22,15 +22,15 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
-from pathways_ray.client import estimates, lines
+from pathways_ray.client import estimates, source_info
+from pathways_ray.client.argument_types import partition_spec
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.jaxprs import constant_bytes, equations_of
-from pathways_ray.client.keys import is_key
+from pathways_ray.client.prng import is_key
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs
-from pathways_ray.client.values import partition_spec
 from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError, UsageError
-from pathways_ray.ir.graph import LONGEST_MICROS
+from pathways_ray.ir.graph import MAX_ESTIMATED_US
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
@@ -60,8 +60,8 @@ class Exported:
     output_specs: tuple[Spec, ...]
     output_tree: Any
     donated: tuple[int, ...]
-    alone: bool
-    micros: int
+    no_fusion: bool
+    estimated_us: int
 
 
 def export_function(
@@ -105,7 +105,7 @@ def export_function(
     except PathwaysError:
         raise
     except Exception as error:
-        where_text = lines.of_error(error)
+        where_text = source_info.of_error(error)
         at = f" ({where_text})" if where_text else ""
         raise TraceError(f"{name}{at} cannot be traced: {type(error).__name__}: {error}") from error
     outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
@@ -121,8 +121,8 @@ def export_function(
         output_specs=tuple(chosen[-1]),
         output_tree=output_tree(),
         donated=donated,
-        alone=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
-        micros=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), LONGEST_MICROS)),
+        no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
+        estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
     )
 
 
@@ -143,16 +143,16 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
     for equation in equations_of(closed.jaxpr):
         if equation.primitive.name in _OURS:
             raise TraceError(
-                f"{name} calls a compiled function ({lines.of_equation(equation)}), and is one itself: one node. Call "
+                f"{name} calls a compiled function ({source_info.of_equation(equation)}), and is one itself: one node. Call "
                 "both from a pw.program, or call the plain function, which the attribute 'fun' is"
             )
         for variable in equation.outvars:
             size = math.prod(getattr(variable.aval, "shape", ()))
             if size > _LARGEST_ARRAY:
-                raise TooLarge(f"{name} makes {variable.aval} at {lines.of_equation(equation)}: {size} elements")
+                raise TooLarge(f"{name} makes {variable.aval} at {source_info.of_equation(equation)}: {size} elements")
         if equation.primitive.name in _CALLBACKS:
             raise TraceError(
-                f"{name} calls back to the host ({equation.primitive.name} at {lines.of_equation(equation)}); compiled "
+                f"{name} calls back to the host ({equation.primitive.name} at {source_info.of_equation(equation)}); compiled "
                 "functions run where the user's Python is not"
             )
     if closed.effects:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.values import dtype_named
+from pathways_ray.client.argument_types import dtype_named
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
@@ -23,6 +23,7 @@ from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.links import LinkLost
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
+    CancelFetch,
     DataFailed,
     Fetch,
     FetchPart,
@@ -31,7 +32,6 @@ from pathways_ray.transport.messages import (
     PutDone,
     PutOpen,
     PutPart,
-    Withdraw,
 )
 from pathways_ray.transport.tls import Trust
 
@@ -79,7 +79,7 @@ class _Fetching:
             self.missing.discard(part.device)
 
 
-class Cover:
+class FetchPlan:
     """As few shards as cover an array of one type: which boxes, on which devices, and what to ask of each host."""
 
     def __init__(self, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> None:
@@ -242,7 +242,7 @@ class DataLinks:
         kind: ArrayType,
         spec: Spec,
         placed: PlacedSlice,
-        proof: str,
+        tag: str,
     ) -> Upload:
         """Starts an upload. The bytes are copied before it returns, so the caller may change the array."""
         upload = Upload(buffer, set(placed.hosts))
@@ -250,7 +250,7 @@ class DataLinks:
         asked: list[tuple[_Link, int, list[Message]]] = []
         for host in placed.hosts:
             request = next(self._requests)
-            messages: list[Message] = [PutOpen(request, buffer.id, kind, spec, placed, proof)]
+            messages: list[Message] = [PutOpen(request, buffer.id, kind, spec, placed, tag)]
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
                 data = _bytes_of(array, box)
@@ -281,7 +281,7 @@ class DataLinks:
 
     # --- fetch --------------------------------------------------------------------------------------------------------
 
-    def fetch(self, buffer: Buffer, cover: Cover, check: Callable[[], None]) -> np.ndarray[Any, Any]:
+    def fetch(self, buffer: Buffer, cover: FetchPlan, check: Callable[[], None]) -> np.ndarray[Any, Any]:
         """The whole array as NumPy. `check` raises when there is no more point in waiting."""
         asked: list[tuple[_Link, int, _Fetching]] = []
         try:
@@ -299,7 +299,7 @@ class DataLinks:
             for link, request, fetching in asked:
                 link.fetches.pop(request, None)
                 if fetching.missing and fetching.failure is None:
-                    link.outbox.send(Withdraw(request))
+                    link.outbox.send(CancelFetch(request))
         return cover.assembled({link.host: fetching for link, _, fetching in asked})
 
     def _wait_for(self, fetches: list[_Fetching], check: Callable[[], None]) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray import limits
-from pathways_ray.client import keys, lines
+from pathways_ray.client import prng, source_info
+from pathways_ray.client.argument_types import ArgumentType, array_type
 from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import Exported, export_function
 from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
-from pathways_ray.client.values import ArgumentType, array_type
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
@@ -168,7 +168,7 @@ class GraphBuilder:
                 if equation.primitive.name not in _INLINED:
                     raise TraceError(
                         f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
-                        f"({lines.of_equation(equation)}); a program is a graph without loops or branches. Unroll it "
+                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. Unroll it "
                         "in Python, or put the loop inside the compiled function"
                     )
                 inner = equation.params["jaxpr"]
@@ -192,7 +192,7 @@ class GraphBuilder:
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
         taken = tuple(Ref(-1, k) for k in range(len(refs)))
-        part = Part(exported.name, exported.digest, taken, exported.alone, exported.micros)
+        part = Part(exported.name, exported.digest, taken, exported.no_fusion, exported.estimated_us)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
         index = len(self.nodes)
@@ -249,16 +249,16 @@ class GraphBuilder:
         name = str(equation.params.get("name", equation.primitive.name))
 
         def flat(*leaves: Any) -> list[Any]:
-            values = [keys.from_data(leaf, atom.aval) for leaf, atom in zip(leaves, atoms, strict=True)]
+            values = [prng.from_data(leaf, atom.aval) for leaf, atom in zip(leaves, atoms, strict=True)]
             jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects, self.debug_info)
-            return [keys.to_data(value) for value in jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*values)]
+            return [prng.to_data(value) for value in jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*values)]
 
         output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
-        avals = [keys.data_type(atom.aval) for atom in atoms]
+        avals = [prng.data_type(atom.aval) for atom in atoms]
         exported = export_function(
             name, flat, avals, specs, lambda types: [output] * len(types), where, self.session.platforms
         )
-        return self._node(exported, where, inputs, lines.of_equation(equation))
+        return self._node(exported, where, inputs, source_info.of_equation(equation))
 
     def _place_operation(self, equation: Any, inputs: list[_Value]) -> tuple[VirtualSlice, list[Spec]]:
         """The slice, and each operand's spec: as it lies when it lies there, else like the first of equal shape."""

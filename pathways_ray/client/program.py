@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
 from pathways_ray.client.array import DELETED, FAILED, Array, Buffer
 from pathways_ray.client.compiled import jax_settings
 from pathways_ray.client.context import current_session, tracing
@@ -16,7 +17,6 @@ from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import check_no_outer_assignment, trace
-from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import TraceError, UsageError
 from pathways_ray.ir.memory import peak_bytes
 from pathways_ray.ir.passes import lower as lower_graph

@@ -26,11 +26,11 @@ import grpc
 import numpy as np
 
 from pathways_ray import limits
+from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
 from pathways_ray.client.array import DELETED, FAILED, PENDING, READY, Array, Buffer
-from pathways_ray.client.data import Cover, DataLinks, Upload
-from pathways_ray.client.runs import Runs
+from pathways_ray.client.coalesce import Runs
+from pathways_ray.client.data import DataLinks, FetchPlan, Upload
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
-from pathways_ray.client.values import ArgumentType, array_type, to_numpy
 from pathways_ray.errors import (
     AuthenticationError,
     BufferDeleted,
@@ -46,8 +46,8 @@ from pathways_ray.errors import (
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.transport import links, streams, thread_links
-from pathways_ray.transport.capabilities import lane_proofs
-from pathways_ray.transport.exposure import joined
+from pathways_ray.transport.capabilities import link_tags
+from pathways_ray.transport.endpoints import joined
 from pathways_ray.transport.messages import (
     REPLY,
     TO_CLIENT,
@@ -85,11 +85,11 @@ _EXPORT_PLATFORMS = {"gpu": "cuda"}
 _CAUSE_LIMIT_S = 10.0
 """How long a fetch that failed waits for the controller to name the cause."""
 
-_LANE_LIMIT_S = 2.0
+_LINK_LIMIT_S = 2.0
 """A port that does not answer within this time is taken for out of reach."""
 
 _LAST_WORDS_S = 2.0
-"""A session whose stream has ended hears for so long what comes on its lane."""
+"""A session whose stream has ended hears for so long what comes on its link."""
 
 _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader cannot leave anybody waiting."""
@@ -152,15 +152,15 @@ class Session:
         self._runs = Runs(self._programs.__next__)
         self._outbox: streams.ThreadOutbox | thread_links.Outbox
         self._quiet = streams.ThreadOutbox(self._pending.__len__, self._runs.composed)
-        self._lane = self._dialled(address, trust, opened.lane, timeout)
-        if self._lane is None:
+        self._link = self._dialled(address, trust, opened.link_port, timeout)
+        if self._link is None:
             self._outbox = self._quiet
         else:
-            metadata["lane"] = "1"  # the stream carries nothing then; it shows that this client lives
+            metadata["link"] = "1"  # the stream carries nothing then; it shows that this client lives
         self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._quiet, metadata)
         self._readers = [threading.Thread(target=self._read, name="pathways-reader", daemon=True)]
-        if self._lane is not None:
-            self._readers.append(threading.Thread(target=self._read_lane, name="pathways-lane", daemon=True))
+        if self._link is not None:
+            self._readers.append(threading.Thread(target=self._read_link, name="pathways-link", daemon=True))
         for reader in reversed(self._readers):  # the first waits for the last words of the second
             reader.start()
 
@@ -171,15 +171,15 @@ class Session:
             return None
         outbox = thread_links.Outbox(self._pending.__len__, self._runs.composed)
         there = joined(links.endpoint(address)[0], port)
-        proof, welcome = lane_proofs(self._secret, self.id)
-        shown = {"session": str(self.id), "authorization": proof}
-        lane = thread_links.ThreadLink(there, streams.CLIENT_STREAM, shown, outbox, trust, limits.LANE_SILENCE_S)
+        tag, answer = link_tags(self._secret, self.id)
+        shown = {"session": str(self.id), "authorization": tag}
+        link = thread_links.ThreadLink(there, streams.CLIENT_STREAM, shown, outbox, trust, limits.LINK_SILENCE_S)
         try:
-            lane.dial(min(timeout, _LANE_LIMIT_S), welcome.encode())
+            link.dial(min(timeout, _LINK_LIMIT_S), answer.encode())
         except links.LinkLost:
             return None
         self._outbox = outbox
-        return lane
+        return link
 
     # --- calls with a reply -------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Session:
             raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
         reply = self._call(CreateSlice(self.id, sizes, names, number, platform or "", name))
         assert isinstance(reply, SliceCreated)
-        return VirtualSlice(self, reply.placed, name, reply.proof)
+        return VirtualSlice(self, reply.placed, name, reply.slice_tag)
 
     def release_slice(self, held: VirtualSlice) -> None:
         if not self.closed_because:
@@ -309,7 +309,7 @@ class Session:
         kind = ArgumentType.of(array_type(array), weak, where, spec)
         check_layout(kind.array, spec, where.type, "put")
         buffer = self._new_buffer()
-        buffer.upload = self._data.upload(buffer, array, kind.array, spec, where.placed, where.proof)
+        buffer.upload = self._data.upload(buffer, array, kind.array, spec, where.placed, where.tag)
         self._enqueue(Put(buffer.id, where.id, kind.array, spec))
         return Array(buffer, kind)
 
@@ -405,7 +405,7 @@ class Session:
             self.flush()
         if kind.cover is None:
             assert kind.slice is not None
-            kind.cover = Cover(kind.array, kind.spec, kind.slice.placed)
+            kind.cover = FetchPlan(kind.array, kind.spec, kind.slice.placed)
         try:
             return self._data.fetch(buffer, kind.cover, lambda: self._check_fetch(buffer))
         except PathwaysError as error:
@@ -434,14 +434,14 @@ class Session:
             reason = _details(error)
         except PathwaysError as error:
             reason = str(error)
-        if self._lane is not None:
+        if self._link is not None:
             self._readers[1].join(_LAST_WORDS_S)  # it may have a better reason
         self._end(f"the controller is gone ({reason})")
 
-    def _read_lane(self) -> None:
-        assert self._lane is not None
+    def _read_link(self) -> None:
+        assert self._link is not None
         try:
-            for data in self._lane:
+            for data in self._link:
                 for message in TO_CLIENT.decode_batch(data):
                     self._on_message(message)
         except (links.LinkLost, PathwaysError) as error:
@@ -450,7 +450,7 @@ class Session:
     def _on_message(self, message: Message) -> None:
         match message:
             case Completed():
-                self._runs.ended(message.launches, message.micros, message.shared)
+                self._runs.ended(message.launches, message.device_us, message.contended)
                 with self._changed:
                     for launch in message.launches:
                         for buffer in self._results_of(launch):
@@ -535,8 +535,8 @@ class Session:
         self._end("it was shut down")
         self._quiet.close()
         self._stream.cancel()
-        if self._lane is not None:
-            self._lane.close()
+        if self._link is not None:
+            self._link.close()
         self._channel.close()
         for reader in self._readers:
             reader.join(5.0)

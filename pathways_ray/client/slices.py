@@ -25,10 +25,10 @@ class VirtualSlice:
     Several slices may share physical devices; which devices a slice has is the resource manager's decision.
     """
 
-    def __init__(self, session: Session, placed: PlacedSlice, name: str, proof: str = "") -> None:
+    def __init__(self, session: Session, placed: PlacedSlice, name: str, tag: str = "") -> None:
         self.session = session
         self.placed = placed
-        self.proof = proof
+        self.tag = tag
         self.name = name
         self.type: SliceType = placed.mesh
         self.released = False

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend import core as jex_core
 
-from pathways_ray.client import lines
+from pathways_ray.client import source_info
+from pathways_ray.client.argument_types import ArgumentType, dtype_named, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
-from pathways_ray.client.keys import is_key
+from pathways_ray.client.prng import is_key
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.values import ArgumentType, dtype_named, to_numpy
 from pathways_ray.errors import BufferDeleted, GraphError, InvalidArray, PathwaysError, TraceError
 from pathways_ray.ir.types import ArrayType
 
@@ -83,7 +83,7 @@ def bind_call(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[st
     leaves, tree = jax.tree.flatten((function._dynamic(args), kwargs))
     values = [_operand(leaf, function.__name__, k) for k, leaf in enumerate(leaves)]
     exported = function.specialize(where, static, tree, tuple(_aval(value) for value in values))
-    outputs = call_p.bind(*values, site=CallSite(exported, where, lines.here()))
+    outputs = call_p.bind(*values, site=CallSite(exported, where, source_info.here()))
     return jax.tree.unflatten(exported.output_tree, outputs)
 
 
@@ -147,7 +147,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
     except PathwaysError:
         raise
     except Exception as error:
-        at = lines.of_error(error)
+        at = source_info.of_error(error)
         if "Leaked" in str(error):
             raise TraceError(
                 f"program {name!r} keeps a traced value in an outer list, variable or object; a program may only hand "

@@ -1,4 +1,4 @@
-"""The controller as a Ray actor: the root of all island streams; clients come in by its `FrontDoor`.
+"""The controller as a Ray actor: the root of all island streams; clients come in by its `ClientService`.
 
 `Launches` decides; this file reads the islands' streams. When its process or the resource manager's dies, Ray starts it
 anew, without sessions; schedulers and hosts join again (ADR 0014).
@@ -21,13 +21,14 @@ import ray
 
 from pathways_ray import limits, names
 from pathways_ray.controller import metrics
-from pathways_ray.controller.crossings import Crossings
-from pathways_ray.controller.front_door import FrontDoor
+from pathways_ray.controller.client_service import ClientService
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import Command, SendIsland
-from pathways_ray.plugins import policy_named
+from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, streams
-from pathways_ray.transport.exposure import Exposure
+from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
     FROM_ISLAND,
     Done,
@@ -35,12 +36,11 @@ from pathways_ray.transport.messages import (
     FromIsland,
     HostDown,
     HostUp,
+    IslandLaunchFailed,
     IslandUp,
     Load,
     Ready,
-    RunFailed,
 )
-from pathways_ray.transport.scrapes import serve_page
 
 MANAGER_LIMIT_S = 4.0
 """A resource manager that twice does not answer for this long is taken for dead."""
@@ -59,14 +59,14 @@ class Controller:
 
     Args:
         runtime: its name, by which the resource manager is found.
-        exposure: where to listen; port 0 is a free one, another one after each restart.
+        listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
     """
 
     def __init__(
         self,
         runtime: str,
-        exposure: Exposure,
+        listen: ListenConfig,
         token: str,
         link_secrets: tuple[str, str],
         parallel: bool,
@@ -76,7 +76,7 @@ class Controller:
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
-        self.exposure = exposure
+        self.listen = listen
         self.data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
@@ -85,7 +85,7 @@ class Controller:
         self.launches = Launches(
             parallel=parallel,
             max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT,
-            crossings=Crossings(policy_named(policy)),
+            cross_island=CrossIslandWindow(policy_named(policy)),
         )
         self.policy = policy
         self.islands: dict[int, streams.AsyncOutbox] = {}
@@ -100,8 +100,8 @@ class Controller:
 
     def access(self) -> tuple[str, str, str]:
         """Url, token and CA file of the front door, for who can reach Ray, and so can do as he likes anyway."""
-        ca = self.exposure.tls.ca if self.exposure.tls is not None else ""
-        return self.exposure.scheme + self.address.result(), self.token, ca
+        ca = self.listen.tls.ca if self.listen.tls is not None else ""
+        return self.listen.scheme + self.address.result(), self.token, ca
 
     def _serve(self) -> None:
         """Serves until the resource manager is gone or something is wrong; then the process ends, and all sessions."""
@@ -117,10 +117,10 @@ class Controller:
 
     async def _main(self) -> None:
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
-        self.front = FrontDoor(
+        self.front = ClientService(
             launches=self.launches,
             do=self._do,
-            exposure=self.exposure,
+            listen=self.listen,
             token=self.token,
             data_secret=self.data_secret,
             fusion=self.fusion,
@@ -134,8 +134,8 @@ class Controller:
             self.front.about["metrics"] = self._serve_metrics(*self.metrics_at)
         self.server, link = await links.serve(
             {streams.ISLAND_STREAM: self._island_stream},
-            streams.bind_address(self.exposure.links),
-            tls=self.exposure.tls,
+            streams.bind_address(self.listen.links),
+            tls=self.listen.tls,
         )
         address = await self.front.serve(self.resource_manager)
         self.clock = asyncio.ensure_future(self._tick())
@@ -155,7 +155,7 @@ class Controller:
             asked = asyncio.run_coroutine_threadsafe(self.front.status(), loop)
             return metrics.text(asked.result(METRICS_LIMIT_S))
 
-        return serve_page(address, port, self.exposure.tls, self.token, metrics.CONTENT_TYPE, page)
+        return serve_page(address, port, self.listen.tls, self.token, metrics.CONTENT_TYPE, page)
 
     async def _report(self, address: str) -> str:
         """Tells the resource manager that this controller serves; returns what the resource manager is known by.
@@ -248,7 +248,7 @@ class Controller:
         match message:
             case Done():
                 self._do(self.launches.done(island, message))
-            case RunFailed():
+            case IslandLaunchFailed():
                 self._do(self.launches.run_failed(island, message))
             case Enqueued():
                 self._do(self.launches.enqueued(island, message))

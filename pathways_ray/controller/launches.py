@@ -1,7 +1,7 @@
 """What the controller decides about launches and buffers.
 
 The life of a launch: *waiting* (its program is being compiled, too many launches of its session fly, or its islands
-have as many crossing launches as they take) → *in flight* (every island it touches has its `Run`) → one outcome. A
+have as many cross-island launches as they take) → *in flight* (every island it touches has its `IslandLaunch`) → one outcome. A
 session's launches are admitted in the order in which it made them, but for those that wait for a host or a compilation:
 what has nothing to do with them may pass (`aside`). Admission numbers all launches of the cluster in one sequence.
 Since a launch only consumes what was produced by launches before it, that linear order respects data dependencies, and
@@ -26,10 +26,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from pathways_ray.controller import quotas
-from pathways_ray.controller.aside import Aside
-from pathways_ray.controller.crossings import UNMEASURED_S, Crossings
-from pathways_ray.controller.programs import Held, PlannedProgram
-from pathways_ray.controller.quarantine import Quarantine
+from pathways_ray.controller.circuit_breaker import CircuitBreaker
+from pathways_ray.controller.cross_island import UNMEASURED_S, CrossIslandWindow
+from pathways_ray.controller.deferred import DeferredLaunches
+from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Buffer, Command, HostState, InFlight, SendClient, SendIsland, Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.usage import Report
@@ -50,6 +50,8 @@ from pathways_ray.transport.messages import (
     HostAddress,
     HostDown,
     HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
     Launch,
     LaunchFailed,
     Load,
@@ -58,8 +60,6 @@ from pathways_ray.transport.messages import (
     Prepared,
     Put,
     Ready,
-    Run,
-    RunFailed,
 )
 
 Admission: TypeAlias = Literal["done", "absent", "no room"]
@@ -76,14 +76,14 @@ class Launches:
     Args:
         parallel: dispatch all gangs of a launch at once; otherwise a gang is sent when the one before it is enqueued.
         max_in_flight: launches of one session without an outcome; further ones wait.
-        crossings: its policy orders launches over several islands.
+        cross_island: its policy orders launches over several islands.
     """
 
     parallel: bool
     max_in_flight: int
-    crossings: Crossings = field(default_factory=Crossings)
+    cross_island: CrossIslandWindow = field(default_factory=CrossIslandWindow)
     ledger: Ledger = field(default_factory=Ledger)
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     report: Report = field(default_factory=Report)
     hosts: dict[int, HostState] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
@@ -133,7 +133,7 @@ class Launches:
         state = self.sessions.pop(session, None)
         if state is None:
             return []
-        self.crossings.held.pop(session, None)
+        self.cross_island.held.pop(session, None)
         for message in (*state.aside.calls, *state.waiting):
             if isinstance(message, Launch):
                 self.ledger.leave(state.usage)
@@ -213,10 +213,10 @@ class Launches:
         if session.admitting:
             return commands  # what is admitted may end at once; the loop below goes on by itself
         session.admitting = True
-        was_held = session.id in self.crossings.held
+        was_held = session.id in self.cross_island.held
         again: deque[Any] | None = None
         if session.aside.calls:
-            again, session.aside = deque(session.aside.calls), Aside()
+            again, session.aside = deque(session.aside.calls), DeferredLaunches()
         while again or (session.waiting and not session.aside.full):
             queue = again or session.waiting
             call = queue.popleft()
@@ -226,7 +226,7 @@ class Launches:
         if again:
             session.aside.calls += again
         session.admitting = False
-        if was_held and session.id not in self.crossings.held:
+        if was_held and session.id not in self.cross_island.held:
             commands += self._release()  # those it held back may go
         return commands
 
@@ -261,7 +261,7 @@ class Launches:
             return
         with contextlib.suppress(GraphError):
             check_layout(put.type, put.spec, place.mesh, "put")
-            held = Held.on(place.mesh, put.type, put.spec)
+            held = BufferType.on(place.mesh, put.type, put.spec)
             failure = quotas.device_bytes(session, self.sessions.values(), held.device_bytes, f"{put.type} to put")
             if session.lives(put.buffer):
                 return  # clients count their buffers up; what the hosts have there now is this session's own trouble
@@ -280,7 +280,7 @@ class Launches:
             return "done"
         failure = (
             program.failure
-            or self.quarantine.refusal(program.digest)
+            or self.circuit_breaker.refusal(program.digest)
             or self._argument_failure(session, program, launch)
             or self._result_failure(session, program, launch)
             or quotas.device_bytes(
@@ -295,11 +295,13 @@ class Launches:
                 if failure is None:
                     return "absent"
         if failure is not None:
-            self.crossings.held.pop(session.id, None)
+            self.cross_island.held.pop(session.id, None)
             self.ledger.leave(session.usage)
             commands += self._refuse(session, launch, failure)
             return "done"
-        if program.crossing and not self.crossings.may_start(session.id, session.usage, tuple(program.plans), self.now):
+        if program.cross_island and not self.cross_island.may_start(
+            session.id, session.usage, tuple(program.plans), self.now
+        ):
             return "no room"
         self._start(session, program, launch, commands)
         return "done"
@@ -307,7 +309,7 @@ class Launches:
     def _release(self) -> list[Command]:
         """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
         commands: list[Command] = []
-        while self.crossings.held and (session := self.crossings.in_turn(self.now)) is not None:
+        while self.cross_island.held and (session := self.cross_island.in_turn(self.now)) is not None:
             commands += self._admit_waiting(self.sessions[session])
         return commands
 
@@ -374,14 +376,14 @@ class Launches:
         for producer in producers:
             self.in_flight[producer].consumers.append(sequence)
         session.in_flight += 1
-        if program.crossing:
-            self.crossings.start(program.plans)
+        if program.cross_island:
+            self.cross_island.start(program.plans)
             record.estimate = program.device_seconds or UNMEASURED_S
             self.ledger.start(session.usage, record.estimate)
         if not program.plans:
             self._finish(record, commands)
         elif self.parallel:
-            run = Run(sequence, session.id, program.key, launch.arguments, launch.results)
+            run = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results)
             commands += [SendIsland(island, run) for island in program.plans]
         else:
             self._send_gang(record, commands)
@@ -389,7 +391,9 @@ class Launches:
     def _send_gang(self, record: InFlight, commands: list[Command]) -> None:
         gang = record.next_gang
         record.awaiting = set(record.program.gang_islands[gang])
-        run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results, gang, 1)
+        run = IslandLaunch(
+            record.sequence, record.session, record.program.key, record.arguments, record.results, gang, 1
+        )
         # The first one goes to every island, so that all take their arguments before the client may drop them.
         islands = record.program.plans if gang == 0 else record.program.gang_islands[gang]
         commands += [SendIsland(island, run) for island in islands]
@@ -409,12 +413,12 @@ class Launches:
         """Launches whose part on an island is complete."""
         commands: list[Command] = []
         for k, sequence in enumerate(message.sequences):
-            if k < len(message.micros) and (record := self.in_flight.get(sequence)) is not None:
-                record.device_seconds += message.micros[k] * 1e-6
+            if k < len(message.device_us) and (record := self.in_flight.get(sequence)) is not None:
+                record.device_seconds += message.device_us[k] * 1e-6
             self._island_done(sequence, island, None, commands)
         return _batched(commands)
 
-    def run_failed(self, island: int, message: RunFailed) -> list[Command]:
+    def run_failed(self, island: int, message: IslandLaunchFailed) -> list[Command]:
         """A launch whose part on an island failed."""
         commands: list[Command] = []
         self._island_done(message.sequence, island, message.failure, commands)
@@ -461,7 +465,7 @@ class Launches:
                 else:
                     self._fail(session, record, record.failure, commands)
             settled.extend(self.in_flight[s] for s in record.dependents if s in self.in_flight)
-        if self.crossings.held:
+        if self.cross_island.held:
             commands += self._release()
         for session in sessions.values():
             if session.backlog:
@@ -474,9 +478,9 @@ class Launches:
         if record.failure is None:
             actual = record.device_seconds
             program.measure(actual)
-            self.quarantine.clear(program.digest)
-        if program.crossing:
-            self.crossings.end(program.plans)
+            self.circuit_breaker.clear(program.digest)
+        if program.cross_island:
+            self.cross_island.end(program.plans)
         self.ledger.settle(record.usage, record.estimate, actual)
         self.ledger.leave(record.usage)
 
@@ -495,9 +499,9 @@ class Launches:
             buffer = session.buffers.get(record.results + k)
             if buffer is not None:
                 buffer.producer = 0
-        micros = round(1e6 * record.device_seconds / record.program.devices)
+        device_us = round(1e6 * record.device_seconds / record.program.devices)
         shared = len(self.in_flight) > session.in_flight
-        commands.append(SendClient(session.id, Completed((record.launch,), (micros,), shared)))
+        commands.append(SendClient(session.id, Completed((record.launch,), (device_us,), shared)))
 
     def _fail(self, session: Session, record: InFlight, failure: Failure, commands: list[Command]) -> None:
         for number in record.arguments:
@@ -533,7 +537,7 @@ class Launches:
         )
         self.away.discard(message.host)
         if message.crash:
-            self.quarantine.crashed(message.host, message.crash)
+            self.circuit_breaker.crashed(message.host, message.crash)
         commands: list[Command] = list(self._peers())
         for program in self.programs.values():
             if island in program.messages:
@@ -560,10 +564,10 @@ class Launches:
         for program in self.programs.values():
             program.ready.discard(host.host)
         failure = Failure(message.kind, f"host {host.host} was lost: {message.reason}", host=host.host)
-        suspects = [record.program for s in message.suspects if (record := self.in_flight.get(s)) is not None]
+        candidates = [record.program for s in message.candidates if (record := self.in_flight.get(s)) is not None]
         members = [h.host for h in self.hosts.values() if h.island == host.island]
-        if suspects:
-            self.quarantine.suspect({p.digest: p.name for p in suspects}, members, failure)
+        if candidates:
+            self.circuit_breaker.suspect({p.digest: p.name for p in candidates}, members, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
         for record in list(self.in_flight.values()):
             if host.island in record.program.plans and record.sequence in self.in_flight:
@@ -591,7 +595,9 @@ class Launches:
             if not self.parallel and island in record.pending:
                 # The gangs that were held back run on failures, so that nothing of the launch stays on the hosts.
                 rest = len(record.program.gang_islands) - record.next_gang - 1
-                run = Run(record.sequence, record.session, record.program.key, record.arguments, record.results)
+                run = IslandLaunch(
+                    record.sequence, record.session, record.program.key, record.arguments, record.results
+                )
                 if rest > 0:
                     run = msgspec.structs.replace(run, first=record.next_gang + 1, gangs=rest)
                     commands.append(SendIsland(island, run))
@@ -606,7 +612,7 @@ class Launches:
         """Time passes: launches that wait for a host that does not come back fail."""
         self.now = now
         self.report.note(now, self.ledger.usages.values())
-        commands: list[Command] = self._release() if self.crossings.held else []
+        commands: list[Command] = self._release() if self.cross_island.held else []
         if not self.away:
             return commands
         for session in self.sessions.values():
@@ -635,10 +641,10 @@ class Launches:
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for nobody"
         under_way: dict[int, int] = {}
         for record in self.in_flight.values():
-            for island in record.program.plans if record.program.crossing else ():
+            for island in record.program.plans if record.program.cross_island else ():
                 under_way[island] = under_way.get(island, 0) + 1
-        assert under_way == {island: n for island, n in self.crossings.under_way.items() if n}
-        assert self.crossings.held.keys() <= {s.id for s in self.sessions.values() if s.backlog}
+        assert under_way == {island: n for island, n in self.cross_island.under_way.items() if n}
+        assert self.cross_island.held.keys() <= {s.id for s in self.sessions.values() if s.backlog}
 
 
 def _batched(commands: list[Command]) -> list[Command]:
@@ -648,10 +654,10 @@ def _batched(commands: list[Command]) -> list[Command]:
     rest: list[Command] = []
     for command in commands:
         if isinstance(command, SendClient) and isinstance(command.message, Completed):
-            launches, micros = completed.setdefault(command.session, ([], []))
+            launches, device_us = completed.setdefault(command.session, ([], []))
             launches += command.message.launches
-            micros += command.message.micros
-            shared[command.session] = command.message.shared
+            device_us += command.message.device_us
+            shared[command.session] = command.message.contended
         else:
             rest.append(command)
     return [SendClient(s, Completed(tuple(a), tuple(b), shared[s])) for s, (a, b) in completed.items()] + rest

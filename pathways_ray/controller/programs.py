@@ -22,7 +22,7 @@ _GRAPH = msgspec.msgpack.Decoder(Graph)
 
 
 @dataclass(frozen=True)
-class Held:
+class BufferType:
     """What a buffer holds, as its owner sees it: type, slice and spec; and the bytes its shards take on devices."""
 
     type: ArrayType
@@ -31,7 +31,7 @@ class Held:
     device_bytes: int
 
     @classmethod
-    def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> Held:
+    def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
         """On a slice with this mesh; what is not cut along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
         return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
@@ -50,8 +50,8 @@ class PlannedProgram:
     key: int
     session: int
     name: str
-    arguments: tuple[Held, ...] = ()
-    results: tuple[Held, ...] = ()
+    arguments: tuple[BufferType, ...] = ()
+    results: tuple[BufferType, ...] = ()
     plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
@@ -71,7 +71,7 @@ class PlannedProgram:
         return len(self.ready) >= len(self.hosts)
 
     @property
-    def crossing(self) -> bool:
+    def cross_island(self) -> bool:
         """Whether it runs on several islands."""
         return len(self.plans) > 1
 
@@ -152,7 +152,8 @@ def plan_program(
     if missing := needed - functions.keys():
         raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
     arguments = {
-        node.index: Held.on(slices[node.layout.slice].mesh, node.type, node.layout.spec) for node in graph.arguments
+        node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
+        for node in graph.arguments
     }
     numbers = sorted(node.index for node in graph.arguments)
     if numbers != list(range(len(numbers))):
@@ -160,7 +161,7 @@ def plan_program(
     results = []
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)
-        results.append(Held.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
+        results.append(BufferType.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
     return PlannedProgram(
         key=key,
         session=session,
@@ -168,7 +169,7 @@ def plan_program(
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
         plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, crossing=len(plans) > 1) for p in plans},
+        messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
@@ -182,8 +183,8 @@ def _digest(graph: Graph, functions: set[str]) -> str:
     return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
 
 
-def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], crossing: bool) -> Program:
-    """What an island gets of a program. Its lane is a number for its set of devices there: that two sets share one is
+def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
+    """What an island gets of a program. `device_set` is a number for its set of devices there: that two sets share one is
     unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     return Program(
@@ -192,8 +193,8 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         functions=_functions_of(island, functions),
         name=island.name,
         devices=len(devices),
-        lane=zlib.crc32(encode(devices)),
-        crossing=crossing,
+        device_set=zlib.crc32(encode(devices)),
+        cross_island=cross_island,
     )
 
 

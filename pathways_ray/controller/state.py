@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from pathways_ray.controller.aside import Aside
-from pathways_ray.controller.programs import Held, PlannedProgram
+from pathways_ray.controller.deferred import DeferredLaunches
+from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -33,7 +33,7 @@ Command = SendIsland | SendClient
 class Buffer:
     """One logical array: what it is, the launch that makes it (0: it is there), why it failed."""
 
-    held: Held
+    held: BufferType
     producer: int
     failure: Failure | None = None
 
@@ -55,7 +55,7 @@ class Session:
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     waiting: deque[Launch | Put | Free] = field(default_factory=deque)
-    aside: Aside = field(default_factory=Aside)
+    aside: DeferredLaunches = field(default_factory=DeferredLaunches)
     in_flight: int = 0
     device_bytes: int = 0
     admitting: bool = False

@@ -16,18 +16,18 @@ import msgspec
 import ray
 
 from pathways_ray import names
-from pathways_ray.executor.cores import VARIABLE, core_of, pinned
-from pathways_ray.executor.crashes import CrashLog
-from pathways_ray.executor.ordering import KEPT, Ordering
-from pathways_ray.executor.trace import Ran, Trace
-from pathways_ray.shape import pool_threads
+from pathways_ray.deployment.topology import pool_threads
+from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+from pathways_ray.executor.profiling.crash_log import CrashLog
+from pathways_ray.executor.profiling.launch_trace import Ran, Trace
+from pathways_ray.executor.profiling.order_check import KEPT, Ordering
 from pathways_ray.transport import streams, thread_links
-from pathways_ray.transport.exposure import Exposure, joined
+from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
-    from pathways_ray.executor.timeline import Computed, Timeline
+    from pathways_ray.executor.profiling.timeline import Computed, Timeline
 
 GROUP_LIMIT_S = 30
 """Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
@@ -53,13 +53,13 @@ class HostExecutor:
         members: list[int],
         devices: int,
         platform: str,
-        exposure: Exposure,
+        listen: ListenConfig,
         ordering: Ordering = KEPT,
     ) -> None:
         self.host, self.island, self.members, self.ordering = host, island, members, ordering
-        self.exposure = exposure
+        self.listen = listen
         self.timeline: Timeline | None = None
-        self.bind = streams.bind_address(exposure.links)
+        self.bind = streams.bind_address(listen.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
             self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
@@ -80,11 +80,11 @@ class HostExecutor:
         # Imported here, after the environment is set: XLA reads it once, when it starts.
         import jax
 
-        from pathways_ray.executor.compile import Compiler
-        from pathways_ray.executor.data_server import DataServer
-        from pathways_ray.executor.device_transfer import DeviceTransfer
-        from pathways_ray.executor.dispatcher import Dispatcher
-        from pathways_ray.executor.store import BufferStore
+        from pathways_ray.executor.compile.compiler import Compiler
+        from pathways_ray.executor.data.buffer_store import BufferStore
+        from pathways_ray.executor.data.device_transfer import DeviceTransfer
+        from pathways_ray.executor.data.server import DataServer
+        from pathways_ray.executor.run.dispatcher import Dispatcher
 
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
@@ -109,7 +109,7 @@ class HostExecutor:
             self.host, compiler, self.store, transfer, self.outbox.send, tuple(self.members), self.ordering
         )
 
-        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.exposure)
+        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
         compiler.sandbox.start()
 
@@ -129,14 +129,14 @@ class HostExecutor:
         )
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
-        from pathways_ray.executor.dispatcher import heartbeat
+        from pathways_ray.executor.run.dispatcher import heartbeat
         from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
         self.outbox.send(
             HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
         )
         shown = {"authorization": secret}
-        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust_of(self.exposure.tls))
+        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust_of(self.listen.tls))
 
         def read() -> None:
             try:
@@ -174,7 +174,7 @@ class HostExecutor:
 
     def record(self) -> None:
         """Begins to note when each computation runs, until `recorded`; what was noted before is forgotten."""
-        from pathways_ray.executor.timeline import Timeline
+        from pathways_ray.executor.profiling.timeline import Timeline
 
         if self.timeline is not None:
             self.timeline.release()  # whoever asked for it did not come back

@@ -29,23 +29,23 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"%{self.node}" if self.output == 0 else f"%{self.node}.{self.output}"
 
 
-LONGEST_MICROS = 10**9
+MAX_ESTIMATED_US = 10**9
 """What is estimated to take longer than this, or without end, is said to take this."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One exported function inside a recipe, by content digest.
 
-    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that is `alone` is
+    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that has `no_fusion` is
     never composed with others: it has optimisation barriers of its own, which mean something else in a composition.
-    `micros` is the client's estimate of what it takes on its devices, in microseconds.
+    `estimated_us` is the client's estimate of what it takes on its devices, in microseconds.
     """
 
     name: str
     function: str
     inputs: tuple[Ref, ...]
-    alone: bool = False
-    micros: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MICROS)] = 0
+    no_fusion: bool = False
+    estimated_us: Annotated[int, msgspec.Meta(ge=0, le=MAX_ESTIMATED_US)] = 0
 
 
 class Recipe(msgspec.Struct, frozen=True, array_like=True):

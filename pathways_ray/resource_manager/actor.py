@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pathways_ray import names
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, Wish
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, SliceRequest
 from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated, encode
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
@@ -152,7 +152,9 @@ class ResourceManager:
             async with asyncio.timeout(REJOIN_LIMIT_S), self.changed:
                 await self.changed.wait_for(lambda: self.inventory.islands().keys() >= self.islands.keys())
         try:
-            return encode(SliceCreated(self.inventory.create(session, Wish(shape, axes, island, platform, name))))
+            return encode(
+                SliceCreated(self.inventory.create(session, SliceRequest(shape, axes, island, platform, name)))
+            )
         except PathwaysError as error:
             return encode(Refused(to_failure(error)))
 

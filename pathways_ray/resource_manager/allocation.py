@@ -32,7 +32,7 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
-class Wish:
+class SliceRequest:
     """What a client asks for. An empty `shape` asks for every device of one island, on one axis."""
 
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class Inventory:
                     load[device] += 1
         return load
 
-    def create(self, session: int, wish: Wish) -> PlacedSlice:
+    def create(self, session: int, wish: SliceRequest) -> PlacedSlice:
         """Maps a slice.
 
         Raises:
@@ -156,7 +156,7 @@ class Inventory:
         return ", ".join(parts) or "nothing"
 
 
-def check_shape(wish: Wish) -> None:
+def check_shape(wish: SliceRequest) -> None:
     """Raises `Unschedulable` for a shape no mesh can have: one to three sizes of at least 1, as many axes."""
     if wish.shape and not 1 <= len(wish.shape) <= 3:
         raise Unschedulable(f"a slice has 1 to 3 axes, {wish.shape} has {len(wish.shape)}")
@@ -168,7 +168,7 @@ def check_shape(wish: Wish) -> None:
         raise Unschedulable(f"axis names {wish.axes} must be different and not empty")
 
 
-def _wish_text(wish: Wish) -> str:
+def _wish_text(wish: SliceRequest) -> str:
     size = f"a slice of shape {wish.shape} ({math.prod(wish.shape)} devices)" if wish.shape else "a slice"
     island = f" on island {wish.island}" if wish.island != -1 else ""
     platform = f" of platform {wish.platform!r}" if wish.platform else ""

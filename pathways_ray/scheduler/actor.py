@@ -16,11 +16,11 @@ import grpc
 import ray
 
 from pathways_ray import limits, names
-from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport import fan_out, links, streams
-from pathways_ray.transport.exposure import Exposure
+from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
     FROM_HOST,
     TO_ISLAND,
@@ -52,13 +52,13 @@ class IslandScheduler:
         runtime: str,
         island: int,
         hosts: list[int],
-        exposure: Exposure,
+        listen: ListenConfig,
         policy: str = "fifo",
         limit_s: float = math.inf,
     ) -> None:
         self.runtime = runtime
         self.island = island
-        self.exposure = exposure
+        self.listen = listen
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
         self.hosts = fan_out.FanOut(self.order.outstanding.__len__)
         self.heard: dict[int, float] = {}
@@ -100,15 +100,15 @@ class IslandScheduler:
         _, self.link_secret = await self.resource_manager.secrets.remote()
         self.server, address = await links.serve(
             {streams.HOST_STREAM: self._host_stream},
-            streams.bind_address(self.exposure.links),
-            tls=self.exposure.tls,
+            streams.bind_address(self.listen.links),
+            tls=self.listen.tls,
         )
         self.controller_address = await self.resource_manager.lookup.remote("controller")
         self.stream = await links.dial(
             self.controller_address,
             streams.ISLAND_STREAM,
             {"authorization": self.link_secret},
-            trust_of(self.exposure.tls),
+            trust_of(self.listen.tls),
         )
         self.controller.send(IslandUp(self.island, address))
         self._spawn(self.controller.carry(self.stream))

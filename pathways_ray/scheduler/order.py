@@ -2,12 +2,12 @@
 
 Four rules. All hosts of the island get the same launches in the same order, so that no two devices see two gangs in
 different orders. Launches of one session keep their order, since later ones may consume what earlier ones make.
-Launches that run on other islands as well (*crossing* ones) keep the order of the controller's sequence on every
+Launches that run on other islands as well (*cross-island* ones) keep the order of the controller's sequence on every
 island; between them, launches of this island alone go in as the policy likes. And only so much is with the hosts at a
 time: a device queue cannot be taken back, so what is in it is out of the policy's hands.
 
-Why no policy can make launches wait for each other: take the first crossing launch that is not over. On each of its
-islands everything that has to go before it is a launch of that island alone, which ends by itself, or a crossing one
+Why no policy can make launches wait for each other: take the first cross-island launch that is not over. On each of its
+islands everything that has to go before it is a launch of that island alone, which ends by itself, or a cross-island one
 that is over. So it gets its turn everywhere, and its gangs find their inputs; and so on with the next. A policy that
 picks a session whose next launch is crossing but not the first one lends its turn to the session of the first one.
 
@@ -39,7 +39,8 @@ from pathways_ray.scheduler.state import (
 )
 from pathways_ray.transport.messages import (
     Account,
-    Arrived,
+    BarrierReached,
+    BarrierReleased,
     Done,
     Drop,
     DropProgram,
@@ -47,14 +48,13 @@ from pathways_ray.transport.messages import (
     Enqueued,
     HostDown,
     HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
     Load,
     Ordered,
     Peers,
-    Proceed,
     Program,
     Ready,
-    Run,
-    RunFailed,
     ToIsland,
 )
 
@@ -97,7 +97,7 @@ class IslandOrder:
     ledger: Ledger = field(default_factory=Ledger)
     sessions: dict[int, Queue] = field(default_factory=dict)
     waiting: dict[int, Queue] = field(default_factory=dict)
-    crossing: deque[tuple[int, int]] = field(default_factory=deque)
+    cross_island: deque[tuple[int, int]] = field(default_factory=deque)
     outstanding: dict[int, Outstanding] = field(default_factory=dict)
     lanes: dict[int, Lane] = field(default_factory=dict)
     seen: OrdersSeen = field(default_factory=OrdersSeen)
@@ -136,7 +136,7 @@ class IslandOrder:
     def from_controller(self, message: ToIsland) -> list[Command]:
         """A message from the controller."""
         match message:
-            case Run():
+            case IslandLaunch():
                 return self._run(message)
             case Drop() | DropProgram():
                 queue = self.waiting.get(message.session)
@@ -150,7 +150,7 @@ class IslandOrder:
                 known = self.programs.get(message.program)
                 seconds = known.seconds if known is not None else 0.0
                 self.programs[message.program] = ProgramState(
-                    message.name, message.devices, message.lane, message.crossing, seconds
+                    message.name, message.devices, message.device_set, message.cross_island, seconds
                 )
                 return [ToHosts(message)]
             case Peers():
@@ -164,7 +164,7 @@ class IslandOrder:
                 return []
 
     def from_host(
-        self, host: int, epoch: int, message: Ready | Done | RunFailed | Enqueued | Arrived | Ordered
+        self, host: int, epoch: int, message: Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Ordered
     ) -> list[Command]:
         """A message from a host; one of an older epoch is dropped, since its launches have failed already."""
         if self.epochs.get(host) != epoch:
@@ -172,11 +172,11 @@ class IslandOrder:
         match message:
             case Ready() | Enqueued():
                 return [ToController(message)]
-            case Arrived():
+            case BarrierReached():
                 return self._arrived(message)
             case Done():
                 commands = self._done(host, message)
-            case RunFailed():
+            case IslandLaunchFailed():
                 commands = self._failed(host, message)
             case Ordered():
                 return self._ordered(host, message)
@@ -187,12 +187,12 @@ class IslandOrder:
         queued: dict[str, int] = {}
         for queue in self.waiting.values():
             name = queue.usage.tenant
-            queued[name] = queued.get(name, 0) + sum(isinstance(item, Run) for item in queue.items)
+            queued[name] = queued.get(name, 0) + sum(isinstance(item, IslandLaunch) for item in queue.items)
         return Load(self.island, queued)
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
-    def _run(self, run: Run) -> list[Command]:
+    def _run(self, run: IslandLaunch) -> list[Command]:
         if run.sequence in self.outstanding:
             # A further gang: behind launches that wait for room it would wait for itself.
             return [ToHosts(run)]
@@ -205,10 +205,14 @@ class IslandOrder:
             queue = self.sessions[run.session] = Queue(run.session, usage, Candidate(usage, 0, 0.0))
         if run.first == 0:
             self.ledger.enter(queue.usage)
-            if self._program_of(run).crossing:
-                self.crossing.append((run.sequence, run.session))
+            if self._program_of(run).cross_island:
+                self.cross_island.append((run.sequence, run.session))
         else:
-            mine = [k for k, item in enumerate(queue.items) if isinstance(item, Run) and item.sequence == run.sequence]
+            mine = [
+                k
+                for k, item in enumerate(queue.items)
+                if isinstance(item, IslandLaunch) and item.sequence == run.sequence
+            ]
             if mine:  # else it is what is left of a launch that is over here
                 queue.items.insert(mine[-1] + 1, run)
             return []
@@ -218,13 +222,13 @@ class IslandOrder:
             self.waiting[run.session] = queue
         return self._advance()
 
-    def _program_of(self, run: Run) -> ProgramState:
+    def _program_of(self, run: IslandLaunch) -> ProgramState:
         program = self.programs.get(run.program)
         if program is None:
             program = self.programs[run.program] = ProgramState()
         return program
 
-    def _to_head(self, queue: Queue, run: Run) -> None:
+    def _to_head(self, queue: Queue, run: IslandLaunch) -> None:
         queue.candidate.arrival = run.sequence
         queue.candidate.since = self.now
 
@@ -250,38 +254,38 @@ class IslandOrder:
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
             program = self._program_of(queue.head)
-            if program.lane not in full and self._has_room(queue):
+            if program.device_set not in full and self._has_room(queue):
                 return queue
             # What goes first waits for room, and nobody passes it: small launches would keep a big one out for ever.
-            full.add(program.lane)
+            full.add(program.device_set)
         return None
 
     def _leading(self, queue: Queue) -> Queue:
-        """The session that goes when the policy wants `queue`: itself, or that of the first crossing launch."""
-        if self._program_of(queue.head).crossing and self.crossing[0][0] != queue.head.sequence:
-            return self.sessions[self.crossing[0][1]]
+        """The session that goes when the policy wants `queue`: itself, or that of the first cross-island launch."""
+        if self._program_of(queue.head).cross_island and self.cross_island[0][0] != queue.head.sequence:
+            return self.sessions[self.cross_island[0][1]]
         return queue
 
     def _has_room(self, queue: Queue) -> bool:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
-        lane = self.lanes.get(program.lane)
-        if program.crossing or lane is None or lane.launches < AT_LEAST:
+        lane = self.lanes.get(program.device_set)
+        if program.cross_island or lane is None or lane.launches < AT_LEAST:
             return True
         limit = SHARED_S if self.ledger.active > 1 else ALONE_S
         return lane.seconds + program.estimate <= limit
 
     def _start(self, queue: Queue, commands: list[Command]) -> None:
         run = queue.items.popleft()
-        assert isinstance(run, Run)
+        assert isinstance(run, IslandLaunch)
         program = self._program_of(run)
         estimate = program.estimate
-        if program.crossing:
-            self.crossing.popleft()
+        if program.cross_island:
+            self.cross_island.popleft()
         else:
-            lane = self.lanes.get(program.lane)
+            lane = self.lanes.get(program.device_set)
             if lane is None:
-                lane = self.lanes[program.lane] = Lane()
+                lane = self.lanes[program.device_set] = Lane()
             lane.launches += 1
             lane.seconds += estimate
         self.ledger.start(queue.usage, estimate * program.devices)
@@ -297,7 +301,7 @@ class IslandOrder:
         items = queue.items
         while items:
             head = items[0]
-            if isinstance(head, Run):
+            if isinstance(head, IslandLaunch):
                 if head.first == 0:
                     self._to_head(queue, head)
                     return
@@ -323,18 +327,18 @@ class IslandOrder:
             return commands
         ended = Failure("SessionClosed", "the session ended before the launch ran")
         dropped: set[int] = set()
-        kept: deque[Run | Drop | DropProgram] = deque()
+        kept: deque[IslandLaunch | Drop | DropProgram] = deque()
         for item in queue.items:
-            if isinstance(item, Run) and not self._program_of(item).crossing:
+            if isinstance(item, IslandLaunch) and not self._program_of(item).cross_island:
                 if item.first == 0:
                     dropped.add(item.sequence)
                     self.ledger.leave(queue.usage)
             elif not isinstance(item, Drop):
                 kept.append(item)
         queue.items = kept
-        if any(isinstance(item, Run) for item in kept):
+        if any(isinstance(item, IslandLaunch) for item in kept):
             self.sessions[message.session] = queue
-        commands += [ToController(RunFailed(sequence, ended)) for sequence in sorted(dropped)]
+        commands += [ToController(IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
         return commands + self._advance()
 
@@ -369,15 +373,15 @@ class IslandOrder:
         if self.epochs.get(host) != epoch or epoch <= 0:
             return []
         commands: list[Command] = []
-        suspects = self._suspects()
+        candidates = self._suspects()
         for member in sorted(self.hosts):
             known = self.epochs.get(member, 0)
             if known != epoch:
                 continue
             self.epochs[member] = -known
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            commands.append(ToController(HostDown(member, known, why, kind, suspects)))
-            suspects = ()
+            commands.append(ToController(HostDown(member, known, why, kind, candidates)))
+            candidates = ()
             if member != host or silent:
                 commands.append(Kill(member, known))
         self._clear()
@@ -391,7 +395,7 @@ class IslandOrder:
         """The launches that the hosts are at: the first in line on each set of devices."""
         first: dict[tuple[int, bool], int] = {}
         for sequence, record in self.outstanding.items():
-            first.setdefault((record.program.lane, record.program.crossing), sequence)
+            first.setdefault((record.program.device_set, record.program.cross_island), sequence)
         return tuple(first.values())
 
     def _clear(self) -> None:
@@ -402,29 +406,29 @@ class IslandOrder:
             self.ledger.leave(record.usage)
         for queue in self.waiting.values():
             for item in queue.items:
-                if isinstance(item, Run) and item.first == 0:
+                if isinstance(item, IslandLaunch) and item.first == 0:
                     self.ledger.leave(queue.usage)
             queue.items.clear()
         self.outstanding.clear()
         self.waiting.clear()
-        self.crossing.clear()
+        self.cross_island.clear()
         self.lanes.clear()
         self.seen = OrdersSeen()
 
-    def _arrived(self, message: Arrived) -> list[Command]:
+    def _arrived(self, message: BarrierReached) -> list[Command]:
         """Opens a gate once every host has come to it with what the gang waits for: all enter its collective, or
         none."""
         record = self.outstanding.get(message.sequence)
         if record is None:
             return []
-        hosts = record.arrived.setdefault(message.gate, set())
+        hosts = record.arrived.setdefault(message.barrier, set())
         hosts.add(message.host)
         if message.failure is not None:
-            record.missed.setdefault(message.gate, message.failure)
+            record.missed.setdefault(message.barrier, message.failure)
         if hosts != self.hosts:
             return []
-        del record.arrived[message.gate]
-        return [ToHosts(Proceed(message.sequence, message.gate, record.missed.pop(message.gate, None)))]
+        del record.arrived[message.barrier]
+        return [ToHosts(BarrierReleased(message.sequence, message.barrier, record.missed.pop(message.barrier, None)))]
 
     def _ordered(self, host: int, message: Ordered) -> list[Command]:
         """Compares what the hosts enqueued; hosts that differ have corrupted each other's results already."""
@@ -451,20 +455,22 @@ class IslandOrder:
         taken: list[int] = []
         commands: list[Command] = []
         outstanding = self.outstanding
-        for sequence, micros in zip_longest(message.sequences, message.micros[: len(message.sequences)], fillvalue=0):
+        for sequence, device_us in zip_longest(
+            message.sequences, message.device_us[: len(message.sequences)], fillvalue=0
+        ):
             record = outstanding.get(sequence)
             if record is None:
                 continue
             hosts = record.hosts
             hosts.discard(host)
-            if micros > record.micros:
-                record.micros = micros
+            if device_us > record.device_us:
+                record.device_us = device_us
             if record.failed is None:
                 record.succeeded = True
                 if not hosts:
                     self._over(record)
                     finished.append(sequence)
-                    taken.append(record.micros * record.program.devices)
+                    taken.append(record.device_us * record.program.devices)
             elif lost := self._disagree(record, host, succeeded=True):
                 commands += lost
                 break
@@ -473,7 +479,7 @@ class IslandOrder:
                 commands.append(ToController(record.failed))
         return [ToController(Done(tuple(finished), tuple(taken))), *commands] if finished else commands
 
-    def _failed(self, host: int, message: RunFailed) -> list[Command]:
+    def _failed(self, host: int, message: IslandLaunchFailed) -> list[Command]:
         """Notes that a launch failed on `host`; once it is over on every host, the first failure is reported."""
         record = self.outstanding.get(message.sequence)
         if record is None:
@@ -505,13 +511,13 @@ class IslandOrder:
         """A launch is over on all hosts: its room is free, its tenant's account put right."""
         del self.outstanding[record.run.sequence]
         program = record.program
-        if not program.crossing:
-            lane = self.lanes[program.lane]
+        if not program.cross_island:
+            lane = self.lanes[program.device_set]
             lane.launches -= 1
             lane.seconds = lane.seconds - record.estimate if lane.launches else 0.0
         actual = record.estimate
         if record.failed is None:
-            actual = record.micros * 1e-6
+            actual = record.device_us * 1e-6
             program.measure(actual)
         self.ledger.settle(record.usage, record.estimate * program.devices, actual * program.devices)
         self.ledger.leave(record.usage)
@@ -523,16 +529,16 @@ class IslandOrder:
             (item.sequence, queue.session)
             for queue in self.waiting.values()
             for item in queue.items
-            if isinstance(item, Run) and item.first == 0
+            if isinstance(item, IslandLaunch) and item.first == 0
         }
         for session, queue in self.waiting.items():
             assert session == queue.session
             assert self.sessions[session] is queue
             assert queue.head.first == 0, "a later gang waits at the head"
-        assert set(self.crossing) <= fresh
-        assert list(self.crossing) == sorted(self.crossing)
+        assert set(self.cross_island) <= fresh
+        assert list(self.cross_island) == sorted(self.cross_island)
         launches: dict[int, int] = {}
         for record in self.outstanding.values():
-            if not record.program.crossing:
-                launches[record.program.lane] = launches.get(record.program.lane, 0) + 1
+            if not record.program.cross_island:
+                launches[record.program.device_set] = launches.get(record.program.device_set, 0) + 1
         assert launches == {lane: held.launches for lane, held in self.lanes.items() if held.launches}

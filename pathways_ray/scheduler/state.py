@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.policies import Candidate, Usage
-from pathways_ray.transport.messages import Drop, DropProgram, FromIsland, Run, RunFailed, ToHost
+from pathways_ray.transport.messages import Drop, DropProgram, FromIsland, IslandLaunch, IslandLaunchFailed, ToHost
 
 UNMEASURED_S = 0.005
 """What a launch is taken for until the first one of its program has been measured."""
@@ -50,8 +50,8 @@ class ProgramState:
 
     name: str = ""
     devices: int = 1
-    lane: int = 0
-    crossing: bool = False
+    device_set: int = 0
+    cross_island: bool = False
     seconds: float = 0.0
 
     @property
@@ -78,13 +78,13 @@ class Queue:
     session: int
     usage: Usage
     candidate: Candidate
-    items: deque[Run | Drop | DropProgram] = field(default_factory=deque)
+    items: deque[IslandLaunch | Drop | DropProgram] = field(default_factory=deque)
 
     @property
-    def head(self) -> Run:
+    def head(self) -> IslandLaunch:
         """Its next launch; what stands before a launch is sent at once."""
         run = self.items[0]
-        assert isinstance(run, Run), run
+        assert isinstance(run, IslandLaunch), run
         return run
 
 
@@ -98,12 +98,12 @@ class Outstanding:
     """
 
     hosts: set[int]
-    run: Run
+    run: IslandLaunch
     program: ProgramState
     usage: Usage
     estimate: float
-    micros: int = 0
-    failed: RunFailed | None = None
+    device_us: int = 0
+    failed: IslandLaunchFailed | None = None
     failed_on: set[int] = field(default_factory=set)
     failed_at: float = 0.0
     must_fail: set[int] = field(default_factory=set)

@@ -220,7 +220,7 @@ class Checker:
         for session in controller.launches.sessions.values():
             if session.in_flight > self.world.settings.max_in_flight:
                 self.report(f"session {session.id} has {session.in_flight} launches in flight")
-        for island, count in controller.launches.crossings.under_way.items():
+        for island, count in controller.launches.cross_island.under_way.items():
             if count > self.world.settings.crossing_window:
                 self.report(f"island {island} has {count} launches over several islands")
         self._validate(controller.launches.validate)

@@ -13,12 +13,12 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.client.runs import Runs
+from pathways_ray.client.coalesce import Runs
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
-from pathways_ray.resource_manager.allocation import Wish
+from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
@@ -146,7 +146,7 @@ class SimulatedClient:
         if not self.world.settings.anywhere and len(self.world.settings.islands[island]) > 1:
             sizes = [most]
         size = self.random.choice(sizes)
-        wish = Wish((size,), ("x",), island)
+        wish = SliceRequest((size,), ("x",), island)
         target = self.controller.process
         self.world.network.post(
             self.process, target, self.controller.create_slice, self.process, self.session, wish, self._sliced
@@ -365,7 +365,7 @@ class SimulatedClient:
         for message in batch:
             match message:
                 case Completed():
-                    self.runs.ended(message.launches, message.micros, message.shared)
+                    self.runs.ended(message.launches, message.device_us, message.contended)
                     for launch in message.launches:
                         self._outcome(launch, None)
                 case LaunchFailed():

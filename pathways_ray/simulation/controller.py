@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram, decode_graph, plan_program
 from pathways_ray.controller.state import Command, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.graph import Graph
-from pathways_ray.resource_manager.allocation import Wish
+from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import (
@@ -21,12 +21,12 @@ from pathways_ray.transport.messages import (
     HostAddress,
     HostDown,
     HostUp,
+    IslandLaunchFailed,
     IslandUp,
     Load,
     Ready,
     Refused,
     Register,
-    RunFailed,
     SliceCreated,
 )
 
@@ -45,7 +45,9 @@ class SimulatedController:
         self.process = world.network.process("controller", "controller")
         settings = world.settings
         policy = POLICIES[settings.policy]
-        self.launches = Launches(settings.parallel, settings.max_in_flight, Crossings(policy, settings.crossing_window))
+        self.launches = Launches(
+            settings.parallel, settings.max_in_flight, CrossIslandWindow(policy, settings.crossing_window)
+        )
         self.islands: dict[int, End] = {}
         self.clients: dict[int, tuple[End | None, float]] = {}
         self.programs_made = 0
@@ -108,7 +110,7 @@ class SimulatedController:
             match message:
                 case Done():
                     self._do(launches.done(island, message))
-                case RunFailed():
+                case IslandLaunchFailed():
                     self._do(launches.run_failed(island, message))
                 case Enqueued():
                     self._do(launches.enqueued(island, message))
@@ -172,7 +174,7 @@ class SimulatedController:
         self._do(self.launches.register(session, number, program, repeats))
 
     def create_slice(
-        self, caller: Process, session: int, wish: Wish, answer: Callable[[SliceCreated | Refused], None]
+        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
     ) -> None:
         def created(reply: SliceCreated | Refused) -> None:
             if isinstance(reply, SliceCreated) and session in self.launches.sessions:

@@ -8,16 +8,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray.errors import Failure, PathwaysError, to_failure
-from pathways_ray.executor.progress import HostProgress
-from pathways_ray.executor.runner import PreparedProgram, has_part
-from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run.prepared import PreparedProgram, has_part
+from pathways_ray.executor.run.progress import HostProgress
 from pathways_ray.ir.plan import IslandPlan, PlacedSlice
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Arrived, Done, Heartbeat, HostUp, Message, Peer, Program, Ready, RunFailed
+from pathways_ray.transport.messages import (
+    BarrierReached,
+    Done,
+    Heartbeat,
+    HostUp,
+    IslandLaunchFailed,
+    Message,
+    Peer,
+    Program,
+    Ready,
+)
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.world import World
@@ -145,7 +155,7 @@ class SimulatedHost:
         if alone:
             self.world.network.after(self.process, 0.00005, self.progress.opened, sequence, gate, failure)
         else:
-            self.send(Arrived(self.host, sequence, gate, failure))
+            self.send(BarrierReached(self.host, sequence, gate, failure))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         pass
@@ -174,7 +184,7 @@ class SimulatedHost:
             self.send(Done((sequence,), (round(seconds * 1e6),)))
         else:
             failure = program.blamed(failure)
-            self.send(RunFailed(sequence, failure, program.sharing(failed_at)))
+            self.send(IslandLaunchFailed(sequence, failure, program.sharing(failed_at)))
         if queue:
             self._watch_first(key)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pathways_ray.errors import PathwaysError, to_failure
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, Wish
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, SliceRequest
 from pathways_ray.simulation.network import Process
 from pathways_ray.transport.messages import Refused, SliceCreated
 
@@ -120,7 +120,7 @@ class SimulatedManager:
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def create_slice(
-        self, caller: Process, session: int, wish: Wish, answer: Callable[[SliceCreated | Refused], None]
+        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
     ) -> None:
         def act() -> None:
             reply: SliceCreated | Refused

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.runner import PreparedProgram, Store
-from pathways_ray.executor.steps import ActiveRun, Computation, GateStep, RunnableStep
+from pathways_ray.executor.run.prepared import PreparedProgram, Store
+from pathways_ray.executor.run.steps import ActiveLaunch, Computation, GateStep, RunnableStep
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
@@ -41,11 +41,11 @@ class SimulatedProgram(PreparedProgram):
             self.parts.node = -1 - step.edge
         return super()._prepare(step)
 
-    def advance(self, active: ActiveRun) -> GateStep | None:
+    def advance(self, active: ActiveLaunch) -> GateStep | None:
         self.parts.launch = active.sequence
         return super().advance(active)
 
-    def finish(self, active: ActiveRun) -> list[Any]:
+    def finish(self, active: ActiveLaunch) -> list[Any]:
         for slot, number in self.results:
             self.parts.made(active.run.session, active.run.results + number, active.values[slot])
         return super().finish(active)

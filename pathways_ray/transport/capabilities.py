@@ -49,17 +49,17 @@ def grant_of(secret: str, session: int, token: str) -> Grant | None:
     return Grant(session, None if number == UNLIMITED else number)
 
 
-def slice_proof(secret: str, session: int, placed: PlacedSlice) -> str:
+def slice_tag(secret: str, session: int, placed: PlacedSlice) -> str:
     """What shows that a session holds a slice on these devices."""
     return _sign(secret, "slice", session, placed)
 
 
-def proves(secret: str, session: int, placed: PlacedSlice, proof: str) -> bool:
+def is_slice_tag(secret: str, session: int, placed: PlacedSlice, proof: str) -> bool:
     """Whether the controller gave this slice to this session; compared in constant time."""
-    return hmac.compare_digest(proof.encode(), slice_proof(secret, session, placed).encode())
+    return hmac.compare_digest(proof.encode(), slice_tag(secret, session, placed).encode())
 
 
-def lane_proofs(secret: str, session: int) -> tuple[str, str]:
+def link_tags(secret: str, session: int) -> tuple[str, str]:
     """What a client shows on its lane, and what the controller answers: each knows the session's secret, and says it to
     nobody, since the port of the lane may be somebody else's where the client is."""
     return _sign(secret, "lane", session), _sign(secret, "welcome", session)

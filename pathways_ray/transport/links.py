@@ -26,7 +26,7 @@ import grpc
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.transport.exposure import Tls, joined
+from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.tls import Trust, client_context, server_context
 

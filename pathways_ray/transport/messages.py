@@ -4,8 +4,8 @@ Messages travel as MessagePack lists of tagged arrays: `[tag, field, field, …]
 malformed message is a `WireError` before any of it is used, and nothing is ever unpickled. A field may be added at the
 end (older readers ignore it); anything else raises `VERSION`, which both ends compare when a session opens.
 
-The life of a launch, in messages: `Launch` (client → controller), `Run` (controller → scheduler → hosts), `Done` (hosts
-→ scheduler → controller), `Completed` (controller → client); or `RunFailed` and `LaunchFailed` on the way back.
+The life of a launch, in messages: `Launch` (client → controller), `IslandLaunch` (controller → scheduler → hosts), `Done` (hosts
+→ scheduler → controller), `Completed` (controller → client); or `IslandLaunchFailed` and `LaunchFailed` on the way back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 5
+VERSION = 6
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
@@ -69,7 +69,15 @@ class Free(Message, tag=4):
     buffers: tuple[int, ...]
 
 
-ToController = Register | Launch | Put | Free
+class Upgrade(Message, tag=5):
+    """The client's last message on its hot stream: what it says from now on comes by its direct link.
+
+    It is sent when the link is open and both ends have shown that they know the session's secret. The stream stays open
+    without messages, as the sign that the client lives.
+    """
+
+
+ToController = Register | Launch | Put | Free | Upgrade
 
 
 # --- controller → client ---------------------------------------------------------------------------------------------
@@ -80,8 +88,8 @@ class Completed(Message, tag=10):
     launches under way."""
 
     launches: tuple[int, ...]
-    micros: tuple[int, ...] = ()
-    shared: bool = False
+    device_us: tuple[int, ...] = ()
+    contended: bool = False
 
 
 class LaunchFailed(Message, tag=11):
@@ -118,7 +126,11 @@ class Prepared(Message, tag=15):
     program: int
 
 
-ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared
+class Upgraded(Message, tag=16):
+    """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
+
+
+ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -143,7 +155,7 @@ class Program(Message, tag=21):
     """A plan to prepare; the functions are those it names.
 
     The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
-    them (`lane`), and whether its launches run on other islands too.
+    them (`device_set`), and whether its launches run on other islands too.
     """
 
     program: int
@@ -151,11 +163,11 @@ class Program(Message, tag=21):
     functions: dict[str, bytes]
     name: str = ""
     devices: int = 1
-    lane: int = 0
-    crossing: bool = False
+    device_set: int = 0
+    cross_island: bool = False
 
 
-class Run(Message, tag=22):
+class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0."""
 
     sequence: int
@@ -187,11 +199,11 @@ class DropProgram(Message, tag=25):
     program: int
 
 
-class Proceed(Message, tag=26):
-    """Scheduler to hosts: all of them have come to gate `gate` of a launch, with what it waits for, or one failed."""
+class BarrierReleased(Message, tag=26):
+    """Scheduler to hosts: all of them have come to input barrier `barrier` of a launch, with what it waits for, or one failed."""
 
     sequence: int
-    gate: int
+    barrier: int
     failure: Failure | None = None
 
 
@@ -204,8 +216,8 @@ class Account(Message, tag=27):
     priority: int
 
 
-ToHost = Peers | Program | Run | Drop | DropSession | DropProgram | Proceed
-ToIsland = Peers | Program | Run | Drop | DropSession | DropProgram | Account
+ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -227,14 +239,14 @@ class HostUp(Message, tag=30):
 class HostDown(Message, tag=31):
     """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
 
-    `suspects` are the launches that were first in line on its devices.
+    `candidates` are the launches that were first in line on its devices.
     """
 
     host: int
     epoch: int
     reason: str
     kind: str = "HostLost"
-    suspects: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
 
 
 class Ready(Message, tag=32):
@@ -249,15 +261,15 @@ class Ready(Message, tag=32):
 class Done(Message, tag=33):
     """Launches whose part on this host (or island) is complete, without error.
 
-    `micros` is what each took: from a host, microseconds on its devices; from a scheduler, device microseconds, that is
+    `device_us` is what each took: from a host, microseconds on its devices; from a scheduler, device microseconds, that is
     times the number of devices.
     """
 
     sequences: tuple[int, ...]
-    micros: tuple[int, ...] = ()
+    device_us: tuple[int, ...] = ()
 
 
-class RunFailed(Message, tag=34):
+class IslandLaunchFailed(Message, tag=34):
     """A launch whose part on this host ended in an error. Counts as its completion there.
 
     `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
@@ -281,12 +293,12 @@ class Heartbeat(Message, tag=36):
     host: int
 
 
-class Arrived(Message, tag=38):
-    """A launch has come to a gate on this host, and what it waits for there has arrived, or failed."""
+class BarrierReached(Message, tag=38):
+    """A launch has come to an input barrier on this host, and what it waits for there has arrived, or failed."""
 
     host: int
     sequence: int
-    gate: int
+    barrier: int
     failure: Failure | None = None
 
 
@@ -319,8 +331,8 @@ class Load(Message, tag=40):
     queued: dict[str, int]
 
 
-FromHost = HostUp | Ready | Done | RunFailed | Enqueued | Arrived | Heartbeat | Ordered
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued | Load
+FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------
@@ -329,7 +341,7 @@ FromIsland = IslandUp | HostUp | HostDown | Ready | Done | RunFailed | Enqueued 
 class PutOpen(Message, tag=50):
     """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices.
 
-    `proof` is what came with the slice: that it is the session's, and lies on these devices.
+    `slice_tag` is what came with the slice: that it is the session's, and lies on these devices.
     """
 
     request: int
@@ -337,7 +349,7 @@ class PutOpen(Message, tag=50):
     type: ArrayType
     spec: Spec
     placed: PlacedSlice
-    proof: str
+    slice_tag: str
 
 
 class PutPart(Message, tag=51):
@@ -357,13 +369,13 @@ class Fetch(Message, tag=52):
     devices: tuple[int, ...]
 
 
-class Withdraw(Message, tag=53):
+class CancelFetch(Message, tag=53):
     """A fetch that nobody waits for any more."""
 
     request: int
 
 
-ToHostData = PutOpen | PutPart | Fetch | Withdraw
+ToHostData = PutOpen | PutPart | Fetch | CancelFetch
 
 
 class PutDone(Message, tag=55):
@@ -405,7 +417,7 @@ class OpenSession(Message, tag=70):
 class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
-    `lane` is a port of the controller for a link (`transport.links`) beside the hot stream, which takes its messages.
+    `link_port` is a port of the controller for a link (`transport.links`) beside the hot stream, which takes its messages.
     """
 
     session: int
@@ -415,7 +427,7 @@ class SessionOpened(Message, tag=71):
     platforms: tuple[str, ...]
     fusion: bool
     max_launches: int
-    lane: int = 0
+    link_port: int = 0
 
 
 class CreateSlice(Message, tag=72):
@@ -430,10 +442,10 @@ class CreateSlice(Message, tag=72):
 
 
 class SliceCreated(Message, tag=73):
-    """A slice on its devices. `proof` shows hosts that the session holds it; the resource manager leaves it empty."""
+    """A slice on its devices. `slice_tag` shows hosts that the session holds it; the resource manager leaves it empty."""
 
     placed: PlacedSlice
-    proof: str = ""
+    slice_tag: str = ""
 
 
 class ReleaseSlice(Message, tag=74):

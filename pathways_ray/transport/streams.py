@@ -22,7 +22,7 @@ import grpc
 
 from pathways_ray import limits
 from pathways_ray.transport import tls as certificates
-from pathways_ray.transport.exposure import Tls, joined
+from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.messages import Message, encode
 from pathways_ray.transport.tls import Trust
 

@@ -11,7 +11,7 @@ import grpc
 import msgspec
 
 from pathways_ray.errors import UsageError
-from pathways_ray.transport.exposure import Tls
+from pathways_ray.transport.endpoints import Tls
 
 CA_VARIABLE = "PATHWAYS_CA"
 """A file with the certificates that clients trust, when the caller names none."""

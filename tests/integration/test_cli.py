@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import records
+from pathways_ray.client import registry
 
 CLI = ("-m", "pathways_ray.cli")
 NO_CLUSTER_SET = {"PATHWAYS_URL": "", "PATHWAYS_TOKEN": ""}
@@ -84,11 +84,11 @@ def test_status_shows_who_holds_what(run, session, slices) -> None:
 
 def test_status_finds_the_cluster_of_this_user(run, session, tmp_path) -> None:
     """`pw.init` left a record; a process that is told nothing finds the cluster by it."""
-    (record,) = [one for one in records.running() if one.pid == os.getpid()]
+    (record,) = [one for one in registry.running() if one.pid == os.getpid()]
     assert (record.url, record.token) == (session.url, session.token)
-    there = tmp_path / records.folder().name
+    there = tmp_path / registry.folder().name
     there.mkdir(mode=0o700)
-    shutil.copy(records.folder() / f"{record.pid}.json", there)
+    shutil.copy(registry.folder() / f"{record.pid}.json", there)
     code, out, _ = run("status", "--json")
     assert code == 0
     assert json.loads(out)["url"] == session.url
@@ -96,7 +96,7 @@ def test_status_finds_the_cluster_of_this_user(run, session, tmp_path) -> None:
     assert code == 0
 
     # A second cluster: the user has to say which.
-    other = records.Record("grpc://127.0.0.1:1", "t", os.getppid())
+    other = registry.Record("grpc://127.0.0.1:1", "t", os.getppid())
     (there / f"{other.pid}.json").write_text(json.dumps({"url": other.url, "token": other.token, "pid": other.pid}))
     code, out, err = run("status")
     assert (code, out) == (2, "")
@@ -187,7 +187,7 @@ def test_demo(run, python, tmp_path) -> None:
     for text in ("figure2", "ping_pong", "language_model", "bits of plain JAX", "computations per second", "in all"):
         assert text in out
     python.assert_none_left()
-    assert list((tmp_path / records.folder().name).iterdir()) == []
+    assert list((tmp_path / registry.folder().name).iterdir()) == []
 
 
 @pytest.mark.long

@@ -241,10 +241,10 @@ def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
     """From a client that may put and fetch: devices that are not there, parts out of bounds, buffers of nobody."""
     x = pw.put(V, slice=slices.a4, spec=P("x"))
     equal(x, V)
-    placed, kind, proof = slices.a4.placed, x._type.array, slices.a4.proof
+    placed, kind, proof = slices.a4.placed, x._type.array, slices.a4.tag
     far = slices.b4
     messages = [
-        [PutOpen(1, 900001, kind, (("x",),), far.placed, far.proof)],
+        [PutOpen(1, 900001, kind, (("x",),), far.placed, far.tag)],
         [PutOpen(2, 900002, kind, (("nope",),), placed, proof)],
         [PutOpen(3, 900003, kind, (("x",),), placed, proof), PutPart(3, 99, 0, b"1234")],
         [PutOpen(4, 900004, kind, (("x",),), placed, proof), PutPart(4, 0, 1 << 40, b"1234")],

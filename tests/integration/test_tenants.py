@@ -31,7 +31,7 @@ from pathways_ray.client import context
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.transport import streams
-from pathways_ray.transport.capabilities import data_token, slice_proof
+from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     REPLY,
@@ -364,7 +364,7 @@ def test_a_token_of_a_session_that_ended_opens_no_data_stream(whole: Cluster, ra
     assert isinstance(created, SliceCreated)
     assert eventually(lambda: whole.buffers() == 0), "those before are gone"
     kind = ArrayType((2,), "float32")
-    put = [PutOpen(1, 5, kind, (), created.placed, created.proof), PutPart(1, 0, 0, bytes(8))]
+    put = [PutOpen(1, 5, kind, (), created.placed, created.slice_tag), PutPart(1, 0, 0, bytes(8))]
     assert bob.data(*put) == [PutDone(1)]
     assert isinstance(bob.data(Fetch(2, 5, (0,)))[0], FetchPart)
     assert whole.buffers() == 1
@@ -447,9 +447,9 @@ def test_what_is_another_tenants_cannot_be_named(whole: Cluster, raw) -> None:
         number = x._buffer.id
         # Her slice: to put on, to run on, to release.
         forged = [
-            PutOpen(1, 7, x._type.array, (), hers.placed, hers.proof),
+            PutOpen(1, 7, x._type.array, (), hers.placed, hers.tag),
             PutOpen(1, 7, x._type.array, (), hers.placed, ""),
-            PutOpen(1, 7, x._type.array, (), hers.placed, slice_proof("guess", bob.id, hers.placed)),
+            PutOpen(1, 7, x._type.array, (), hers.placed, slice_tag("guess", bob.id, hers.placed)),
         ]
         for put in forged:
             failure = failed(bob.data(put, PutPart(1, 0, 0, V.tobytes())))
@@ -493,7 +493,7 @@ def test_ten_thousand_guesses(whole: Cluster, raw) -> None:
         at = rng.randrange(len(text))
         return text[:at] + rng.choice("0123456789abcdef".replace(text[at], "")) + text[at + 1 :]
 
-    puts = [PutOpen(k, k, kind, (), created.placed, guess(created.proof)) for k in range(1, 10_001)]
+    puts = [PutOpen(k, k, kind, (), created.placed, guess(created.slice_tag)) for k in range(1, 10_001)]
     answers = bob.data(*puts, answers=10_000, limit_s=60.0)
     assert len(answers) == 10_000
     assert {answer.failure.kind for answer in answers if isinstance(answer, DataFailed)} == {"AuthenticationError"}
@@ -512,7 +512,7 @@ def test_an_upload_with_a_gap_is_refused(whole: Cluster, raw) -> None:
     bob = raw("bob")
     created = bob.slice(1, island=0)
     assert isinstance(created, SliceCreated)
-    opened = PutOpen(1, 1, ArrayType((4,), "float32"), (), created.placed, created.proof)
+    opened = PutOpen(1, 1, ArrayType((4,), "float32"), (), created.placed, created.slice_tag)
     for parts in ([PutPart(1, 0, 0, bytes(8))] * 2, [PutPart(1, 0, 8, bytes(8)), PutPart(1, 0, 0, bytes(8))]):
         failure = failed(bob.data(opened, *parts))
         assert (failure.kind, "does not go on at" in failure.message) == ("WireError", True)
@@ -595,11 +595,11 @@ def test_quota_of_device_bytes(whole: Cluster, raw) -> None:
     assert isinstance(created, SliceCreated)
     for shape, kind in (((1 << 18,), "QuotaExceeded"), ((1 << 40,), "QuotaExceeded"), ((1 << 62, 1 << 62), "TooLarge")):
         # Replicated: each device of the host holds all of it.
-        failure = failed(liar.data(PutOpen(1, 1, ArrayType(shape, "float32"), (), created.placed, created.proof)))
+        failure = failed(liar.data(PutOpen(1, 1, ArrayType(shape, "float32"), (), created.placed, created.slice_tag)))
         assert failure.kind == kind
     odd = [(0, 1 << 62, 1 << 62), (1,) * 40, (-1,), (-(1 << 40), -(1 << 40))]
     for shape in odd:
-        failure = failed(liar.data(PutOpen(1, 1, ArrayType(shape, "float32"), (), created.placed, created.proof)))
+        failure = failed(liar.data(PutOpen(1, 1, ArrayType(shape, "float32"), (), created.placed, created.slice_tag)))
         assert failure.kind in ("TooLarge", "GraphError")
 
 
@@ -608,7 +608,8 @@ def test_uploads_that_never_come_are_bounded_without_a_quota_too(whole: Cluster,
     created = bob.slice(1, island=0)
     assert isinstance(created, SliceCreated)
     opened = [
-        PutOpen(k, k, ArrayType(((1 << 30) // 4,), "float32"), (), created.placed, created.proof) for k in range(1, 101)
+        PutOpen(k, k, ArrayType(((1 << 30) // 4,), "float32"), (), created.placed, created.slice_tag)
+        for k in range(1, 101)
     ]
     answers = bob.data(*opened, answers=100 - 64)
     assert {(type(a), a.failure.kind) for a in answers} == {(DataFailed, "QuotaExceeded")}
@@ -625,7 +626,7 @@ def refused(session: Raw, blob: bytes, kind: ArrayType, said_kind: ArrayType | N
     digest = hashlib.sha256(blob).hexdigest()
     graph = one_step(created.placed.mesh, digest, kind=said_kind or kind)
     parts = PutPart(1, 0, 0, bytes((said_kind or kind).nbytes))
-    assert session.data(PutOpen(1, 1, said_kind or kind, (), created.placed, created.proof), parts) == [PutDone(1)]
+    assert session.data(PutOpen(1, 1, said_kind or kind, (), created.placed, created.slice_tag), parts) == [PutDone(1)]
     put = Put(1, created.placed.mesh.id, said_kind or kind, ())
     return failed(session.talk(Register(1, graph, {digest: blob}), put, Launch(1, 1, (1,), 2), answers=1))
 
@@ -827,7 +828,7 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
     bob = raw("bob")
     created = bob.slice(2, island=0)
     assert isinstance(created, SliceCreated)
-    mesh, placed, proof = created.placed.mesh, created.placed, created.proof
+    mesh, placed, proof = created.placed.mesh, created.placed, created.slice_tag
     data = [
         [PutOpen(1, 1, kind, (("x",),), placed, proof), PutPart(1, 0, 0, bytes(16)), PutPart(1, 1, 0, bytes(16))],
         [Fetch(2, 1, (0, 1))],

@@ -13,23 +13,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from pathways_ray.client import runs
-from pathways_ray.client.runs import Runs
-from pathways_ray.controller.crossings import Crossings
+from pathways_ray.client import coalesce
+from pathways_ray.client.coalesce import Runs
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
-from pathways_ray.executor import runner
-from pathways_ray.executor.progress import HostProgress
-from pathways_ray.executor.runner import PreparedProgram
-from pathways_ray.executor.steps import GateStep, ReceiveStep
-from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run import prepared as run_plan
+from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.progress import HostProgress
+from pathways_ray.executor.run.steps import GateStep, ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Kill, ToController, ToHosts
 from pathways_ray.simulation import parts
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.transport.messages import Completed, Done, Drop, HostDown, Proceed, Run
+from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
 
 Patch = pytest.MonkeyPatch
 Original = Callable[..., Any]
@@ -111,7 +111,7 @@ def a_completion_is_lost(patch: Patch) -> None:
 
     def done(original: Original, self: Launches, island: int, message: Done) -> Any:
         kept = message.sequences[:-1] if message.sequences[-1] % 7 == 0 else message.sequences
-        return original(self, island, Done(kept, message.micros))
+        return original(self, island, Done(kept, message.device_us))
 
     wrapped(patch, Launches, "done", done)
 
@@ -172,7 +172,7 @@ def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
 def room_on_a_set_of_devices_is_never_given_back(patch: Patch) -> None:
     def over(original: Original, self: IslandOrder, record: Any) -> None:
         original(self, record)
-        lane = self.lanes.get(record.program.lane)
+        lane = self.lanes.get(record.program.device_set)
         if lane is not None:
             lane.launches += 1
             lane.seconds += 1.0
@@ -194,10 +194,10 @@ def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
 @bug(faults=0, **PAIRS)
 def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
     def handle_batch(original: Original, self: HostProgress, messages: list[Any]) -> None:
-        runs = [m for m in messages if isinstance(m, Run)]
+        runs = [m for m in messages if isinstance(m, IslandLaunch)]
         if self.host % 2 and len({run.session for run in runs}) > 1:
             order = iter(sorted(runs, key=lambda run: -run.session))
-            messages = [next(order) if isinstance(m, Run) else m for m in messages]
+            messages = [next(order) if isinstance(m, IslandLaunch) else m for m in messages]
         original(self, messages)
 
     wrapped(patch, HostProgress, "handle_batch", handle_batch)
@@ -205,13 +205,13 @@ def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
 
 @bug(faults=0, seeds=150, crossing_window=1024, window=2, policy="arbitrary")
 def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
-    """The scheduler takes the launch that the policy wants, whether or not it is the first of the crossing ones."""
+    """The scheduler takes the launch that the policy wants, whether or not it is the first of the cross-island ones."""
 
     def start(original: Original, self: IslandOrder, queue: Any, commands: list[Any]) -> None:
         run = queue.head
-        if self._program_of(run).crossing:
-            self.crossing.remove((run.sequence, run.session))
-            self.crossing.appendleft((run.sequence, run.session))
+        if self._program_of(run).cross_island:
+            self.cross_island.remove((run.sequence, run.session))
+            self.cross_island.appendleft((run.sequence, run.session))
         original(self, queue, commands)
 
     patch.setattr(IslandOrder, "_leading", lambda self, queue: queue)
@@ -222,7 +222,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
-    def start(original: Original, self: PreparedProgram, run: Run, promised: Any) -> Any:
+    def start(original: Original, self: PreparedProgram, run: IslandLaunch, promised: Any) -> Any:
         everything, self.arguments = self.arguments, [given for given in self.arguments if given[2]]
         active = original(self, run, promised)
         self.arguments = everything
@@ -257,7 +257,7 @@ def hosts_do_not_meet_before_a_gang_of_several(patch: Patch) -> None:
     def prepared(original: Original, steps: Any, *where: Any) -> list[Any]:
         return [step for step in original(steps, *where) if not (isinstance(step, GateStep) and step.number % 2)]
 
-    wrapped(patch, runner, "with_gates", prepared)
+    wrapped(patch, run_plan, "with_gates", prepared)
 
 
 @bug(faults=0, seeds=150, **APART)
@@ -267,7 +267,7 @@ def hosts_do_not_meet_at_the_end(patch: Patch) -> None:
         last = made[-1] if made else None
         return made[:-1] if isinstance(last, GateStep) and not last.alone else made
 
-    wrapped(patch, runner, "with_gates", prepared)
+    wrapped(patch, run_plan, "with_gates", prepared)
 
 
 @bug(faults=0, seeds=150, **APART)
@@ -302,8 +302,8 @@ def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
 
     def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
         for command in original(self, message):
-            assert isinstance(command.message, Proceed)
-            yield type(command)(Proceed(command.message.sequence, command.message.gate))
+            assert isinstance(command.message, BarrierReleased)
+            yield type(command)(BarrierReleased(command.message.sequence, command.message.gate))
 
     wrapped(patch, IslandOrder, "_arrived", lambda *arguments: list(arrived(*arguments)))
 
@@ -351,12 +351,12 @@ def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_takes_the_same_argument_again(patch: Patch) -> None:
     """What a launch gives is not fed to the next one of the run."""
-    wrapped(patch, runs, "repeated", lambda original, graph, times, feeds: original(graph, times, ()))
+    wrapped(patch, coalesce, "repeated", lambda original, graph, times, feeds: original(graph, times, ()))
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(runs, "_unseen", lambda launches, freed, outputs: [launches])
+    patch.setattr(coalesce, "_unseen", lambda launches, freed, outputs: [launches])
 
 
 @bug(faults=0, seeds=150, **LOOPING)
@@ -485,7 +485,7 @@ def the_window_of_a_session_is_not_kept(patch: Patch) -> None:
 
 @bug(faults=0)
 def the_window_of_crossing_launches_is_not_kept(patch: Patch) -> None:
-    patch.setattr(Crossings, "_has_room", lambda self, islands: True)
+    patch.setattr(CrossIslandWindow, "_has_room", lambda self, islands: True)
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.transport.exposure import Tls
+from pathways_ray.transport.endpoints import Tls
 from tests.certificates import self_signed
 
 

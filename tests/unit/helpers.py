@@ -71,10 +71,10 @@ class Sketch:
         output_specs: str | Sequence[Spec] = "",
         donated: tuple[int, ...] = (),
         where: str = "",
-        alone: bool = False,
+        no_fusion: bool = False,
     ) -> Ref:
         """Adds a compute node and returns its first output. One spec, given as text, stands for all."""
-        part = Part(name, name, tuple(Ref(-1, k) for k in range(len(inputs))), alone)
+        part = Part(name, name, tuple(Ref(-1, k) for k in range(len(inputs))), no_fusion)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(outputs))))
         self.signatures[name] = tuple(outputs)
         self.nodes.append(

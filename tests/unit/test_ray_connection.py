@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pathways_ray.deployment.ray_connection import connect_ray
 from pathways_ray.errors import UsageError
-from pathways_ray.ray_connection import connect_ray
 
 
 @pytest.mark.parametrize("said_by", ["address", "RAY_ADDRESS", "ray start"])

@@ -60,7 +60,7 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
         chain, size = [head], _size_of(_recipe(graph, head))
         while (follower := _follower(graph, consumers, takers, chain)) is not None:
             size = size.with_next(_size_of(_recipe(graph, follower)))
-            if size.changes > most or size.parts > limits.MAX_FUSED_PARTS or size.micros > limits.FUSED_MICROS:
+            if size.changes > most or size.parts > limits.MAX_FUSED_PARTS or size.estimated_us > limits.MAX_FUSED_US:
                 break
             chain.append(follower)
         if len(chain) > 1:
@@ -81,7 +81,7 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, i
     node = graph.nodes[user]
     if not isinstance(node, Compute) or node.slice != tail.slice:
         return None
-    if any(part.alone for index in (last, user) for part in _recipe(graph, index).parts):
+    if any(part.no_fusion for index in (last, user) for part in _recipe(graph, index).parts):
         return None
     later = [graph.nodes[ref.node] for ref in node.inputs if ref.node != last and ref.node >= head]
     if not all(isinstance(other, Argument) for other in later):
@@ -96,19 +96,19 @@ class _Size(NamedTuple):
 
     parts: int
     changes: int
-    micros: int
+    estimated_us: int
     first: str
     last: str
 
     def with_next(self, other: _Size) -> _Size:
         changes = self.changes + other.changes - (self.last == other.first)
-        return _Size(self.parts + other.parts, changes, self.micros + other.micros, self.first, other.last)
+        return _Size(self.parts + other.parts, changes, self.estimated_us + other.estimated_us, self.first, other.last)
 
 
 def _size_of(recipe: Recipe) -> _Size:
     names = [part.function for part in recipe.parts]
     changes = 1 + sum(a != b for a, b in itertools.pairwise(names))
-    return _Size(len(names), changes, sum(part.micros for part in recipe.parts), names[0], names[-1])
+    return _Size(len(names), changes, sum(part.estimated_us for part in recipe.parts), names[0], names[-1])
 
 
 def _recipe(graph: Graph, index: int) -> Recipe:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from pathways_ray.cli import status
-from pathways_ray.client.records import Record
+from pathways_ray.client.registry import Record
 from pathways_ray.errors import AuthenticationError, Failure, QuotaExceeded, UsageError
 from pathways_ray.transport import messages, streams
 

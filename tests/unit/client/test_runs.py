@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_ray.client import runs
-from pathways_ray.client.runs import ALONE_MICROS, LENGTHS, SHARED_MICROS, Runs
+from pathways_ray.client import coalesce
+from pathways_ray.client.coalesce import ALONE_MICROS, LENGTHS, SHARED_MICROS, Runs
 from pathways_ray.ir.graph import Graph
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
@@ -34,10 +34,10 @@ def graph(number: int) -> Graph:
 class Client:
     """`Runs` with the programs above; what it asks for is prepared when `prepare` is called."""
 
-    def __init__(self, micros: float = 10.0, sightings: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
+    def __init__(self, device_us: float = 10.0, sightings: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
         self.runs = Runs(itertools.count(100).__next__, sightings, lengths)
-        self.micros = micros
-        self.shared = False
+        self.device_us = device_us
+        self.contended = False
         self.graphs = {number: graph(number) for number in PROGRAMS}
         for number, made in self.graphs.items():
             self.runs.add(number, made)
@@ -62,8 +62,8 @@ class Client:
         """The launches that end when a launch that left ends."""
         if not isinstance(message, Launch):
             return ()
-        micros = round(self.micros * self.lengths.get(message.program, 1))
-        self.runs.ended((message.launch,), (micros,), self.shared)
+        device_us = round(self.device_us * self.lengths.get(message.program, 1))
+        self.runs.ended((message.launch,), (device_us,), self.contended)
         return (*self.runs.covered(message.launch), message.launch)
 
 
@@ -132,16 +132,16 @@ def test_no_length_is_asked_for_twice() -> None:
 
 
 def test_what_takes_long_stays_apart() -> None:
-    client = Client(micros=ALONE_MICROS / 10)
+    client = Client(device_us=ALONE_MICROS / 10)
     warm(client)
     assert set(client.lengths.values()) == {8}
-    slow = Client(micros=ALONE_MICROS)
+    slow = Client(device_us=ALONE_MICROS)
     warm(slow)
     assert not slow.lengths
 
 
 def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
-    client = Client(micros=SHARED_MICROS / 10)
+    client = Client(device_us=SHARED_MICROS / 10)
     warm(client)
 
     def lengths() -> set[int]:
@@ -149,11 +149,11 @@ def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
         return {client.lengths[m.program] for m in sent if isinstance(m, Launch)}
 
     assert lengths() == {32}
-    client.shared = True
+    client.contended = True
     for message in client.sends(*loop(100, 8, start=99)):
         client.ends(message)
     assert lengths() == {8}
-    client.shared = False
+    client.contended = False
     for message in client.sends(*loop(200, 8, start=199)):
         client.ends(message)
     assert lengths() == {32}
@@ -162,7 +162,7 @@ def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
 def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
     client = Client()
     warm(client)
-    client.micros = ALONE_MICROS / 10
+    client.device_us = ALONE_MICROS / 10
     for first in range(100_000, 115_000, 1000):
         for message in client.sends(*loop(first, 64, start=first - 1)):
             client.ends(message)
@@ -241,7 +241,7 @@ def test_a_program_on_several_slices_is_left_alone() -> None:
 
 
 def test_programs_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(coalesce, "MOST_PROGRAMS", 2)
     client = Client()
     warm(client)
     warm(client, program=4)

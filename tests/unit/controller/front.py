@@ -13,12 +13,12 @@ from pathways_ray.transport.messages import (
     Free,
     HostDown,
     HostUp,
+    IslandLaunchFailed,
     Launch,
     LaunchFailed,
     Message,
     Put,
     Ready,
-    RunFailed,
 )
 from tests.unit.helpers import VECTOR, Sketch, placed
 
@@ -117,7 +117,7 @@ class Front:
         return self.checked(self.launches.done(island, Done(sequences)))
 
     def failed(self, island: int, sequence: int, failure: Failure = BOOM) -> list[Command]:
-        return self.checked(self.launches.run_failed(island, RunFailed(sequence, failure)))
+        return self.checked(self.launches.run_failed(island, IslandLaunchFailed(sequence, failure)))
 
 
 def program_over(*slices: int, key: int = 1, session: int = 1, arguments: int = 1) -> PlannedProgram:

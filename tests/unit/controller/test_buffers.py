@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_ray.transport.messages import Drop, DropProgram, DropSession, Program, Run
+from pathways_ray.transport.messages import Drop, DropProgram, DropSession, IslandLaunch, Program
 from tests.unit.controller.front import SLICES, Front, completed, program_over, release_slice, to_island
 
 
@@ -23,7 +23,7 @@ def test_a_result_freed_before_it_is_there_is_dropped_behind_its_launch() -> Non
     front.register(program_over(1), 1)
     front.put(1)
     sent = to_island(front.launch(1, (1,), 2), 0) + to_island(front.free(1, 2), 0)
-    assert [type(message) for message in sent] == [Run, Drop]
+    assert [type(message) for message in sent] == [IslandLaunch, Drop]
     assert front.done(0, 1) == completed(1)
     assert front.buffers() == set()
 
@@ -34,7 +34,7 @@ def test_arrays_stay_on_a_released_slice_until_they_are_freed() -> None:
     front.put(1)
     assert release_slice(front, SLICES[0])
     assert not release_slice(front, SLICES[0])
-    assert len(to_island(front.launch(1, (1,), 2), 0, Run)) == 1
+    assert len(to_island(front.launch(1, (1,), 2), 0, IslandLaunch)) == 1
     assert to_island(front.free(1, 2), 0) == [Drop(1, (1, 2))]
 
 

@@ -11,11 +11,11 @@ from pathways_ray.transport.messages import (
     Completed,
     Drop,
     HostAddress,
+    IslandLaunch,
     LaunchFailed,
     Peer,
     Peers,
     Program,
-    Run,
 )
 from tests.unit.controller.front import BOOM, Front, program_over, to_client, to_island
 
@@ -134,7 +134,7 @@ def test_what_a_lost_host_sets_free_goes_on() -> None:
     front.launch(1, (1,), 3)
     assert front.launch(2, (2,), 4, program=2) == []
     commands = front.down(2)
-    assert [message.sequence for message in to_island(commands, 0, Run)] == [2]
+    assert [message.sequence for message in to_island(commands, 0, IslandLaunch)] == [2]
     assert to_client(front.done(0, 2)) == [Completed((2,), (0,))]
 
 
@@ -153,7 +153,7 @@ def test_the_successor_of_a_host_gets_its_programs_before_launches_go_on() -> No
     assert to_island(commands, 0, Program) == [program.messages[0]]
     assert to_island(commands, 1, Program) == to_island(commands, 2, Program) == []
     assert front.launch(2, (1,), 3) == []
-    assert [message.sequence for message in to_island(front.ready(program, 0), 1, Run)] == [1, 2]
+    assert [message.sequence for message in to_island(front.ready(program, 0), 1, IslandLaunch)] == [1, 2]
 
 
 def test_a_launch_waits_for_a_successor_but_not_for_ever() -> None:
@@ -174,7 +174,7 @@ def test_a_launch_waits_for_a_successor_but_not_for_ever() -> None:
     assert [message.launch for message in to_client(front.launch(2, (1,), 3))] == [2]
     front.up(2, epoch=2)
     assert front.launch(3, (1,), 4) == []
-    assert len(to_island(front.ready(program, 2), 0, Run)) == 1
+    assert len(to_island(front.ready(program, 2), 0, IslandLaunch)) == 1
 
 
 def test_a_launch_does_not_wait_for_ever_for_another_host_of_its_island() -> None:
@@ -199,7 +199,7 @@ def test_another_host_of_the_island_comes_back() -> None:
     front.register(program_over(1), 1)
     front.put(1)
     front.down(1)
-    sent = to_island(front.launch(1, (1,), 2), 0, Run) + to_island(front.up(1, epoch=2), 0, Run)
+    sent = to_island(front.launch(1, (1,), 2), 0, IslandLaunch) + to_island(front.up(1, epoch=2), 0, IslandLaunch)
     assert [message.sequence for message in sent] == [1], "once, now or when the island can work"
 
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from pathways_ray.client import session as session_module
+from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.session import Session
-from pathways_ray.client.values import ArgumentType
-from pathways_ray.controller import front_door
-from pathways_ray.controller.front_door import FrontDoor
+from pathways_ray.controller import client_service
+from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Command, HostState, SendClient
 from pathways_ray.errors import Failure, HostLost, PathwaysError, SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport import links, streams, thread_links
-from pathways_ray.transport.capabilities import lane_proofs
-from pathways_ray.transport.exposure import Exposure, Tls
+from pathways_ray.transport.capabilities import link_tags
+from pathways_ray.transport.endpoints import ListenConfig, Tls
 from pathways_ray.transport.messages import Completed
 from pathways_ray.transport.tls import trust_of
 
@@ -62,12 +62,12 @@ class Door:
 
     async def _main(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        exposure = Exposure(tls=self.tls)
-        self.front = FrontDoor(self.launches, self._do, exposure, TOKEN, "data", True, 0, True)
+        listen = ListenConfig(tls=self.tls)
+        self.front = ClientService(self.launches, self._do, listen, TOKEN, "data", True, 0, True)
         self.address = await self.front.serve(Manager())
         self._started.set()
         await self._stop.wait()
-        self.front.lanes.close()
+        self.front.links.close()
         await self.front.server.stop(0)
 
     def _do(self, commands: Sequence[Command]) -> None:
@@ -96,7 +96,7 @@ class Door:
 
 @pytest.fixture(params=["plain", "tls"])
 def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(session_module, "_LANE_LIMIT_S", LIMIT_S)  # also on a busy machine
+    monkeypatch.setattr(session_module, "_LINK_LIMIT_S", LIMIT_S)  # also on a busy machine
     made = Door(request.getfixturevalue("certificate") if request.param == "tls" else None)
     yield made
     made.stop()
@@ -109,7 +109,7 @@ def assert_answers(session: Session) -> None:
         array.block_until_ready(timeout=LIMIT_S)
 
 
-def client_of(door: Door, session: Session) -> front_door.Client:
+def client_of(door: Door, session: Session) -> client_service.Client:
     """What the door knows of a session that has both its lane and its stream, which may come later than answers."""
     client = door.front.clients[session.id]
     eventually(lambda: client.reader is not None)
@@ -127,8 +127,8 @@ def test_messages_take_the_lane(door: Door) -> None:
     with door.connect() as session:
         assert_answers(session)
         client = client_of(door, session)
-        assert client.by_lane
-        assert client.lane is not None
+        assert client.by_link
+        assert client.link is not None
     eventually(lambda: not door.front.clients)
 
 
@@ -139,11 +139,11 @@ def test_without_a_lane_the_stream_carries_messages(door: Door, monkeypatch: pyt
         raise links.LinkLost("nobody answers")
 
     monkeypatch.setattr(thread_links.ThreadLink, "dial", refused)
-    for port in (door.front.lane, 0):
-        door.front.lane = port
+    for port in (door.front.link_port, 0):
+        door.front.link_port = port
         with door.connect() as session:
             assert_answers(session)
-            assert not door.front.clients[session.id].by_lane
+            assert not door.front.clients[session.id].by_link
     eventually(lambda: not door.front.clients)
 
 
@@ -188,14 +188,14 @@ def test_the_end_of_a_lane_is_the_end_of_its_session(door: Door) -> None:
     """
     session = door.connect()
     assert_answers(session)
-    assert session._lane is not None
-    session._lane.close()
+    assert session._link is not None
+    session._link.close()
     eventually(lambda: not door.front.clients and not door.launches.sessions)
     eventually(lambda: bool(session.closed_because))
     session.close()
     other = door.connect()
     assert_answers(other)
-    lane = client_of(door, other).lane
+    lane = client_of(door, other).link
     assert lane is not None
     door.call(lane.close)
     eventually(lambda: bool(other.closed_because))
@@ -221,7 +221,7 @@ def test_nobody_else_comes_in_by_the_lane(door: Door) -> None:
     session = door.connect()
     assert_answers(session)
     host, _ = links.endpoint(door.address)
-    address = f"{host}:{door.front.lane}"
+    address = f"{host}:{door.front.link_port}"
 
     def said(batches: list[bytes], **shown: str) -> str:
         outbox = thread_links.Outbox()
@@ -237,11 +237,11 @@ def test_nobody_else_comes_in_by_the_lane(door: Door) -> None:
     assert said([], authorization=session._secret) == unknown
     assert said([]) == unknown
     assert said([], session=str(session.id), authorization=session._secret) == unknown, "the secret is for the stream"
-    proof, _ = lane_proofs(session._secret, session.id)
+    proof, _ = link_tags(session._secret, session.id)
     second = said([], session=str(session.id), authorization=proof)
     assert second == "the session has its stream already"
     assert_answers(session)
-    assert session._lane is not None
+    assert session._link is not None
     session._outbox.send(Completed((1,)))  # nothing that a client may say
     eventually(lambda: bool(session.closed_because))
     assert "refused" in session.closed_because
@@ -264,17 +264,17 @@ def test_a_lane_that_leads_elsewhere_is_not_taken(door: Door) -> None:
     async def other(handlers: dict[str, links.Handler]) -> tuple[asyncio.Server, str]:
         return await links.serve(handlers, "127.0.0.1", tls=door.tls)
 
-    right = door.front.lane
+    right = door.front.link_port
     for handlers in ({}, {streams.CLIENT_STREAM: takes_all}):
         server, address = door.call(lambda handlers=handlers: other(handlers))
-        door.front.lane = links.endpoint(address)[1]
+        door.front.link_port = links.endpoint(address)[1]
         with door.connect() as session:
             assert_answers(session)
-            assert not door.front.clients[session.id].by_lane
+            assert not door.front.clients[session.id].by_link
             assert all(session._secret not in said for said in heard)
         door.call(server.close)
     assert heard
-    door.front.lane = right
+    door.front.link_port = right
     dial = thread_links.ThreadLink.dial
 
     def late(self: thread_links.ThreadLink, timeout: float = 0.0, welcome: bytes = b"") -> None:
@@ -288,7 +288,7 @@ def test_a_lane_that_leads_elsewhere_is_not_taken(door: Door) -> None:
         session = door.connect()
     assert_answers(session)
     client = door.front.clients[session.id]
-    assert (client.by_lane, client.lane) == (False, None)
+    assert (client.by_link, client.link) == (False, None)
     assert_answers(session)
     session.close()
 
@@ -305,11 +305,11 @@ def test_a_stream_that_comes_after_its_lane_has_ended_ends_the_session(
         return call(*arguments)
 
     def broken() -> None:
-        eventually(lambda: any(client.lane is not None for client in door.front.clients.values()))
+        eventually(lambda: any(client.link is not None for client in door.front.clients.values()))
         (client,) = door.front.clients.values()
-        assert client.lane is not None
-        door.call(client.lane.close)
-        eventually(lambda: client.lane is None)
+        assert client.link is not None
+        door.call(client.link.close)
+        eventually(lambda: client.link is None)
         opened.set()
 
     monkeypatch.setattr(streams, "stream_call", slow)
@@ -382,11 +382,11 @@ def test_a_session_needs_its_stream_and_its_lane(door: Door, monkeypatch: pytest
     session = door.connect()
     assert_answers(session)
     client = door.front.clients[session.id]
-    door.call(lambda: door.front.tick(client.opened + front_door.STREAM_LIMIT_S - 1))
+    door.call(lambda: door.front.tick(client.opened + client_service.STREAM_LIMIT_S - 1))
     assert session.id in door.front.clients
     if missing == "lane":
-        client.lane = None
-    door.call(lambda: door.front.tick(client.opened + front_door.STREAM_LIMIT_S + 1))
+        client.link = None
+    door.call(lambda: door.front.tick(client.opened + client_service.STREAM_LIMIT_S + 1))
     assert session.id not in door.front.clients
     if missing == "stream":
         eventually(lambda: bool(session.closed_because))

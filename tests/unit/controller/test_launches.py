@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.aside import MOST
+from pathways_ray.controller.deferred import MOST
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport.messages import Completed, Done, Drop, LaunchFailed, Prepared, Put, Run
+from pathways_ray.transport.messages import Completed, Done, Drop, IslandLaunch, LaunchFailed, Prepared, Put
 from tests.unit.controller.front import BOOM, Front, completed, failure_of, program_over, to_client, to_island
 
 # --- the life of a launch ---------------------------------------------------------------------------------------------
@@ -17,14 +17,14 @@ from tests.unit.controller.front import BOOM, Front, completed, failure_of, prog
 def test_a_launch_goes_to_its_island_and_completes_once() -> None:
     """
     1. The client puts buffer 1 and launches with it; the result will be buffer 2.
-    2. The island gets one Run, with the sequence number of the cluster.
+    2. The island gets one IslandLaunch, with the sequence number of the cluster.
     3. The island reports; the client hears it once, and a second report changes nothing.
     """
     front = Front()
     program = front.register(program_over(1), 1)
     front.put(1)
     commands = front.launch(7, (1,), 2)
-    assert to_island(commands, 0) == [Run(1, 1, program.key, (1,), 2)]
+    assert to_island(commands, 0) == [IslandLaunch(1, 1, program.key, (1,), 2)]
     assert len(commands) == 1
     assert front.done(0, 1) == completed(7)
     assert front.done(0, 1) == []
@@ -46,7 +46,7 @@ def test_a_launch_on_two_islands_ends_when_both_have_reported() -> None:
     front.register(program_over(1, 2), 1)
     front.put(1)
     commands = front.launch(1, (1,), 2)
-    assert to_island(commands, 0, Run) == to_island(commands, 1, Run) != []
+    assert to_island(commands, 0, IslandLaunch) == to_island(commands, 1, IslandLaunch) != []
     assert to_island(commands, 2) == []
     assert front.done(1, 1) == []
     assert front.done(1, 1) == [], "the same island counts once"
@@ -178,8 +178,8 @@ def test_launches_wait_for_their_program_and_leave_in_order() -> None:
     assert front.buffers() == {1, 30}
     assert front.ready(waited_for, 0) == []
     commands = front.ready(waited_for, 2)
-    assert [type(m) for m in to_island(commands, 0)] == [Run, Run, Drop]
-    assert [m.sequence for m in to_island(commands, 0, Run)] == [1, 2]
+    assert [type(m) for m in to_island(commands, 0)] == [IslandLaunch, IslandLaunch, Drop]
+    assert [m.sequence for m in to_island(commands, 0, IslandLaunch)] == [1, 2]
     assert front.buffers() == {10, 20, 30}
 
 
@@ -197,8 +197,8 @@ def test_what_has_nothing_to_do_with_a_lost_host_passes() -> None:
         front.put(number, slice=slice)
     assert front.launch(1, (1,), 10, program=1) == []
     assert front.launch(2, (10,), 20, program=1) == []
-    assert len(to_island(front.launch(3, (2,), 30, program=2), 0, Run)) == 1
-    assert len(to_island(front.launch(4, (3,), 40, program=3), 2, Run)) == 1
+    assert len(to_island(front.launch(3, (2,), 30, program=2), 0, IslandLaunch)) == 1
+    assert len(to_island(front.launch(4, (3,), 40, program=3), 2, IslandLaunch)) == 1
     assert front.launch(5, (4,), 50, program=4) == []
     assert front.launch(6, (5,), 60, program=2) == []
     assert [m.buffers for m in to_island(front.free(1, 2), 0, Drop)] == [(2,)]
@@ -206,7 +206,7 @@ def test_what_has_nothing_to_do_with_a_lost_host_passes() -> None:
     commands = front.up(2, epoch=2)
     for program in over:
         commands += front.ready(program, 2)
-    runs = {island: [m.results for m in to_island(commands, island, Run)] for island in (0, 1, 2)}
+    runs = {island: [m.results for m in to_island(commands, island, IslandLaunch)] for island in (0, 1, 2)}
     assert runs == {0: [50, 60], 1: [10, 20, 50], 2: []}
     assert front.buffers() == {3, 4, 5, 10, 20, 30, 40, 50, 60}
 
@@ -239,7 +239,7 @@ def test_one_session_waiting_does_not_hold_up_another() -> None:
     for session in (1, 2):
         front.put(1, session=session)
     assert front.launch(1, (1,), 2) == []
-    assert len(to_island(front.launch(1, (1,), 2, session=2), 0, Run)) == 1
+    assert len(to_island(front.launch(1, (1,), 2, session=2), 0, IslandLaunch)) == 1
 
 
 def test_a_session_has_a_limited_number_of_launches_in_flight() -> None:
@@ -250,10 +250,10 @@ def test_a_session_has_a_limited_number_of_launches_in_flight() -> None:
     front = Front(max_in_flight=2)
     front.register(program_over(1), 1)
     front.put(1)
-    sent = [len(to_island(front.launch(k, (1,), k + 1), 0, Run)) for k in (1, 2, 3, 4)]
+    sent = [len(to_island(front.launch(k, (1,), k + 1), 0, IslandLaunch)) for k in (1, 2, 3, 4)]
     assert sent == [1, 1, 0, 0]
-    assert [m.sequence for m in to_island(front.done(0, 2), 0, Run)] == [3]
-    assert [m.sequence for m in to_island(front.failed(0, 1), 0, Run)] == [4]
+    assert [m.sequence for m in to_island(front.done(0, 2), 0, IslandLaunch)] == [3]
+    assert [m.sequence for m in to_island(front.failed(0, 1), 0, IslandLaunch)] == [4]
     assert front.done(0, 3, 4) == completed(3, 4)
 
 

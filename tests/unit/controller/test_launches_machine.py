@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Command, Launches, SendClient, SendIsland
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
@@ -26,13 +26,13 @@ from pathways_ray.transport.messages import (
     Free,
     HostDown,
     HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
     Launch,
     LaunchFailed,
     Program,
     Put,
     Ready,
-    Run,
-    RunFailed,
     ToClient,
     ToIsland,
 )
@@ -86,7 +86,7 @@ class LaunchesMachine(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(list(POLICIES.values())), window=st.integers(1, 3))
     def start(self, policy: Policy, window: int) -> None:
-        self.launches = Launches(self.parallel, MAX_IN_FLIGHT, Crossings(policy, window))
+        self.launches = Launches(self.parallel, MAX_IN_FLIGHT, CrossIslandWindow(policy, window))
         self.clients: dict[int, Client] = {}
         self.sessions_made = self.keys = 0
         self.islands = {island: Island() for island in set(ISLAND_OF_HOST.values())}
@@ -112,7 +112,7 @@ class LaunchesMachine(RuleBasedStateMachine):
 
     def on_island(self, number: int, message: ToIsland) -> None:
         island = self.islands[number]
-        if isinstance(message, Run):
+        if isinstance(message, IslandLaunch):
             limit = message.first + message.gangs if message.gangs else ALL_GANGS
             if self.parallel:
                 assert message.sequence > island.last_sequence, "an island sees launches in the order of the cluster"
@@ -230,7 +230,7 @@ class LaunchesMachine(RuleBasedStateMachine):
             return
         island.forget(sequence)
         if failed:
-            self.apply(self.launches.run_failed(number, RunFailed(sequence, BOOM)))
+            self.apply(self.launches.run_failed(number, IslandLaunchFailed(sequence, BOOM)))
         else:
             self.apply(self.launches.done(number, Done((sequence,))))
 

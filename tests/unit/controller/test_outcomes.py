@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Completed, Launch, LaunchFailed, RunFailed
+from pathways_ray.transport.messages import Completed, IslandLaunchFailed, Launch, LaunchFailed
 from tests.unit.controller.front import BOOM, Front, failure_of, program_over, sketch_with_slices, to_client
 
 
@@ -61,9 +61,9 @@ def test_a_long_chain_of_failed_launches_ends_whole() -> None:
     for k in range(1, count + 1):
         front.launches.from_client(1, Launch(k, 1, (2 * k - 2,), 2 * k))
     for k in range(1, count + 1):
-        assert front.launches.run_failed(1, RunFailed(k, BOOM)) == []
+        assert front.launches.run_failed(1, IslandLaunchFailed(k, BOOM)) == []
     for k in range(count, 1, -1):
-        assert front.launches.run_failed(0, RunFailed(k, BOOM)) == []
+        assert front.launches.run_failed(0, IslandLaunchFailed(k, BOOM)) == []
     failed = to_client(front.failed(0, 1))
     assert [message.launch for message in failed] == list(range(1, count + 1))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from pathways_ray import limits
 from pathways_ray.controller.programs import (
-    Held,
+    BufferType,
     check_functions,
     decode_graph,
     order_text,
@@ -41,8 +41,14 @@ def test_a_planned_program_has_what_a_launch_needs() -> None:
     functions = {"f": b"code of f", "g": b"code of g", "unused": b"?"}
     made = plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
     assert (made.key, made.session, made.name, made.failure) == (7, 3, "two", None)
-    assert made.arguments == (Held(VECTOR, 1, spec("x"), VECTOR.nbytes), Held(VECTOR, 1, (), 2 * VECTOR.nbytes))
-    assert made.results == (Held(SCALAR, 2, (), 2 * SCALAR.nbytes), Held(VECTOR, 1, spec("x"), VECTOR.nbytes))
+    assert made.arguments == (
+        BufferType(VECTOR, 1, spec("x"), VECTOR.nbytes),
+        BufferType(VECTOR, 1, (), 2 * VECTOR.nbytes),
+    )
+    assert made.results == (
+        BufferType(SCALAR, 2, (), 2 * SCALAR.nbytes),
+        BufferType(VECTOR, 1, spec("x"), VECTOR.nbytes),
+    )
     assert made.hosts == {0, 1, 2}
     assert made.gang_islands == ((0,), (1,))
     assert sorted(made.plans) == sorted(made.messages) == [0, 1]
@@ -80,7 +86,7 @@ def test_a_program_without_calls_hands_its_arguments_through() -> None:
     a = sketch.slice("0.0")
     made = sketch.planned(sketch.argument(a))
     assert made.gang_islands == ((0,),)
-    assert made.results == made.arguments == (Held(VECTOR, a, (), VECTOR.nbytes),)
+    assert made.results == made.arguments == (BufferType(VECTOR, a, (), VECTOR.nbytes),)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_ray.transport.messages import Completed, Drop, Enqueued, LaunchFailed, Run
+from pathways_ray.transport.messages import Completed, Drop, Enqueued, IslandLaunch, LaunchFailed
 from tests.unit.controller.front import Front, program_over, sketch_with_slices, to_client, to_island
 
 
@@ -11,7 +11,7 @@ def enqueued(front: Front, island: int, sequence: int, gang: int) -> list:
 
 
 def gangs(commands: list, island: int) -> list[tuple[int, int, int]]:
-    return [(run.sequence, run.first, run.gangs) for run in to_island(commands, island, Run)]
+    return [(run.sequence, run.first, run.gangs) for run in to_island(commands, island, IslandLaunch)]
 
 
 def test_gangs_leave_one_after_another() -> None:
@@ -84,7 +84,7 @@ def test_an_island_that_only_holds_an_argument_takes_part() -> None:
     front.register(sketch.planned(sketch.call("f", slice=1)), 1)
     front.put(1, slice=2)
     commands = front.launch(1, (1,), 2)
-    asked = [island for island in (0, 1, 2) if to_island(commands, island, Run)]
+    asked = [island for island in (0, 1, 2) if to_island(commands, island, IslandLaunch)]
     for island in asked:
         commands = front.done(island, 1)
     assert to_client(commands) == [Completed((1,), (0,))]
@@ -104,7 +104,7 @@ def test_every_island_hears_of_a_launch_before_its_arguments_may_be_dropped() ->
     front.put(2, slice=2)
     sent = to_island(front.launch(1, (1, 2), 3), 1) + to_island(front.free(1, 2), 1)
     sent += to_island(enqueued(front, 0, 1, 0), 1)
-    assert isinstance(sent[0], Run)
+    assert isinstance(sent[0], IslandLaunch)
     assert Drop(1, (2,)) in sent
     assert front.buffers() == {3}
 

@@ -1,12 +1,12 @@
-"""What the controller gives tenants: quotas, turns on several islands, an account of what they used, quarantine."""
+"""What the controller gives tenants: quotas, turns on several islands, an account of what they used, circuit_breaker."""
 
 from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.crossings import Crossings
+from pathways_ray.controller.circuit_breaker import DEATHS
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.quarantine import DEATHS
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
@@ -19,10 +19,10 @@ from pathways_ray.transport.messages import (
     DropSession,
     HostDown,
     HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
     LaunchFailed,
     Load,
-    Run,
-    RunFailed,
 )
 from tests.unit.controller.front import SLICES, Front, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
@@ -33,7 +33,7 @@ ALICE = Tenant("alice", weight=2.0, priority=1)
 def front(*tenants: Tenant, window: int = 64, policy: Policy = fifo) -> Front:
     """A front with sessions 1, 2, … of the tenants, each with program `number` over slices 1 (and 2)."""
     found = Front(sessions=())
-    found.launches.crossings = Crossings(policy, window)
+    found.launches.cross_island = CrossIslandWindow(policy, window)
     for session, tenant in enumerate(tenants, 1):
         found.launches.open_session(session, tenant)
         for slice in SLICES:
@@ -121,7 +121,7 @@ def test_a_launch_over_the_quota_is_refused_and_what_consumes_it_too() -> None:
     f.done(0, 2)
     assert failure_of(f.launch(3, (20,), 30)) == failure
     f.done(0, 1)
-    assert len(to_island(f.launch(4, (1,), 40), 0, Run)) == 1
+    assert len(to_island(f.launch(4, (1,), 40), 0, IslandLaunch)) == 1
 
 
 def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
@@ -145,7 +145,7 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
     assert f.launches.tenants()[0]["device_bytes"] == 2 * each
     f.free(10)
-    assert len(to_island(f.launch(3, (1,), 30), 0, Run)) == 1
+    assert len(to_island(f.launch(3, (1,), 30), 0, IslandLaunch)) == 1
 
 
 def test_a_number_stands_for_one_buffer() -> None:
@@ -171,7 +171,7 @@ def test_a_failed_launch_takes_no_bytes() -> None:
     f.put(1)
     f.launch(1, (1,), 10)
     f.failed(0, 1)
-    assert len(to_island(f.launch(2, (1,), 20), 0, Run)) == 1
+    assert len(to_island(f.launch(2, (1,), 20), 0, IslandLaunch)) == 1
 
 
 # --- several islands --------------------------------------------------------------------------------------------------
@@ -207,22 +207,22 @@ def test_launches_of_one_island_pass_those_that_wait_for_several() -> None:
         f.register(program_over(1, key=20 + session, session=session), 2)
         f.put(1, session=session)
     f.launch(1, (1,), 10)
-    assert to_island(f.launch(1, (1,), 10, session=2), 0, Run) == []
-    assert to_island(f.launch(2, (1,), 20, session=2, program=2), 0, Run) == [], "behind its session's own"
-    assert len(to_island(f.launch(2, (1,), 20, program=2), 0, Run)) == 1
+    assert to_island(f.launch(1, (1,), 10, session=2), 0, IslandLaunch) == []
+    assert to_island(f.launch(2, (1,), 20, session=2, program=2), 0, IslandLaunch) == [], "behind its session's own"
+    assert len(to_island(f.launch(2, (1,), 20, program=2), 0, IslandLaunch)) == 1
 
 
 def test_who_waits_for_several_islands_is_not_passed_by_who_wants_one_of_them() -> None:
-    crossings = Crossings(fifo, window=1)
+    cross_island = CrossIslandWindow(fifo, window=1)
     a, b, c = Usage("a"), Usage("b"), Usage("c")
-    assert crossings.may_start(1, a, (0, 1), 0.0)
-    crossings.start((0, 1))
-    assert not crossings.may_start(2, b, (1, 2), 0.0)
-    assert not crossings.may_start(3, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
-    assert crossings.in_turn(0.0) is None
-    crossings.end((0, 1))
-    assert crossings.in_turn(0.0) == 2
-    assert crossings.may_start(2, b, (1, 2), 0.0)
+    assert cross_island.may_start(1, a, (0, 1), 0.0)
+    cross_island.start((0, 1))
+    assert not cross_island.may_start(2, b, (1, 2), 0.0)
+    assert not cross_island.may_start(3, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
+    assert cross_island.in_turn(0.0) is None
+    cross_island.end((0, 1))
+    assert cross_island.in_turn(0.0) == 2
+    assert cross_island.may_start(2, b, (1, 2), 0.0)
 
 
 def test_a_closed_session_makes_room_for_those_behind_it() -> None:
@@ -235,11 +235,11 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
     commands = f.checked(f.launches.close_session(1))
     assert to_island(commands, 0, DropSession) == [DropSession(1)]
     for island in (0, 1):
-        f.checked(f.launches.run_failed(island, RunFailed(1, Failure("SessionClosed", "over"))))
+        f.checked(f.launches.run_failed(island, IslandLaunchFailed(1, Failure("SessionClosed", "over"))))
     assert [r.session for r in f.launches.in_flight.values()] == [2]
 
 
-# --- quarantine -------------------------------------------------------------------------------------------------------
+# --- circuit_breaker -------------------------------------------------------------------------------------------------------
 
 
 def killing(f: Front, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
@@ -283,7 +283,7 @@ def test_a_program_that_succeeded_once_may_see_any_number_of_hosts_killed() -> N
     succeed(f, 1)
     for k in range(1, 4 * DEATHS):
         killing(f, k, k + 1)
-    assert not f.launches.quarantine.refused
+    assert not f.launches.circuit_breaker.refused
 
 
 @pytest.mark.parametrize("how", [{"kind": "LaunchTimeout"}, {"crash": "Segmentation fault"}])
@@ -291,7 +291,7 @@ def test_a_program_that_is_to_blame_is_refused_though_it_succeeds_in_between(how
     f = Front()
     first(f)
     for k in range(1, DEATHS + 1):
-        assert not f.launches.quarantine.refused
+        assert not f.launches.circuit_breaker.refused
         succeed(f, 2 * k)
         killing(f, k, 2 * k + 1, **how)
     failure = failure_of(f.launch(99, (1,), 990))
@@ -304,4 +304,4 @@ def test_a_crossing_launch_of_a_plain_cluster_needs_no_policy() -> None:
     assert isinstance(f.launches, Launches)
     f.register(program_over(1, 2), 1)
     f.put(1)
-    assert len(to_island(f.launch(1, (1,), 10), 1, Run)) == 1
+    assert len(to_island(f.launch(1, (1,), 10), 1, IslandLaunch)) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, QuotaExceeded, TooLarge, WireError
-from pathways_ray.executor.allowance import Allowance, check_type, device_bytes
+from pathways_ray.executor.data.upload_quota import Allowance, check_type, device_bytes
 from pathways_ray.ir.types import ArrayType
 
 

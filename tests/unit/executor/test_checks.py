@@ -24,8 +24,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor import checks, sandbox
-from pathways_ray.executor.sandbox import Sandbox
+from pathways_ray.executor.compile import allowlist, sandbox
+from pathways_ray.executor.compile.sandbox import Sandbox
 
 SQUARE = jax.ShapeDtypeStruct((4, 4), np.float32)
 FIVE = jax.ShapeDtypeStruct((5,), np.int8)
@@ -73,8 +73,8 @@ USUAL: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("function", USUAL.values(), ids=USUAL)
 def test_what_programs_usually_do_is_allowed(function: Callable[..., Any]) -> None:
-    assert checks.verdicts([blob_of(exported(function))]) == [""]
-    assert checks.verdicts([blob_of(exported(function, platforms=("cpu", "cuda")))]) == [""]
+    assert allowlist.verdicts([blob_of(exported(function))]) == [""]
+    assert allowlist.verdicts([blob_of(exported(function, platforms=("cpu", "cuda")))]) == [""]
 
 
 TALKS = """
@@ -174,25 +174,25 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize(("blob", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(blob: Callable[[], bytes], message: str) -> None:
     with pytest.raises(ProgramRefused, match=message):
-        checks.check_function(blob())
+        allowlist.check_function(blob())
 
 
 def test_what_is_written_by_hand_is_not_refused_for_that() -> None:
-    checks.check_function(written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"))
-    checks.check_function(written(CALL, chain(30, 1, "")))
-    checks.check_function(written(nested(30)))
+    allowlist.check_function(written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"))
+    allowlist.check_function(written(CALL, chain(30, 1, "")))
+    allowlist.check_function(written(nested(30)))
 
 
 def test_limits_of_size(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = np.random.default_rng(0).random((64, 64)).astype(np.float32)
     big = blob_of(exported(lambda v: v + jnp.asarray(constant)[:4, :4]))
-    checks.check_function(big)
+    allowlist.check_function(big)
     monkeypatch.setattr(limits, "MAX_CONSTANT_BYTES", 10_000)
     with pytest.raises(ProgramRefused, match=r"its constants have 163.. bytes; 10000 are the limit"):
-        checks.check_function(big)
+        allowlist.check_function(big)
     monkeypatch.setattr(limits, "MAX_OPERATIONS", 4)
     with pytest.raises(ProgramRefused, match="operations"):
-        checks.check_function(blob_of(exported(lambda v: jnp.sin(jnp.cos(jnp.exp(jnp.tanh(v)))))))
+        allowlist.check_function(blob_of(exported(lambda v: jnp.sin(jnp.cos(jnp.exp(jnp.tanh(v)))))))
 
 
 # --- the sandbox ------------------------------------------------------------------------------------------------------
@@ -276,21 +276,21 @@ def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.Monk
     package = tmp_path / "sitecustomize.py"
     package.write_text(
         "import os, sys, types\n"
-        "if 'pathways_ray.executor.sandbox' in ' '.join(sys.orig_argv):\n"
-        "    from pathways_ray.executor import sandbox\n"
-        "    fake = types.ModuleType('pathways_ray.executor.checks')\n"
+        "if 'pathways_ray.executor.compile.sandbox' in ' '.join(sys.orig_argv):\n"
+        "    from pathways_ray.executor.compile import sandbox\n"
+        "    fake = types.ModuleType('pathways_ray.executor.compile.allowlist')\n"
         "    def verdicts(blobs):\n"
         "        if blobs == [b'good']:\n"
         "            return ['']\n"
         f"        {TROUBLES[trouble]}\n"
         "    fake.verdicts = verdicts\n"
-        "    sys.modules['pathways_ray.executor.checks'] = fake\n"
-        "    import pathways_ray.executor; pathways_ray.executor.checks = fake\n"
+        "    sys.modules['pathways_ray.executor.compile.allowlist'] = fake\n"
+        "    import pathways_ray.executor; pathways_ray.executor.compile.allowlist = fake\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     limit = 2.0 if trouble == "sleep" else sandbox.READ_LIMIT_S
-    source = f"import pathways_ray.executor.sandbox as s; s.READ_LIMIT_S = {limit}; s.main()"
+    source = f"import pathways_ray.executor.compile.sandbox as s; s.READ_LIMIT_S = {limit}; s.main()"
     made = Sandbox(0, command=("-c", source))
     try:
         made.check("f", ["0"], {"0": b"good"})  # it runs

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pathways_ray.executor.cores import core_of, pinned
+from pathways_ray.executor.compile.cpu_affinity import core_of, pinned
 
 
 @pytest.mark.parametrize(

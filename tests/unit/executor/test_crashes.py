@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pathways_ray.executor.crashes import CrashLog, forget
+from pathways_ray.executor.profiling.crash_log import CrashLog, forget
 
 DYING = """
 import os, sys
 from pathlib import Path
-from pathways_ray.executor.crashes import CrashLog, forget
+from pathways_ray.executor.profiling.crash_log import CrashLog, forget
 
 CrashLog("r", 0, Path(sys.argv[1])).watch()
 os.kill(os.getpid(), int(sys.argv[2]))

@@ -14,26 +14,26 @@ import jax
 import numpy as np
 import pytest
 
-from pathways_ray.client.data import Cover, DataLinks
+from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
-from pathways_ray.executor import data_server
-from pathways_ray.executor.compile import Compiler
-from pathways_ray.executor.data_server import DataServer
-from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data import server as data_server
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.server import DataServer
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.capabilities import data_token
-from pathways_ray.transport.exposure import Exposure
+from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.links import LinkLost
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
+    CancelFetch,
     DataFailed,
     Fetch,
     FetchPart,
     HostAddress,
     Message,
-    Withdraw,
 )
 
 SECRET = "the data secret"
@@ -48,7 +48,7 @@ class Host:
         self.store = BufferStore()
         devices = jax.local_devices()[:1]
         self.compiler = Compiler(0, devices, {0: devices})
-        self.server = DataServer(0, self.compiler, self.store, SECRET, Exposure())
+        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig())
 
     def put(self, buffer: int, value: Any) -> None:
         self.store.put(SESSION, buffer, value if isinstance(value, Failure) else jax.device_put(value))
@@ -171,7 +171,7 @@ def test_a_number_that_never_comes_leaves_nothing_behind(host: Host, wire: Wire)
     """
     wire.send(Fetch(1, 11, (0,)), Fetch(2, 12, (0,)), Fetch(3, 13, (0,)))
     eventually(lambda: host.store.waiting() == 3)
-    wire.send(Withdraw(2), Withdraw(77))
+    wire.send(CancelFetch(2), CancelFetch(77))
     eventually(lambda: host.store.waiting() == 2)
     host.put(12, SMALL)
     host.put(13, SMALL)
@@ -253,7 +253,7 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
 
 KIND = ArrayType((4,), "float32")
 PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
-COVER = Cover(KIND, (("x",),), PLACED)
+COVER = FetchPlan(KIND, (("x",),), PLACED)
 
 
 class Number:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways_ray.executor.inline import Apart, counted_as_long, holds_up
+from pathways_ray.executor.compile.cpu_backend import Apart, counted_as_long, holds_up
 
 
 def compiled(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.progress import HostProgress
-from pathways_ray.executor.runner import PreparedProgram
-from pathways_ray.executor.store import BufferStore
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.progress import HostProgress
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
+    BarrierReleased,
     Drop,
     DropSession,
     Enqueued,
+    IslandLaunch,
+    IslandLaunchFailed,
     Message,
     Peer,
-    Proceed,
     Program,
     Ready,
-    Run,
-    RunFailed,
 )
 from tests.unit.helpers import Sketch
 
@@ -145,8 +145,10 @@ class Host:
         pass
 
 
-def run(sequence: int, *arguments: int, results: int = 0, program: int = 1, first: int = 0, gangs: int = 0) -> Run:
-    return Run(sequence, 1, program, arguments, results or 100 * sequence, first, gangs)
+def run(
+    sequence: int, *arguments: int, results: int = 0, program: int = 1, first: int = 0, gangs: int = 0
+) -> IslandLaunch:
+    return IslandLaunch(sequence, 1, program, arguments, results or 100 * sequence, first, gangs)
 
 
 def host_with_call(**options: Any) -> Host:
@@ -199,7 +201,7 @@ def test_a_launch_of_a_program_that_a_restarted_host_does_not_have_fails() -> No
     host = host_with_call()
     host.progress.handle(run(5, 1, program=9))
     (message,) = host.messages
-    assert isinstance(message, RunFailed)
+    assert isinstance(message, IslandLaunchFailed)
     assert (message.sequence, message.failure.kind) == (5, "HostLost")
 
 
@@ -313,7 +315,7 @@ def test_before_a_gang_of_several_hosts_they_meet() -> None:
         host.progress.handle(run(2, 7))
         assert host.enqueued == []
         assert sorted(host.awaited) == [(1, 2), (2, 2)]
-        host.progress.handle(Proceed(1, 2))
+        host.progress.handle(BarrierReleased(1, 2))
         assert host.enqueued == ["g(y)"]
 
 
@@ -321,7 +323,7 @@ def test_a_host_takes_the_failure_of_another_one_although_its_own_inputs_are_the
     host = host_of_a_pair()
     host.progress.handle(run(1, 7))
     host.pulls[1].value = "y"
-    host.progress.handle(Proceed(1, 2, BOOM))
+    host.progress.handle(BarrierReleased(1, 2, BOOM))
     assert host.enqueued == []
     assert host.watched == [(1, [BOOM])]
 
@@ -337,7 +339,7 @@ def test_a_host_opens_the_gate_of_what_is_its_own_and_meets_the_others_before_wh
     assert here.enqueued == ["h(y)"]
     assert sorted(here.awaited) == [(1, 2), (1, 5)]
     for host in (here, other):
-        host.progress.handle(Proceed(1, 5))
+        host.progress.handle(BarrierReleased(1, 5))
         assert host.enqueued[-1] == "f(x)"
         assert host.progress.active == {}
 
@@ -353,7 +355,7 @@ def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_gate
             assert host.enqueued == ["h(y)"]
         assert (1, 4) in host.awaited
         assert host.watched == []
-        host.progress.handle(Proceed(1, 4))
+        host.progress.handle(BarrierReleased(1, 4))
         assert len(host.watched) == 1
         assert host.buffers() == ({1: "x", 100: "h(y)"} if number == 0 else {1: "x"})
 
@@ -379,15 +381,15 @@ def test_what_is_apart_goes_on_before_the_launch_before_it_has_ended_on_all_host
     host.progress.opened(4, 2, None)
     assert host.enqueued == ["h(y)", "k(z,h(y))", "k(w,h(y))"]
     assert host.watched == []
-    host.progress.handle_batch([Proceed(2, 4)])
+    host.progress.handle_batch([BarrierReleased(2, 4)])
     assert [sequence for sequence, _ in host.watched] == [2]
-    host.progress.handle_batch([Proceed(1, 4)])
+    host.progress.handle_batch([BarrierReleased(1, 4)])
     assert host.enqueued[3:] == ["f(x)", "l(h(y))"]
 
 
 def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
     host = host_with_gate()
-    host.progress.handle(Proceed(77, 0))
+    host.progress.handle(BarrierReleased(77, 0))
     assert host.enqueued == []
     assert host.messages == []
 
@@ -461,7 +463,7 @@ def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs()
         if number == 0:
             host.progress.opened(1, 2, None)
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)"]
-        host.progress.handle(Proceed(1, 4))
+        host.progress.handle(BarrierReleased(1, 4))
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)", "h(x)"]
         assert host.progress.promised == {}
 

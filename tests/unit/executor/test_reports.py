@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.reports import AT_ONCE, Reports
-from pathways_ray.transport.messages import Done, Message, RunFailed
+from pathways_ray.executor.run.reports import AT_ONCE, Reports
+from pathways_ray.transport.messages import Done, IslandLaunchFailed, Message
 
 LIMIT_S = 10.0
-FAILED = RunFailed(7, Failure("ExecutionError", "it broke"), ())
+FAILED = IslandLaunchFailed(7, Failure("ExecutionError", "it broke"), ())
 
 
 @pytest.fixture

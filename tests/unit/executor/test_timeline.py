@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways_ray.executor.steps import ExecuteStep
-from pathways_ray.executor.timeline import Timeline, _in_order, _Seen
+from pathways_ray.executor.profiling.timeline import Timeline, _in_order, _Seen
+from pathways_ray.executor.run.steps import ExecuteStep
 
 LIMIT_S = 60.0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathways_ray.executor import trace
-from pathways_ray.executor.trace import Ran, Trace
-from pathways_ray.transport.messages import Drop, Run
+from pathways_ray.executor.profiling import launch_trace
+from pathways_ray.executor.profiling.launch_trace import Ran, Trace
+from pathways_ray.transport.messages import Drop, IslandLaunch
 
 
-def run(session: int, sequence: int) -> Run:
-    return Run(sequence, session, session, (), 0)
+def run(session: int, sequence: int) -> IslandLaunch:
+    return IslandLaunch(sequence, session, session, (), 0)
 
 
 def test_launches_have_their_session() -> None:
@@ -36,7 +36,7 @@ def test_what_came_before_the_trace_is_left_out() -> None:
 
 
 def test_it_keeps_the_last_entries(monkeypatch) -> None:
-    monkeypatch.setattr(trace, "LONGEST", 2)
+    monkeypatch.setattr(launch_trace, "LONGEST", 2)
     found = Trace()
     found.coming([run(7, sequence) for sequence in (1, 2, 3)])
     for sequence in (1, 2, 3):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, Wish
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, SliceRequest
 from tests.unit.strategies import repeatable
 
 
@@ -29,8 +29,8 @@ def inventory(*islands: list[HostRecord]) -> Inventory:
     return made
 
 
-def wish(*shape: int, **options: object) -> Wish:
-    return Wish(shape, ("x", "y", "z")[: max(len(shape), 1)], **options)  # type: ignore[arg-type]
+def wish(*shape: int, **options: object) -> SliceRequest:
+    return SliceRequest(shape, ("x", "y", "z")[: max(len(shape), 1)], **options)  # type: ignore[arg-type]
 
 
 def devices(placed: PlacedSlice) -> list[str]:
@@ -151,16 +151,16 @@ def test_an_empty_cluster_says_so() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (Wish((1, 1, 1, 1), ("a", "b", "c", "d")), r"a slice has 1 to 3 axes, \(1, 1, 1, 1\) has 4"),
+        (SliceRequest((1, 1, 1, 1), ("a", "b", "c", "d")), r"a slice has 1 to 3 axes, \(1, 1, 1, 1\) has 4"),
         (wish(0), r"\(0,\) has a size below 1"),
         (wish(2, -1), r"\(2, -1\) has a size below 1"),
-        (Wish((2, 2), ("x",)), r"slice shape \(2, 2\) and axis names \('x',\) differ in number"),
-        (Wish((), ()), "differ in number"),
-        (Wish((2, 2), ("x", "x")), "must be different and not empty"),
-        (Wish((2,), ("",)), "must be different and not empty"),
+        (SliceRequest((2, 2), ("x",)), r"slice shape \(2, 2\) and axis names \('x',\) differ in number"),
+        (SliceRequest((), ()), "differ in number"),
+        (SliceRequest((2, 2), ("x", "x")), "must be different and not empty"),
+        (SliceRequest((2,), ("",)), "must be different and not empty"),
     ],
 )
-def test_shapes_no_mesh_can_have_are_refused(bad: Wish, message: str) -> None:
+def test_shapes_no_mesh_can_have_are_refused(bad: SliceRequest, message: str) -> None:
     with pytest.raises(Unschedulable, match=message):
         inventory(island(0, 8)).create(1, bad)
 

@@ -8,27 +8,27 @@ from pathways_ray.errors import Failure
 from pathways_ray.scheduler.order import STRANDED_S, IslandOrder
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport.messages import (
-    Arrived,
+    BarrierReached,
+    BarrierReleased,
     Done,
     Drop,
     DropProgram,
     Enqueued,
     HostDown,
     HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
     Peers,
-    Proceed,
     Program,
     Ready,
-    Run,
-    RunFailed,
     ToHost,
 )
 
 BOOM = Failure("ExecutionError", "boom")
 
 
-def run(sequence: int, first: int = 0, gangs: int = 0) -> Run:
-    return Run(sequence, 1, 1, (), 0, first, gangs)
+def run(sequence: int, first: int = 0, gangs: int = 0) -> IslandLaunch:
+    return IslandLaunch(sequence, 1, 1, (), 0, first, gangs)
 
 
 def up(host: int, epoch: int = 1) -> HostUp:
@@ -48,7 +48,7 @@ def dispatched(commands: list[Command]) -> list[ToHost]:
 
 
 def told(commands: list[Command]) -> list:
-    """What the controller hears, but for times taken and suspects, which have tests of their own."""
+    """What the controller hears, but for times taken and candidates, which have tests of their own."""
     messages = [command.message for command in commands if isinstance(command, ToController)]
     plain = [Done(m.sequences) if isinstance(m, Done) else m for m in messages]
     return [HostDown(m.host, m.epoch, m.reason) if isinstance(m, HostDown) else m for m in plain]
@@ -162,10 +162,10 @@ def test_a_launch_has_failed_when_every_host_says_so() -> None:
     order.from_controller(run(1))
     order.from_controller(run(2))
     later = Failure("ExecutionError", "the others do not answer")
-    assert order.from_host(1, 1, RunFailed(1, BOOM)) == []
-    assert order.from_host(2, 1, RunFailed(1, later)) == []
-    commands = order.from_host(0, 1, RunFailed(1, later))
-    assert told(commands) == [RunFailed(1, BOOM)]
+    assert order.from_host(1, 1, IslandLaunchFailed(1, BOOM)) == []
+    assert order.from_host(2, 1, IslandLaunchFailed(1, later)) == []
+    commands = order.from_host(0, 1, IslandLaunchFailed(1, later))
+    assert told(commands) == [IslandLaunchFailed(1, BOOM)]
     assert dispatched(commands) == [run(2)]
 
 
@@ -174,7 +174,7 @@ def test_hosts_that_disagree_start_anew(first_to_speak: str) -> None:
     """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
     order = island(0, 1)
     order.from_controller(run(1))
-    news = [(0, Done((1,))), (1, RunFailed(1, BOOM))]
+    news = [(0, Done((1,))), (1, IslandLaunchFailed(1, BOOM))]
     if first_to_speak == "the one that failed":
         news.reverse()
     (host, message), (other, contradiction) = news
@@ -201,29 +201,31 @@ def test_a_gate_opens_when_every_host_has_what_the_gang_waits_for() -> None:
     """
     order = island(0, 1)
     order.from_controller(run(1))
-    assert order.from_host(0, 1, Arrived(0, 1, 2)) == []
-    assert order.from_host(0, 1, Arrived(0, 1, 2)) == []
-    assert order.from_host(1, 1, Arrived(1, 1, 3)) == []
-    assert order.from_host(1, 1, Arrived(1, 1, 2)) == [ToHosts(Proceed(1, 2))]
-    assert order.from_host(0, 1, Arrived(0, 1, 3)) == [ToHosts(Proceed(1, 3))]
+    assert order.from_host(0, 1, BarrierReached(0, 1, 2)) == []
+    assert order.from_host(0, 1, BarrierReached(0, 1, 2)) == []
+    assert order.from_host(1, 1, BarrierReached(1, 1, 3)) == []
+    assert order.from_host(1, 1, BarrierReached(1, 1, 2)) == [ToHosts(BarrierReleased(1, 2))]
+    assert order.from_host(0, 1, BarrierReached(0, 1, 3)) == [ToHosts(BarrierReleased(1, 3))]
 
 
 def test_what_failed_to_arrive_on_one_host_has_failed_on_all() -> None:
     order = island(0, 1, 2)
     order.from_controller(run(1))
-    assert order.from_host(1, 1, Arrived(1, 1, 0, BOOM)) == []
-    assert order.from_host(0, 1, Arrived(0, 1, 0)) == []
-    assert order.from_host(2, 1, Arrived(2, 1, 0, Failure("HostLost", "another"))) == [ToHosts(Proceed(1, 0, BOOM))]
+    assert order.from_host(1, 1, BarrierReached(1, 1, 0, BOOM)) == []
+    assert order.from_host(0, 1, BarrierReached(0, 1, 0)) == []
+    assert order.from_host(2, 1, BarrierReached(2, 1, 0, Failure("HostLost", "another"))) == [
+        ToHosts(BarrierReleased(1, 0, BOOM))
+    ]
 
 
 def test_gates_of_launches_that_are_over_stay_as_they_are() -> None:
     order = island(0)
-    assert order.from_host(0, 1, Arrived(0, 7, 0)) == []
+    assert order.from_host(0, 1, BarrierReached(0, 7, 0)) == []
     order.from_controller(run(1))
     order.host_lost(0, 1, "killed")
     order.host_up(up(0, 2))
-    assert order.from_host(0, 1, Arrived(0, 1, 0)) == []
-    assert order.from_host(0, 2, Arrived(0, 1, 0)) == []
+    assert order.from_host(0, 1, BarrierReached(0, 1, 0)) == []
+    assert order.from_host(0, 2, BarrierReached(0, 1, 0)) == []
 
 
 # --- losses and epochs ------------------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ def test_the_hosts_of_an_island_go_together() -> None:
     commands = order.host_lost(1, 1, "its process ended")
     assert sorted(message.host for message in told(commands)) == [0, 1, 2]
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(2, 1)]
-    assert order.from_host(0, 1, RunFailed(1, BOOM)) == []
+    assert order.from_host(0, 1, IslandLaunchFailed(1, BOOM)) == []
     assert order.host_lost(0, 1, "its process ended") == []
     order.from_controller(run(2))
     assert [dispatched(order.host_up(up(host, 2))) for host in (2, 0, 1)] == [[], [], [run(2)]]
@@ -334,7 +336,7 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
     assert order.tick(24.0) == []
     commands = order.tick(35.0)
     downs = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
-    assert [(d.host, d.kind, d.suspects) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
+    assert [(d.host, d.kind, d.candidates) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
     assert "launch 3" in downs[0].reason
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
@@ -350,7 +352,7 @@ def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_e
     for k in (1, 2):
         order.from_controller(run(k))
     assert order.tick(0.0) == []
-    assert order.from_host(0, 1, RunFailed(2, BOOM)) == []
+    assert order.from_host(0, 1, IslandLaunchFailed(2, BOOM)) == []
     assert order.tick(60.0) == []
     for host in (0, 1):
         order.from_host(host, 1, Done((1,)))
@@ -364,6 +366,6 @@ def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
     order = island(0, 1)
     order.from_controller(run(1))
     order.tick(0.0)
-    order.from_host(0, 1, RunFailed(1, BOOM, (0,)))
+    order.from_host(0, 1, IslandLaunchFailed(1, BOOM, (0,)))
     assert order.tick(100.0) == []
-    assert told(order.from_host(1, 1, Done((1,)))) == [RunFailed(1, BOOM, (0,))]
+    assert told(order.from_host(1, 1, Done((1,)))) == [IslandLaunchFailed(1, BOOM, (0,))]

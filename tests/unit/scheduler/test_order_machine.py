@@ -17,7 +17,17 @@ from pathways_ray.errors import Failure
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
-from pathways_ray.transport.messages import Account, Done, Drop, DropSession, HostDown, HostUp, Program, Run, RunFailed
+from pathways_ray.transport.messages import (
+    Account,
+    Done,
+    Drop,
+    DropSession,
+    HostDown,
+    HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
+    Program,
+)
 from tests.unit.strategies import repeatable
 
 ANY = st.integers(0, 10**6)
@@ -40,15 +50,15 @@ class OrderMachine(RuleBasedStateMachine):
     def start(self, hosts: int, window: int, policy: Policy) -> None:
         self.hosts = list(range(hosts))
         self.order = IslandOrder(0, frozenset(self.hosts), window, policy)
-        for number, (lane, crossing) in PROGRAMS.items():
-            self.order.from_controller(Program(number, b"", {}, "p", 2, lane, crossing))
+        for number, (lane, cross_island) in PROGRAMS.items():
+            self.order.from_controller(Program(number, b"", {}, "p", 2, lane, cross_island))
         for session in SESSIONS:
             self.order.from_controller(Account(session, f"t{session % 2}", float(session), session))
         self.epoch = 1
         self.up: set[int] = set()
-        self.logs: dict[int, list[Run | Drop]] = {}
+        self.logs: dict[int, list[IslandLaunch | Drop]] = {}
         self.sent = 0
-        self.since_loss: list[Run | Drop] = []
+        self.since_loss: list[IslandLaunch | Drop] = []
         self.open: dict[int, set[int]] = {}
         self.fate: dict[int, bool] = {}
         self.ended: list[int] = []
@@ -58,11 +68,11 @@ class OrderMachine(RuleBasedStateMachine):
         for command in commands:
             match command:
                 case ToHosts(message):
-                    assert isinstance(message, Run | Drop | DropSession)
+                    assert isinstance(message, IslandLaunch | Drop | DropSession)
                     for host in self.up:
-                        if isinstance(message, Run | Drop):
+                        if isinstance(message, IslandLaunch | Drop):
                             self.logs[host].append(message)
-                    if isinstance(message, Run):
+                    if isinstance(message, IslandLaunch):
                         assert self.up == set(self.hosts), "dispatched while a host is away"
                 case ToController(message):
                     self.on_report(message)
@@ -72,13 +82,13 @@ class OrderMachine(RuleBasedStateMachine):
                     assert epoch == self.epoch, f"host {host} killed under an epoch it does not have"
 
     def on_report(self, message: object) -> None:
-        if isinstance(message, Done | RunFailed):
+        if isinstance(message, Done | IslandLaunchFailed):
             sequences = message.sequences if isinstance(message, Done) else (message.sequence,)
             for sequence in sequences:
                 assert sequence not in self.ended, "a second outcome"
                 assert sequence not in self.lost, "an outcome of a launch that was lost with its hosts"
                 assert self.open.pop(sequence) == set(), "an outcome before every host has given its own"
-                assert self.fate[sequence] == isinstance(message, RunFailed)
+                assert self.fate[sequence] == isinstance(message, IslandLaunchFailed)
                 self.ended.append(sequence)
 
     # --- the controller -----------------------------------------------------------------------------------------------
@@ -87,7 +97,7 @@ class OrderMachine(RuleBasedStateMachine):
     def launch(self, session: int, program: int) -> None:
         self.sent += 1
         self.open[self.sent] = set(self.hosts)
-        self.send(Run(self.sent, session, program, (), 0))
+        self.send(IslandLaunch(self.sent, session, program, (), 0))
 
     @rule(session=st.sampled_from(SESSIONS))
     def drop(self, session: int) -> None:
@@ -96,11 +106,11 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS))
     def end_session(self, session: int) -> None:
-        """Its launches of this island alone that have not left are over at once; crossing ones go on."""
-        left = {m.sequence for log in self.logs.values() for m in log if isinstance(m, Run)}
+        """Its launches of this island alone that have not left are over at once; cross-island ones go on."""
+        left = {m.sequence for log in self.logs.values() for m in log if isinstance(m, IslandLaunch)}
         for message in self.since_loss:
             if (
-                isinstance(message, Run)
+                isinstance(message, IslandLaunch)
                 and message.session == session
                 and message.program != CROSSING
                 and message.sequence in self.open
@@ -111,8 +121,8 @@ class OrderMachine(RuleBasedStateMachine):
         self.since_loss = [m for m in self.since_loss if m.session != session or self.has_left(m, left)]
         self.apply(self.order.from_controller(DropSession(session)))
 
-    def has_left(self, message: Run | Drop, left: set[int]) -> bool:
-        return isinstance(message, Run) and (message.program == CROSSING or message.sequence in left)
+    def has_left(self, message: IslandLaunch | Drop, left: set[int]) -> bool:
+        return isinstance(message, IslandLaunch) and (message.program == CROSSING or message.sequence in left)
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
@@ -122,7 +132,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert any(self.fate.get(sequence) and left for sequence, left in self.open.items()), "no reason to"
             self.all_go(lambda: commands)
 
-    def send(self, message: Run | Drop) -> None:
+    def send(self, message: IslandLaunch | Drop) -> None:
         self.since_loss.append(message)
         self.apply(self.order.from_controller(message))
 
@@ -138,7 +148,7 @@ class OrderMachine(RuleBasedStateMachine):
         for sequence in dict.fromkeys(mine[choice % len(mine)] for choice in choices):
             self.open[sequence].discard(host)
             if self.fate.setdefault(sequence, failed):
-                self.apply(self.order.from_host(host, self.epoch, RunFailed(sequence, BOOM)))
+                self.apply(self.order.from_host(host, self.epoch, IslandLaunchFailed(sequence, BOOM)))
             else:
                 done.append(sequence)
         if done:
@@ -150,7 +160,7 @@ class OrderMachine(RuleBasedStateMachine):
         """A host contradicts what another one has said of a launch."""
         host, sequence = self.disputable()[which % len(self.disputable())]
         failed = not self.fate[sequence]
-        message = RunFailed(sequence, BOOM) if failed else Done((sequence,))
+        message = IslandLaunchFailed(sequence, BOOM) if failed else Done((sequence,))
         self.all_go(lambda: self.order.from_host(host, self.epoch, message))
 
     def disputable(self) -> list[tuple[int, int]]:
@@ -162,7 +172,7 @@ class OrderMachine(RuleBasedStateMachine):
             (host, message.sequence)
             for host in sorted(self.up)
             for message in self.logs[host]
-            if isinstance(message, Run) and host in self.open.get(message.sequence, ())
+            if isinstance(message, IslandLaunch) and host in self.open.get(message.sequence, ())
         ]
 
     @precondition(lambda self: self.ended and self.up)
@@ -212,16 +222,16 @@ class OrderMachine(RuleBasedStateMachine):
     def one_order(self) -> None:
         if not hasattr(self, "order") or len(self.up) < len(self.hosts):
             return
-        runs, *others = ([m for m in log if isinstance(m, Run)] for log in self.logs.values())
+        runs, *others = ([m for m in log if isinstance(m, IslandLaunch)] for log in self.logs.values())
         assert all(other == runs for other in others), "two hosts saw different orders"
         first, *_ = self.logs.values()
-        launches = [m for m in self.since_loss if isinstance(m, Run)]
+        launches = [m for m in self.since_loss if isinstance(m, IslandLaunch)]
         for session in SESSIONS:
-            mine = [m for m in first if m.session == session and isinstance(m, Run)]
+            mine = [m for m in first if m.session == session and isinstance(m, IslandLaunch)]
             assert mine == [m for m in launches if m.session == session][: len(mine)], "a session's order was not kept"
-        crossing = [m for m in runs if m.program == CROSSING]
-        assert crossing == [m for m in launches if m.program == CROSSING][: len(crossing)], (
-            "crossing launches reordered"
+        cross_island = [m for m in runs if m.program == CROSSING]
+        assert cross_island == [m for m in launches if m.program == CROSSING][: len(cross_island)], (
+            "cross-island launches reordered"
         )
         outstanding = {m.sequence for m in runs} & set(self.open)
         assert len(outstanding) <= self.order.window

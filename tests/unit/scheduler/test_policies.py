@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from pathways_ray.errors import UsageError
-from pathways_ray.plugins import policy_named
 from pathways_ray.scheduler.order import SHARED_S, IslandOrder
+from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.policies import (
     POLICIES,
     Candidate,
@@ -23,7 +23,7 @@ from pathways_ray.scheduler.policies import (
     share,
 )
 from pathways_ray.scheduler.state import ToController, ToHosts
-from pathways_ray.transport.messages import Account, Done, HostUp, Program, Run
+from pathways_ray.transport.messages import Account, Done, HostUp, IslandLaunch, Program
 
 
 class Island:
@@ -48,11 +48,11 @@ class Island:
 
     def launch(self, session: int, times: int = 1) -> None:
         for _ in range(times):
-            self.do(self.order.from_controller(Run(next(self.sequences), session, session, (), 0)))
+            self.do(self.order.from_controller(IslandLaunch(next(self.sequences), session, session, (), 0)))
 
     def do(self, commands: list) -> None:
         for command in commands:
-            if isinstance(command, ToHosts) and isinstance(command.message, Run):
+            if isinstance(command, ToHosts) and isinstance(command.message, IslandLaunch):
                 run = command.message
                 self.started.append(run.session)
                 self.free = max(self.free, self.now) + self.seconds[run.session]
@@ -70,8 +70,8 @@ class Island:
             self.now, sequence, session = heapq.heappop(self.running)
             self.order.tick(self.now)
             self.used[session] += self.seconds[session]
-            micros = round(self.seconds[session] * 1e6)
-            self.do(self.order.from_host(0, 1, Done((sequence,), (micros,))))
+            device_us = round(self.seconds[session] * 1e6)
+            self.do(self.order.from_host(0, 1, Done((sequence,), (device_us,))))
 
     def shares(self) -> dict[int, float]:
         total = sum(self.used.values())

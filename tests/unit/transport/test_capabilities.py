@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.transport.capabilities import Grant, data_token, grant_of, proves, slice_proof
+from pathways_ray.transport.capabilities import Grant, data_token, grant_of, is_slice_tag, slice_tag
 from tests.unit.helpers import placed
 from tests.unit.strategies import repeatable
 
@@ -37,21 +37,21 @@ def test_an_allowance_cannot_be_raised() -> None:
 @given(st.text(max_size=100))
 def test_what_anybody_may_send_is_no_token(text: str) -> None:
     assert grant_of(SECRET, 7, text) is None
-    assert not proves(SECRET, 7, SLICE, text)
+    assert not is_slice_tag(SECRET, 7, SLICE, text)
 
 
 def test_a_proof_is_for_one_session_and_one_slice_on_its_devices() -> None:
-    proof = slice_proof(SECRET, 7, SLICE)
-    assert proves(SECRET, 7, SLICE, proof)
-    assert not proves(SECRET, 8, SLICE, proof)
-    assert not proves("another secret", 7, SLICE, proof)
+    proof = slice_tag(SECRET, 7, SLICE)
+    assert is_slice_tag(SECRET, 7, SLICE, proof)
+    assert not is_slice_tag(SECRET, 8, SLICE, proof)
+    assert not is_slice_tag("another secret", 7, SLICE, proof)
     moved = PlacedSlice.on(SLICE.mesh, SLICE.island, (Device(0, 0), Device(0, 2)))
     larger = msgspec.structs.replace(SLICE, mesh=msgspec.structs.replace(SLICE.mesh, shape=(1 << 40,)))
-    assert not proves(SECRET, 7, moved, proof)
-    assert not proves(SECRET, 7, larger, proof)
+    assert not is_slice_tag(SECRET, 7, moved, proof)
+    assert not is_slice_tag(SECRET, 7, larger, proof)
 
 
 def test_a_token_is_no_proof_and_no_secret_is_in_them() -> None:
     token = data_token(SECRET, 7, None)
-    assert not proves(SECRET, 7, SLICE, token.partition(".")[2])
-    assert SECRET not in token + slice_proof(SECRET, 7, SLICE)
+    assert not is_slice_tag(SECRET, 7, SLICE, token.partition(".")[2])
+    assert SECRET not in token + slice_tag(SECRET, 7, SLICE)

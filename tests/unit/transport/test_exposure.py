@@ -10,7 +10,7 @@ import pytest
 
 from pathways_ray.errors import UsageError
 from pathways_ray.transport import tls
-from pathways_ray.transport.exposure import Exposure, Tls, check_exposure, is_loopback, joined
+from pathways_ray.transport.endpoints import ListenConfig, Tls, check_exposure, is_loopback, joined
 
 TLS = Tls("c", "k", "c", "name")
 
@@ -18,7 +18,7 @@ TLS = Tls("c", "k", "c", "name")
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.7", "::1", "[::1]", "localhost"])
 def test_loopback(address: str) -> None:
     assert is_loopback(address)
-    check_exposure(Exposure(front=address, data=address, links=address), ["10.0.0.1"], insecure=False)
+    check_exposure(ListenConfig(front=address, data=address, links=address), ["10.0.0.1"], insecure=False)
 
 
 @pytest.mark.parametrize(
@@ -29,38 +29,38 @@ def test_elsewhere(address: str) -> None:
 
 
 OPEN = [
-    Exposure(front="10.0.0.1"),
-    Exposure(data="10.0.0.1"),
-    Exposure(links="10.0.0.1"),
-    Exposure(front=""),
-    Exposure(links=""),
-    Exposure(front="example.org"),
+    ListenConfig(front="10.0.0.1"),
+    ListenConfig(data="10.0.0.1"),
+    ListenConfig(links="10.0.0.1"),
+    ListenConfig(front=""),
+    ListenConfig(links=""),
+    ListenConfig(front="example.org"),
 ]
 
 
-@pytest.mark.parametrize("exposure", OPEN, ids=str)
-def test_open_to_others_takes_tls_and_tokens(exposure: Exposure) -> None:
+@pytest.mark.parametrize("listen", OPEN, ids=str)
+def test_open_to_others_takes_tls_and_tokens(listen: ListenConfig) -> None:
     machines = ["10.0.0.2", "10.0.0.3"]
     for certificate, tenants, missing in (
         (None, "", r"without TLS \(tls=.*\) and tokens for tenants \(tenants=file\)"),
         (TLS, "", "without tokens for tenants"),
         (None, "file", r"without TLS \(tls=\(certificate, key\)\): anybody"),
     ):
-        asked = Exposure(exposure.front, 0, exposure.data, exposure.links, certificate, tenants)
+        asked = ListenConfig(listen.front, 0, listen.data, listen.links, certificate, tenants)
         with pytest.raises(UsageError, match=f"would listen at .*{missing}"):
             check_exposure(asked, machines, insecure=False)
         check_exposure(asked, machines, insecure=True)
-    check_exposure(Exposure(exposure.front, 0, exposure.data, exposure.links, TLS, "file"), machines, insecure=False)
+    check_exposure(ListenConfig(listen.front, 0, listen.data, listen.links, TLS, "file"), machines, insecure=False)
 
 
 def test_machines_that_are_all_this_one_need_nothing() -> None:
-    check_exposure(Exposure(front="", data="", links=""), iter(["127.0.0.2", "127.0.0.3"]), insecure=False)
+    check_exposure(ListenConfig(front="", data="", links=""), iter(["127.0.0.2", "127.0.0.3"]), insecure=False)
 
 
 @pytest.mark.parametrize("port", [-1, 65_536])
 def test_ports(port: int) -> None:
     with pytest.raises(UsageError, match=f"port {port} is none"):
-        check_exposure(Exposure(port=port), [], insecure=True)
+        check_exposure(ListenConfig(port=port), [], insecure=True)
 
 
 def test_addresses_with_ports() -> None:

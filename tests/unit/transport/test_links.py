@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.transport import links, streams, thread_links
-from pathways_ray.transport.exposure import Tls
+from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.links import LAST_WORDS, AsyncLink, Frames, Hello, LinkLost, frame
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode, encode_batch
 from pathways_ray.transport.tls import trust_of

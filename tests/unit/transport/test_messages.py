@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from pathways_ray import limits
 from pathways_ray.errors import Failure, WireError
 from pathways_ray.transport import messages
-from pathways_ray.transport.messages import Codec, Completed, Drop, Free, Launch, Message, Run, encode, encode_batch
+from pathways_ray.transport.messages import (
+    Codec,
+    Completed,
+    Drop,
+    Free,
+    IslandLaunch,
+    Launch,
+    Message,
+    encode,
+    encode_batch,
+)
 from tests.unit.strategies import repeatable
 
 CODECS: dict[str, Codec[Any]] = {name: value for name, value in vars(messages).items() if isinstance(value, Codec)}
@@ -100,8 +110,8 @@ def test_a_reader_ignores_fields_it_does_not_know() -> None:
 
 
 def test_a_field_with_a_default_may_be_left_out() -> None:
-    tag = Run.__struct_config__.tag
-    assert CODECS["TO_HOST"].decode(encode([tag, 1, 2, 3, [4], 5])) == Run(1, 2, 3, (4,), 5)
+    tag = IslandLaunch.__struct_config__.tag
+    assert CODECS["TO_HOST"].decode(encode([tag, 1, 2, 3, [4], 5])) == IslandLaunch(1, 2, 3, (4,), 5)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +223,7 @@ def test_a_steady_launch_is_under_a_hundred_bytes(size: str) -> None:
     """Three arguments, and ids as large as ten thousand launches a second for a year make them."""
     big = 2**39 if size == "large" else 1
     launch = Launch(big, 2**16, (big, big + 1, big + 2), big + 3)
-    run = Run(big, 2**20, 2**20, (big, big + 1, big + 2), big + 3)
+    run = IslandLaunch(big, 2**20, 2**20, (big, big + 1, big + 2), big + 3)
     assert len(encode(launch)) <= 100
     assert len(encode(run)) <= 100
-    assert len(encode(Run(1, 1, 1, (1,), 2))) <= 16
+    assert len(encode(IslandLaunch(1, 1, 1, (1,), 2))) <= 16

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pathways_ray.transport.exposure import Tls
-from pathways_ray.transport.scrapes import metrics_url, serve_page
+from pathways_ray.controller.metrics_server import metrics_url, serve_page
+from pathways_ray.transport.endpoints import Tls
 
 
 def get(url: str, token: str | None = "s3cret") -> tuple[int, bytes]:

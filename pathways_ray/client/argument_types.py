@@ -1,0 +1,104 @@
+"""What may be passed to programs, and how its type is written down.
+
+An `ArgumentType` is the part of an argument that a trace depends on: shape, dtype, weak type, and for a `pw.Array` the
+slice and spec it lies in. Types are interned, so that comparing the types of a call with those of an earlier one costs
+a few pointer comparisons.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pathways_ray.errors import InvalidArray
+from pathways_ray.ir.types import ArrayType, Spec, spec_text
+
+if TYPE_CHECKING:
+    from pathways_ray.client.slices import VirtualSlice
+
+_KINDS = "biufcV"
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The NumPy dtype for a name, those of `ml_dtypes` included."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
+
+
+class ArgumentType:
+    """Interned; compare with `is`. `slice` is None for a value that is still with the client."""
+
+    __slots__ = ("__weakref__", "array", "aval", "cover", "slice", "spec", "weak")
+
+    # Weak: a type goes with the last array and program that have it, and lets go of its slice.
+    _known: ClassVar[weakref.WeakValueDictionary[Any, ArgumentType]] = weakref.WeakValueDictionary()
+
+    array: ArrayType
+    weak: bool
+    slice: VirtualSlice | None
+    spec: Spec
+    aval: jax.ShapeDtypeStruct
+    cover: Any  # how arrays of the type are fetched (`data.FetchPlan`), once one was
+
+    @classmethod
+    def of(cls, array: ArrayType, weak: bool, where: VirtualSlice | None, spec: Spec) -> ArgumentType:
+        key = (array.shape, array.dtype, weak, where, spec)
+        found = cls._known.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.array, found.weak, found.slice, found.spec = array, weak, where, spec
+            found.cover = None
+            found.aval = jax.ShapeDtypeStruct(array.shape, dtype_named(array.dtype), weak_type=weak)
+            cls._known[key] = found
+        return found
+
+    def where(self) -> str:
+        return f"{self.slice}:{spec_text(self.spec)}" if self.slice is not None else "client"
+
+
+def to_numpy(value: Any, what: str = "argument") -> tuple[np.ndarray[Any, Any], bool]:
+    """The value as a C-ordered NumPy array of a dtype that JAX holds under its current settings, and its weak type.
+
+    Raises:
+        InvalidArray: not an array or number, or of a dtype JAX does not have.
+    """
+    weak = isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
+    if isinstance(value, jax.Array):
+        weak = bool(getattr(value, "weak_type", False))
+    elif not weak and not hasattr(value, "__array__"):
+        raise InvalidArray(f"{what} is a {type(value).__name__}; pass numbers, NumPy arrays, jax.Arrays or pw.Arrays")
+    try:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError("JAX has no masked arrays; fill it, or pass data and mask")
+        array = np.asarray(value)
+        if array.dtype.kind not in _KINDS or array.dtype.fields is not None:
+            raise TypeError(f"dtype {array.dtype}")
+        if array.dtype.kind == "V" and not hasattr(ml_dtypes, array.dtype.name):
+            raise TypeError(f"dtype {array.dtype}")
+        if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
+            raise TypeError(f"dtype {array.dtype}")
+        target = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
+        if weak and isinstance(value, int) and not isinstance(value, bool):
+            _check_fits(value, target)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArray(f"{what} cannot be a JAX array: {error}") from None
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, as in JAX
+        return np.ascontiguousarray(array.astype(target, copy=False)).reshape(array.shape), weak
+
+
+def _check_fits(value: int, dtype: np.dtype[Any]) -> None:
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max:
+        raise OverflowError(f"{value} does not fit into {dtype} (set jax_enable_x64 for 64 bits)")
+
+
+def array_type(value: np.ndarray[Any, Any]) -> ArrayType:
+    return ArrayType(value.shape, value.dtype.name)

@@ -1,0 +1,87 @@
+"""A small HTTP server for Prometheus: one page, for who shows the token."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from pathways_ray.transport.endpoints import Tls, is_loopback, joined
+
+READ_LIMIT_S = 10.0
+"""A connection that does not ask within this time is closed."""
+
+
+def metrics_url(address: str, port: int, tls: Tls | None) -> str:
+    """Where Prometheus finds the page; on loopback there is no TLS."""
+    scheme = "http" if tls is None or is_loopback(address) else "https"
+    return f"{scheme}://{joined(address, port)}/metrics"
+
+
+def serve_page(
+    address: str, port: int, tls: Tls | None, token: str, content_type: str, page: Callable[[], bytes]
+) -> str:
+    """Serves `/metrics` in a thread of its own, until the process ends; returns its URL.
+
+    On loopback without TLS.
+
+    Args:
+        token: has to be shown as `Authorization: Bearer <token>`.
+        page: makes the answer; what it raises makes a 503.
+
+    Raises:
+        OSError: the port is not free, or the address is not of this machine.
+    """
+
+    class Page(BaseHTTPRequestHandler):
+        timeout = READ_LIMIT_S
+        server_version, sys_version = "pathways", ""
+
+        def do_GET(self) -> None:
+            shown = self.headers.get("Authorization", "").encode("utf-8", "surrogatepass")
+            if not hmac.compare_digest(shown, f"Bearer {token}".encode()):
+                return self._answer(401, b"show the operator's token: Authorization: Bearer <token>\n")
+            if self.path.partition("?")[0] != "/metrics":
+                return self._answer(404, b"there is /metrics\n")
+            try:
+                found = page()
+            except Exception as error:
+                return self._answer(503, f"no status: {type(error).__name__}: {error}\n".encode())
+            return self._answer(200, found, content_type)
+
+        def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            self.send_response(status)
+            if status == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Scrapes come every few seconds; nobody wants to read of them."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, object]:
+            connection, peer = super().get_request()
+            connection.settimeout(READ_LIMIT_S)
+            if context is not None:
+                # The handshake comes with the first read, in the connection's own thread: nobody waits for a slow one.
+                connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            return connection, peer
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A connection that breaks, or speaks no TLS, is its own affair."""
+
+    context = None
+    if tls is not None and not is_loopback(address):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+    server = Server((address.strip("[]"), port), Page)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return metrics_url(address, int(server.server_address[1]), tls)

@@ -1,0 +1,317 @@
+"""Starting a runtime: Ray, the actors, and their end. The only module that imports actors.
+
+Who starts whom: `start` starts Ray where none runs, then all actors at once. They find each other through the resource
+manager: controller and schedulers publish their addresses there, hosts ask for their scheduler's.
+
+An embedded runtime ends with the process that started it. A detached one stays until `detached.remove`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import ray
+from ray.util.placement_group import remove_placement_group
+
+from pathways_ray import limits, names
+from pathways_ray.controller.actor import Controller
+from pathways_ray.controller.client_service import TenantsFile
+from pathways_ray.controller.metrics_server import metrics_url
+from pathways_ray.deployment import detached, placement
+from pathways_ray.deployment.ray_connection import connect_ray
+from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
+from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
+from pathways_ray.executor.actor import HostExecutor
+from pathways_ray.executor.profiling import crash_log
+from pathways_ray.executor.profiling.order_check import Ordering
+from pathways_ray.resource_manager.actor import ResourceManager
+from pathways_ray.scheduler.actor import IslandScheduler
+from pathways_ray.scheduler.plugins import policy_named
+from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
+from pathways_ray.transport.tls import checked
+
+START_LIMIT_S = 90.0
+LOOPBACK = "127.0.0.1"
+IGNORE_ORDER = "PATHWAYS_TEST_ONLY_IGNORE_ORDER"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a runtime is started with beside its topology.
+
+    Args:
+        dispatch: "parallel" or "sequential".
+        policy: whose launch goes next, see `scheduler.policies`.
+        check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
+        launch_limit_s: seconds that a launch may keep its devices.
+        placement: "pack" or "spread", the hosts of each island.
+        name: makes the runtime a detached one, and is its name.
+        bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
+            where Ray reaches its machine.
+        port: of the controller; 0 is a free one.
+        token: the operator's, which lets clients in as well; "" makes one.
+        tls: files on every machine: a certificate, its key, and, where it is not the certificate itself, what vouches
+            for it.
+        tenants: a file with the table of tenants (`controller.tenants`), on the machine that starts the runtime.
+        insecure: listen beyond loopback although TLS or tenants are missing.
+        metrics_port: serve Prometheus metrics there; 0 is a free one, None is not to serve them.
+        metrics_bind: at this address; beyond loopback with TLS.
+        limit_s: how long to wait for room, and again for the processes.
+    """
+
+    dispatch: str = "parallel"
+    fusion: bool = True
+    policy: str = "fifo"
+    check_order: bool = False
+    launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    placement: str = "pack"
+    name: str = ""
+    bind: str = ""
+    port: int = 0
+    token: str = ""
+    tls: tuple[str, ...] = ()
+    tenants: str = ""
+    insecure: bool = False
+    metrics_port: int | None = None
+    metrics_bind: str = LOOPBACK
+    limit_s: float = START_LIMIT_S
+
+    def check(self) -> None:
+        """Raises `UsageError` for a value that is none."""
+        if self.dispatch not in ("parallel", "sequential"):
+            raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
+        policy_named(self.policy)
+        if self.placement not in PLACEMENTS:
+            raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
+        if self.name:
+            names.check_name(self.name)
+        if self.tls and len(self.tls) not in (2, 3):
+            raise UsageError(f"tls takes (certificate, key) or (certificate, key, ca), not {self.tls!r}")
+        self.listen([LOOPBACK])  # what is wrong on one machine is wrong on several
+
+    def listen(self, machines: Sequence[str]) -> ListenConfig:
+        """Where the processes listen: on loopback while all machines are at one address and nothing else is wanted.
+
+        Args:
+            machines: the addresses of the Ray nodes.
+
+        Raises:
+            UsageError: others could not reach the controller there; the certificate or the table of tenants is none;
+                the runtime would listen beyond loopback without them.
+        """
+        if self.bind in ("0.0.0.0", "::", "[::]"):
+            raise UsageError(f"{self.bind} is no address to connect to; bind to where others reach this machine")
+        if is_loopback(self.bind) and not all(map(is_loopback, machines)) and len(machines) > 1:
+            raise UsageError(
+                f"Ray has nodes at {', '.join(machines)}, which could not reach a controller at {self.bind}"
+            )
+        tls = checked(*self.tls) if self.tls else None
+        TenantsFile(self.tenants, strict=True)
+        here = LOOPBACK if len(machines) == 1 else ""
+        front = self.bind or here
+        listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants)
+        check_exposure(listen, machines, self.insecure)
+        return listen
+
+
+@dataclass
+class Cluster:
+    """The processes of a running cluster, as their owner holds them."""
+
+    url: str
+    token: str
+    runtime: str
+    topology: Topology
+    resource_manager: Any
+    controller: Any
+    schedulers: list[Any]
+    hosts: dict[int, Any]
+    groups: list[Any]
+    owns_ray: bool
+    ca: str = ""
+    metrics: str = ""
+    pids: list[int] = field(default_factory=list)
+
+    def stop(self) -> None:
+        """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
+        _kill([*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager], self.groups)
+        crash_log.forget(self.runtime)
+        if self.owns_ray:
+            ray.shutdown()
+
+
+def start(
+    topology_on: Callable[[Resources], Topology], address: str | None, options: Options, ray_options: dict[str, Any]
+) -> Cluster:
+    """Starts a cluster and waits until every host has joined.
+
+    Args:
+        topology_on: makes the topology from what the Ray nodes have.
+        address: of the Ray cluster; None starts Ray here.
+
+    Raises:
+        UsageError: a bad option.
+        AlreadyInitialized: a detached runtime of this name is there.
+        Unschedulable: Ray cannot place the hosts.
+        PathwaysError: a process did not come up in time.
+    """
+    options.check()
+    owns_ray = connect_ray(address, ray_options)
+    try:
+        topology = topology_on([node["Resources"] for node in placement.alive_nodes()])
+        return _start_actors(topology, owns_ray, options)
+    except BaseException:
+        if owns_ray:
+            ray.shutdown()
+        raise
+
+
+def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Cluster:
+    outlives = bool(options.name)
+    runtime = options.name or f"embedded-{secrets.token_hex(8)}"
+    listen = options.listen(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
+    # The successor of a controller serves on the same port, so that the url stays.
+    listen = msgspec.structs.replace(listen, port=_usable_port(listen.front, listen.port))
+    metrics_at = _metrics_at(options)
+    token = options.token or secrets.token_hex(16)
+    link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
+    islands = topology.members()
+    near = placement.here()
+
+    def actor(kind: type, name: str, **settings: Any) -> Any:
+        lifetime = {"lifetime": "detached"} if outlives else {}
+        return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
+
+    # Only tests set it: hosts that put gangs into orders of their own show what the schedulers' order is for.
+    ordering = Ordering(options.check_order, IGNORE_ORDER in os.environ)
+    made: list[Any] = []
+    groups: list[Any] = []
+    try:
+        # The first one has the name of the runtime for itself: of two that start at once, one gets here.
+        # All find it by name: a handle among the arguments would keep Ray from restarting them.
+        first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
+        try:
+            manager = first.options(scheduling_strategy=near).remote(islands, *link_secrets)
+        except ValueError as error:
+            raise AlreadyInitialized(
+                f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
+                "ends it, and --name starts another one beside it"
+            ) from error
+        made.append(manager)
+        groups += placement.place(topology, runtime, options.placement, outlives, options.limit_s)
+        front = actor(Controller, names.controller(runtime), num_cpus=0, max_concurrency=4, scheduling_strategy=near)
+        controller = front.remote(
+            runtime,
+            listen,
+            token,
+            link_secrets,
+            options.dispatch == "parallel",
+            options.fusion,
+            options.policy,
+            metrics_at,
+        )
+        made.append(controller)
+        schedulers = []
+        hosts: dict[int, Any] = {}
+        for island, numbers in islands.items():
+            order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
+            schedulers.append(
+                order.options(scheduling_strategy=near).remote(
+                    runtime, island, numbers, listen, options.policy, options.launch_limit_s
+                )
+            )
+            made.append(schedulers[-1])
+            spec = topology.islands[island]
+            for index, number in enumerate(numbers):
+                where = placement.bundle(groups[island], index)
+                host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
+                hosts[number] = host.options(scheduling_strategy=where).remote(
+                    runtime, number, island, numbers, spec.devices, spec.platform, listen, ordering
+                )
+                made.append(hosts[number])
+        deadline = time.monotonic() + options.limit_s
+        url = _await(controller.start.remote(), "the controller did not start", deadline)
+        _await([s.start.remote() for s in schedulers], "a scheduler did not start", deadline)
+        _await([h.ready.remote() for h in hosts.values()], "a host did not start", deadline)
+        ca = listen.tls.ca if listen.tls is not None else ""
+        url = listen.scheme + url
+        metrics = ""
+        if metrics_at is not None:
+            metrics = metrics_url(*metrics_at, listen.tls)
+        return Cluster(
+            url, token, runtime, topology, manager, controller, schedulers, hosts, groups, owns_ray, ca, metrics
+        )
+    except BaseException:
+        if outlives and made:
+            with contextlib.suppress(PathwaysError):
+                detached.remove(runtime)  # by name, since an interrupted call may have made what it did not return
+        else:
+            _kill(made, groups)
+            crash_log.forget(runtime)
+        raise
+
+
+def _taking(bundle: dict[str, float]) -> dict[str, Any]:
+    """A bundle's resources as Ray's options of an actor."""
+    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": others}
+
+
+def _kill(actors: list[Any], groups: list[Any]) -> None:
+    """Kills for good, whatever state they are in."""
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+    for group in groups:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+
+def _metrics_at(options: Options) -> tuple[str, int] | None:
+    """Where metrics are served. Raises `UsageError` where the token that opens them would be seen by others."""
+    if options.metrics_port is None:
+        return None
+    if not (is_loopback(options.metrics_bind) or options.tls or options.insecure):
+        raise UsageError(
+            f"metrics at {options.metrics_bind} are opened by the operator's token, which needs TLS beyond loopback "
+            "(tls=(certificate, key)), or insecure=True on a network that is yours alone"
+        )
+    return options.metrics_bind, _usable_port(options.metrics_bind, options.metrics_port)
+
+
+def _usable_port(address: str, port: int) -> int:
+    """The port, or a free one in place of 0: below those that the kernel gives to any connection, so that it is still
+    free for who serves there later.
+
+    Raises:
+        UsageError: this machine cannot serve there.
+    """
+    for number in [port] if port else [*random.sample(range(20_000, 30_000), 20), 0]:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.strip("[]"), number))
+                return int(probe.getsockname()[1])
+            except OSError as error:
+                reason = error
+    raise UsageError(f"the controller cannot serve at {address}:{port} of this machine: {reason}") from reason
+
+
+def _await(refs: Any, what: str, deadline: float) -> Any:
+    try:
+        return ray.get(refs, timeout=max(0.0, deadline - time.monotonic()))
+    except ray.exceptions.GetTimeoutError as error:
+        raise PathwaysError(f"{what} in time; the cluster has {ray.cluster_resources()}") from error
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, PathwaysError) else PathwaysError(f"{what}: {error}")) from error
+    except ray.exceptions.RayError as error:
+        raise PathwaysError(f"{what}: {error}") from error

@@ -1,0 +1,90 @@
+"""`pw.init`: a cluster of one's own, and the first session on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pathways_ray import limits
+from pathways_ray.client import api
+from pathways_ray.deployment.topology import Island, topology_on
+from pathways_ray.errors import AlreadyInitialized
+
+
+def init(
+    islands: int | Sequence[Island] = 1,
+    hosts_per_island: int = 1,
+    devices_per_host: int = 1,
+    *,
+    address: str | None = None,
+    dispatch: str = "parallel",
+    fusion: bool = True,
+    policy: str = "fifo",
+    check_order: bool = False,
+    launch_limit_s: float = limits.LAUNCH_LIMIT_S,
+    platform: str = "auto",
+    placement: str = "pack",
+    bind: str = "",
+    tls: tuple[str, ...] = (),
+    tenants: str = "",
+    insecure: bool = False,
+    ray_options: dict[str, Any] | None = None,
+) -> api.ClusterSession:
+    """Starts a cluster and opens its first session; a context manager that stops it again.
+
+    Embedded (`address=None`) it starts Ray on this machine when none runs in this process. With `address="auto"` or a
+    Ray address the same processes start on an existing Ray cluster, hosts spread over its nodes.
+
+    Args:
+        islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual. A list of
+            `pw.Island` in place of a number says it for each island; the other two are of no use then.
+        dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
+        fusion: compose chains of nodes on one slice into one computation; results are the same bits.
+        policy: whose launch goes next when several clients have some: "fifo", "share" (device time in proportion to
+            tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
+        check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
+            differ fails its launches with `OrderMismatch`.
+        launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
+            with `LaunchTimeout`, and its island is started anew.
+        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
+        placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
+        bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
+            where Ray reaches this machine. Beyond loopback `tls` and `tenants` are needed (docs/security.md).
+        tls: paths, the same on every machine, of a certificate, its key, and, where the certificate does not vouch for
+            itself, the CA's certificate.
+        tenants: path of a file with the tenants, their tokens and quotas; it is read again when it changes.
+        insecure: listen beyond loopback without `tls` or `tenants`. Whoever reaches the machine can read along.
+        ray_options: further options for `ray.init`.
+
+    Raises:
+        AlreadyInitialized: this process runs a cluster already.
+        UsageError: a bad option, no Ray cluster at `address`, or a fork of a process that runs a cluster.
+        Unschedulable: Ray cannot place the hosts.
+    """
+    api.check_no_fork()
+    running = api.own_cluster()
+    if running is not None:
+        raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
+    # Ray loads here and not with the package: clients of a remote cluster do without it.
+    from pathways_ray.deployment import cluster
+
+    options = cluster.Options(
+        dispatch=dispatch,
+        fusion=fusion,
+        policy=policy,
+        check_order=check_order,
+        launch_limit_s=launch_limit_s,
+        placement=placement,
+        bind=bind,
+        tls=tuple(tls),
+        tenants=tenants,
+        insecure=insecure,
+    )
+    return api.adopt(
+        cluster.start(
+            lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
+            address,
+            options,
+            dict(ray_options or {}),
+        )
+    )

@@ -1,0 +1,83 @@
+"""Where the processes of a runtime go: a placement group for each island, the control plane on one node."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from pathways_ray import names
+from pathways_ray.deployment.topology import Island, Topology, fits_one_node
+from pathways_ray.errors import Unschedulable
+
+PACK_LIMIT_S = 5.0
+"""An island waits this long for one node that has room for all its hosts; then it takes what several have."""
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def here() -> NodeAffinitySchedulingStrategy:
+    """On the node of this process: where a runtime is started, its controller's address and files are known."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+
+
+def place(topology: Topology, runtime: str, placement: str, detached: bool, limit_s: float) -> list[PlacementGroup]:
+    """Reserves room for every island.
+
+    Args:
+        placement: "pack" puts the hosts of an island on one node if they fit, "spread" on as many as there are.
+        limit_s: for all of them, seconds.
+
+    Raises:
+        Unschedulable: there is no room; what was reserved is free again.
+    """
+    deadline = time.monotonic() + limit_s
+    groups: list[PlacementGroup] = []
+    nodes = [node["Resources"] for node in alive_nodes()]
+    try:
+        for number, island in enumerate(topology.islands):
+            packed = placement == "pack" and island.hosts > 1 and fits_one_node(nodes, island)
+            strategy = "SPREAD" if placement == "spread" else "STRICT_PACK" if packed else "PACK"
+            groups.append(_group(runtime, number, island, strategy, detached))
+            if packed and not groups[-1].wait(PACK_LIMIT_S):
+                remove_placement_group(groups.pop())
+                groups.append(_group(runtime, number, island, "PACK", detached))
+        for number, group in enumerate(groups):
+            if not group.wait(max(0.0, deadline - time.monotonic())):
+                raise Unschedulable(
+                    f"Ray has no room for island {number}, {topology.islands[number]}, within {limit_s:.0f} s; "
+                    f"its nodes have {_text(nodes)}, of which {ray.available_resources()} is free"
+                )
+        return groups
+    except BaseException:
+        for group in groups:
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
+        raise
+
+
+def _group(runtime: str, number: int, island: Island, strategy: str, detached: bool) -> PlacementGroup:
+    return placement_group(
+        [island.bundle()] * island.hosts,
+        strategy=strategy,
+        name=names.group(runtime, number),
+        lifetime="detached" if detached else None,
+    )
+
+
+def _text(nodes: list[dict[str, float]]) -> str:
+    """The resources that matter here, node by node."""
+    wanted = ("CPU", "GPU", "TPU")
+    return "; ".join(
+        ", ".join(f"{node[name]:g} {name}" for name in wanted if name in node) or "nothing" for node in nodes
+    )

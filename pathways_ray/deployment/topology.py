@@ -1,0 +1,190 @@
+"""What a runtime consists of: its islands, and where their number, platform and devices come from when left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_ray import limits
+from pathways_ray.errors import Unschedulable, UsageError
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+ACCELERATORS = {"gpu": "GPU", "tpu": "TPU"}
+"""Ray's resource for each platform but the CPU, whose devices are virtual."""
+
+PLACEMENTS = ("pack", "spread")
+
+CPUS_PER_HOST = 0.01
+"""A host's logical CPUs in Ray: a trace, so that virtual devices may outnumber cores."""
+
+
+@dataclass(frozen=True)
+class Island:
+    """An island: hosts of one platform.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; "auto" is what the Ray cluster has.
+        hosts: how many; several form one JAX group.
+        devices: for each host. Devices of platform "cpu" are virtual.
+    """
+
+    platform: str = "auto"
+    hosts: int = 1
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        _check_number("hosts", self.hosts)
+        _check_number("devices", self.devices)
+        if self.platform not in (*PLATFORMS, "auto"):
+            raise UsageError(f"platform must be one of {', '.join(PLATFORMS)} or auto, not {self.platform!r}")
+
+    def bundle(self) -> dict[str, float]:
+        """What one of its hosts takes of a Ray node."""
+        taken: dict[str, float] = {"CPU": CPUS_PER_HOST}
+        if self.platform in ACCELERATORS:
+            taken[ACCELERATORS[self.platform]] = self.devices
+        return taken
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All islands of a runtime. Hosts are numbered through, island after island."""
+
+    islands: tuple[Island, ...]
+
+    def __post_init__(self) -> None:
+        if not self.islands:
+            raise UsageError("a runtime needs at least one island")
+        if self.hosts > limits.MAX_HOSTS:
+            raise UsageError(f"{self.hosts} hosts are more than the {limits.MAX_HOSTS} that a runtime can have")
+
+    @property
+    def hosts(self) -> int:
+        return sum(island.hosts for island in self.islands)
+
+    @property
+    def devices(self) -> int:
+        return sum(island.hosts * island.devices for island in self.islands)
+
+    def members(self) -> dict[int, list[int]]:
+        """The numbers of the hosts of each island."""
+        found, start = {}, 0
+        for number, island in enumerate(self.islands):
+            found[number] = list(range(start, start + island.hosts))
+            start += island.hosts
+        return found
+
+
+Resources = Sequence[Mapping[str, float]]
+"""The resources of each Ray node that is alive."""
+
+
+def topology_on(
+    nodes: Resources,
+    islands: int | Sequence[Island],
+    hosts_per_island: int = 1,
+    devices_per_host: int | None = 1,
+    platform: str = "auto",
+) -> Topology:
+    """The shape that a caller asked for, with platforms (and devices, where left out) taken from the Ray nodes.
+
+    Args:
+        nodes: see `Resources`.
+        islands: how many like each other, or each of them.
+        devices_per_host: None is what the nodes have, split between the hosts that a node gets.
+        platform: of islands given by number, and of those that leave theirs to "auto".
+
+    Raises:
+        UsageError: a value no runtime can have.
+    """
+    if platform not in (*PLATFORMS, "auto"):
+        raise UsageError(f"platform must be one of {', '.join(PLATFORMS)} or auto, not {platform!r}")
+    named = platform if platform != "auto" else platform_of(nodes)
+    if isinstance(islands, list | tuple):
+        given = tuple(islands)
+        if not all(isinstance(island, Island) for island in given):
+            raise UsageError(f"islands must be a whole number or a list of pw.Island, not {islands!r}")
+        return Topology(tuple(Island(named, i.hosts, i.devices) if i.platform == "auto" else i for i in given))
+    _check_number("islands", islands)
+    assert isinstance(islands, int)
+    _check_number("hosts_per_island", hosts_per_island)
+    if devices_per_host is None:
+        devices_per_host = _share(nodes, named, islands * hosts_per_island)
+    _check_number("devices_per_host", devices_per_host)
+    return Topology((Island(named, hosts_per_island, devices_per_host),) * islands)
+
+
+def shape_of_nodes(nodes: Resources) -> Topology:
+    """One host on each node that has accelerators or CPUs to give; alike nodes form an island.
+
+    Raises:
+        Unschedulable: there is no such node.
+    """
+    alike = Counter(found for node in nodes if (found := _devices_of(node)) is not None)
+    if not alike:
+        raise Unschedulable("no Ray node has CPUs, GPUs or TPUs to give")
+    return Topology(tuple(Island(platform, hosts, devices) for (platform, devices), hosts in sorted(alike.items())))
+
+
+def platform_of(nodes: Resources) -> str:
+    """The best platform that a node has: "tpu", "gpu", else "cpu"."""
+    for platform in ("tpu", "gpu"):
+        if any(node.get(ACCELERATORS[platform], 0) >= 1 for node in nodes):
+            return platform
+    return "cpu"
+
+
+def fits_one_node(nodes: Resources, island: Island) -> bool:
+    """Whether a node has all that the hosts of an island take, when it is idle."""
+    taken = {name: island.hosts * amount for name, amount in island.bundle().items()}
+    return any(all(node.get(name, 0.0) >= amount for name, amount in taken.items()) for node in nodes)
+
+
+def parse_island(text: str) -> Island:
+    """An island from `platform:hosts=2,devices=4`, each part but the platform optional.
+
+    Raises:
+        UsageError: the text is not of this form.
+    """
+    platform, _, rest = text.partition(":")
+    numbers: dict[str, int] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if key not in ("hosts", "devices") or key in numbers or not value.isdecimal():
+            raise UsageError(f"an island is written like cpu:hosts=2,devices=4, not {text!r}")
+        numbers[key] = int(value)
+    return Island(platform or "auto", **numbers)
+
+
+def _devices_of(node: Mapping[str, float]) -> tuple[str, int] | None:
+    """The platform and the devices of a host that has a whole node for itself."""
+    platform = platform_of([node])
+    count = int(node.get(ACCELERATORS.get(platform, "CPU"), 0))
+    return (platform, count) if count >= 1 and node.get("CPU", 0) >= CPUS_PER_HOST else None
+
+
+def _share(nodes: Resources, platform: str, hosts: int) -> int:
+    """Devices for each of `hosts` hosts, spread evenly over the nodes that have the platform."""
+    counts = [int(node.get(ACCELERATORS.get(platform, "CPU"), 0)) for node in nodes]
+    counts = [count for count in counts if count >= 1]
+    if not counts:
+        return 1
+    on_each = -(-hosts // len(counts))
+    return max(1, min(counts) // on_each)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def pool_threads(devices: int) -> int:
+    """Threads of XLA's CPU pool for a host with `devices` virtual devices; 0 leaves XLA's own choice.
+
+    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as
+    soon as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device
+    needs none of it, and a larger pool than cores costs compute time.
+    """
+    return max(8, 2 * devices) if devices > 1 else 0

@@ -1,0 +1,317 @@
+"""Compiling what a plan executes: exported functions composed, lowered for a slice, cached by content."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax import export
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor.compile import cpu_backend
+from pathways_ray.executor.compile.loops import Repetition, repetitions
+from pathways_ray.executor.compile.sandbox import Sandbox
+from pathways_ray.ir.graph import Recipe, Ref
+from pathways_ray.ir.plan import Executable, PlacedSlice
+from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.messages import encode
+
+CACHED = 1024
+"""Compiled computations kept beyond the programs that use them."""
+
+
+_PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+"""Types of less than a byte, and their bits. JAX does not accept arrays of them in compiled computations (their layouts
+are reported as another than was compiled for), so between computations they lie as bytes, as they do in NumPy."""
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype in which a logical dtype lies on devices, those of `ml_dtypes` included."""
+    return np.dtype(np.uint8 if name in _PACKED else getattr(ml_dtypes, name, None) or name)
+
+
+def _unpacked(stored: jax.Array, dtype: str) -> jax.Array:
+    """From the type of `dtype_of(dtype)` to `dtype`."""
+    if dtype not in _PACKED:
+        return stored
+    return jax.lax.bitcast_convert_type(stored.astype(f"uint{_PACKED[dtype]}"), getattr(ml_dtypes, dtype))
+
+
+def _packed(value: jax.Array, dtype: str) -> jax.Array:
+    """From `dtype` to the type of `dtype_of(dtype)`."""
+    if dtype not in _PACKED:
+        return value
+    return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
+
+
+def check_types(executable: Executable, devices: int, calls: Sequence[export.Exported]) -> None:
+    """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: that is what
+    clients are charged for, and what others are told."""
+    recipe = executable.recipe
+    made: list[list[ArrayType]] = []
+    for part, exported in zip(recipe.parts, calls, strict=True):
+        given = [executable.inputs[ref.output] if ref.node == -1 else made[ref.node][ref.output] for ref in part.inputs]
+        taken, results = ([_type_of(a) for a in avals] for avals in (exported.in_avals, exported.out_avals))
+        if given != taken:
+            raise ProgramRefused(f"{part.name} takes {_listed(taken)}, but the program gives it {_listed(given)}")
+        if exported.nr_devices not in (1, devices):
+            raise ProgramRefused(f"{part.name} was exported for {exported.nr_devices} devices; its slice has {devices}")
+        made.append(results)
+    for ref, said in zip(recipe.outputs, executable.outputs, strict=True):
+        results = made[ref.node]
+        if ref.output >= len(results) or results[ref.output] != said:
+            name = recipe.parts[ref.node].name
+            raise ProgramRefused(f"{name} gives {_listed(results)}; the program says output {ref.output} is {said}")
+
+
+def _type_of(aval: Any) -> ArrayType:
+    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
+
+
+def _listed(types: Sequence[ArrayType]) -> str:
+    shown = ", ".join(map(str, types[:8]))
+    return f"({shown}{', …' if len(types) > 8 else ''})"
+
+
+_LOOP = b"while"
+"""In the code of a function that has loops. XLA's CPU compiler is then left as it is (`Compiler._options`): a user's
+loop may be thousands of times as long as one of ours."""
+
+
+class Compiler:
+    """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads.
+
+    Args:
+        devices: this host's devices.
+        island: the devices of every host of the island, this one's included; they form one JAX group.
+    """
+
+    def __init__(self, host: int, devices: Sequence[jax.Device], island: Mapping[int, Sequence[jax.Device]]) -> None:
+        self.host = host
+        self.devices = list(devices)
+        self.island = island
+        self.gloo = len(island) > 1 and devices[0].platform == "cpu"
+        self.sandbox = Sandbox(host)
+        self._exported: dict[str, export.Exported] = {}
+        self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def mesh(self, placed: PlacedSlice) -> Mesh:
+        """The slice's devices as a mesh; all are on hosts of this island."""
+        chosen = [self.island[device.host][device.index] for device in placed.devices]
+        grid = np.empty(len(chosen), dtype=object)
+        grid[:] = chosen
+        return Mesh(grid.reshape(placed.mesh.shape), placed.mesh.axes)
+
+    def sharding(self, placed: PlacedSlice, spec: Spec) -> NamedSharding:
+        return NamedSharding(self.mesh(placed), partition_spec(spec))
+
+    def executable(self, executable: Executable, placed: PlacedSlice, functions: Mapping[str, bytes]) -> Any:
+        """The compiled computation of a plan entry.
+
+        Raises:
+            ProgramRefused: a function does what is not allowed, or is not what the graph says.
+            CompileError: XLA, or the export format, refused it.
+        """
+        parts = executable.recipe.parts
+        name = " + ".join(dict.fromkeys(part.name for part in parts))
+        key = encode(
+            (
+                executable.recipe,
+                executable.inputs,
+                [layout.spec for layout in executable.input_layouts],
+                [layout.spec for layout in executable.output_layouts],
+                executable.donated,
+                (placed.mesh.shape, placed.mesh.axes, placed.devices),
+            )
+        )
+
+        def make() -> Any:
+            # Nothing of a function is read here before it was read elsewhere: malformed ones crash who reads them.
+            self.sandbox.check(name, [part.function for part in parts], functions)
+            calls = [self._function(part.function, functions) for part in parts]
+            check_types(executable, placed.mesh.size, calls)
+            return self._compile(executable, placed, calls)
+
+        return self._cached(key, make, name)
+
+    def _function(self, digest: str, functions: Mapping[str, bytes]) -> export.Exported:
+        found = self._exported.get(digest)
+        if found is None:
+            found = export.deserialize(bytearray(functions[digest]))
+            self._exported[digest] = found
+        return found
+
+    def _compile(self, executable: Executable, placed: PlacedSlice, calls: list[export.Exported]) -> Any:
+        recipe = executable.recipe
+        loops = [] if any(_LOOP in call.mlir_module_serialized for call in calls) else repetitions(recipe)
+
+        def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
+            inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
+            outputs = _run(recipe, loops, calls, inputs)
+            return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
+
+        mesh = self.mesh(placed)
+        arguments = [
+            jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(layout.spec)))
+            for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
+        ]
+        outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
+        options = self._options(len(calls), bool(loops))
+
+        def build(function: Callable[..., Any], *also: NamedSharding) -> Any:
+            jitted = jax.jit(
+                function,
+                in_shardings=tuple(a.sharding for a in arguments),
+                out_shardings=outputs + also,
+                donate_argnums=executable.donated,
+                keep_unused=True,
+            )
+            with jax.set_mesh(mesh):
+                return jitted.lower(*arguments).compile(compiler_options=options)
+
+        compiled = build(run)
+        if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
+            raise CompileError(
+                "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
+                "write jax.lax.psum and take the slice you need"
+            )
+        if self._may_be_inline(placed) and cpu_backend.holds_up(compiled):
+            return cpu_backend.Apart(build(cpu_backend.counted_as_long(run), NamedSharding(mesh, PartitionSpec())))
+        return compiled
+
+    def _may_be_inline(self, placed: PlacedSlice) -> bool:
+        """Whether XLA may run a computation of a slice in the thread that enqueues it: on one device of this host."""
+        here = sum(device.host == self.host for device in placed.devices)
+        return here == 1 and self.devices[0].platform == "cpu"
+
+    def _options(self, parts: int, loops: bool) -> dict[str, str | bool] | None:
+        """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
+        part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
+        of a small loop that has them, and is not to try."""
+        if parts == 1 or self.devices[0].platform != "cpu":
+            return None
+        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
+
+    def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
+        """The compiled identity that changes a layout on the same devices."""
+        start, end = self.sharding(*source), self.sharding(*target)
+
+        def make() -> Any:
+            argument = jax.ShapeDtypeStruct(array.shape, dtype_of(array.dtype), sharding=start)
+            return jax.jit(lambda x: x, out_shardings=end).lower(argument).compile()
+
+        (a, p), (b, q) = source, target
+        return self._cached(
+            encode(("reshard", array, a.mesh.shape, a.mesh.axes, p, b.mesh.shape, b.mesh.axes, q, a.devices)),
+            make,
+            "reshard",
+        )
+
+    def cut(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
+        """The compiled computation that cuts boxes (relative to the shard) out of a shard on one device."""
+
+        def run(shard: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(jax.lax.slice(shard, [a for a, _ in box], [b for _, b in box]) for box in boxes)
+
+        return self._on_device(("cut", shape, dtype, boxes), run, [shape], dtype, device)
+
+    def join(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
+        """The compiled computation that puts a shard, its only output, together from pieces at the given boxes."""
+
+        def run(*pieces: jax.Array) -> tuple[jax.Array]:
+            shard = jax.numpy.zeros(shape, dtype_of(dtype))
+            for piece, box in zip(pieces, boxes, strict=True):
+                shard = jax.lax.dynamic_update_slice(shard, piece, [a for a, _ in box])
+            return (shard,)
+
+        return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
+
+    def _on_device(
+        self, what: Any, run: Callable[..., Sequence[jax.Array]], shapes: list[tuple[int, ...]], dtype: str, device: int
+    ) -> Callable[..., Any]:
+        def make() -> Any:
+            sharding = SingleDeviceSharding(self.devices[device])
+            arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
+
+            def build(function: Callable[..., Any]) -> Any:
+                return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
+
+            compiled = build(run)
+            if self.devices[0].platform == "cpu" and cpu_backend.holds_up(compiled):
+                return cpu_backend.Apart(build(cpu_backend.counted_as_long(run)))
+            return compiled
+
+        compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
+        return compiled
+
+    def _cached(self, key: bytes, make: Callable[[], Any], name: str) -> Any:
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        try:
+            made = make()
+        except ProgramRefused:
+            raise
+        except CompileError as error:
+            raise CompileError(f"{name} cannot run on host {self.host}: {error}") from None
+        except Exception as error:
+            raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
+        with self._lock:
+            self._cache[key] = made
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return made
+
+
+def _run(
+    recipe: Recipe, loops: Sequence[Repetition], calls: Sequence[export.Exported], inputs: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The parts of a recipe one behind the other, repetitions among them as loops.
+
+    XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them.
+    """
+
+    def block(start: int, end: int, known: Mapping[Ref, jax.Array]) -> dict[Ref, jax.Array]:
+        """`known`, and what the parts from `start` to `end` give."""
+        made = dict(known)
+        for number in range(start, end):
+            arguments = [made[ref] for ref in recipe.parts[number].inputs]
+            if number and arguments:
+                arguments = jax.lax.optimization_barrier(arguments)
+            made.update((Ref(number, k), value) for k, value in enumerate(calls[number].call(*arguments)))
+        return made
+
+    def loop(repetition: Repetition, known: dict[Ref, jax.Array]) -> dict[Ref, jax.Array]:
+        """`known`, which has what the first block gives, and what the last one gives."""
+        start, period, times, carried = repetition
+
+        def at_block(number: int) -> list[Ref]:
+            return [Ref(start + number * period + ref.node, ref.output) for ref in carried]
+
+        def again(_: Any, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            made = block(start + period, start + 2 * period, known | dict(zip(at_block(0), given, strict=True)))
+            return tuple(made[ref] for ref in at_block(1))
+
+        given = jax.lax.fori_loop(0, times - 1, again, tuple(known[ref] for ref in at_block(0)))
+        return known | dict(zip(at_block(times - 1), given, strict=True))
+
+    values = {Ref(-1, k): value for k, value in enumerate(inputs)}
+    at = 0
+    for repetition in loops:
+        values = loop(repetition, block(at, repetition.start + repetition.period, values))
+        at = repetition.end
+    values = block(at, len(recipe.parts), values)
+    return [values[ref] for ref in recipe.outputs]

@@ -1,0 +1,49 @@
+"""What a program needs of JAX on one host: its computations compiled, its edges cut and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data.edges import Incoming, Outgoing
+from pathways_ray.ir.plan import IslandPlan, PlacedSlice
+
+
+class CompiledParts:
+    """The `Parts` (see `runner`) of a plan on the host of `compiler`.
+
+    Raises:
+        CompileError: from the constructor and every method.
+    """
+
+    def __init__(self, plan: IslandPlan, functions: Mapping[str, bytes], compiler: Compiler) -> None:
+        self.plan = plan
+        self.compiler = compiler
+        self.temporary_bytes = 0
+        self._executables: list[Any] = []
+        for executable in plan.executables:
+            placed = plan.placed(executable.slice)
+            here = compiler.host in placed.hosts
+            compiled = compiler.executable(executable, placed, functions) if here else None
+            self._executables.append(compiled)
+            analysis = compiled.memory_analysis() if compiled is not None else None
+            self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
+
+    def executable(self, number: int) -> Any:
+        return self._executables[number]
+
+    def reshard(self, edge: int) -> Any:
+        source, target = self._ends(edge)
+        made = self.plan.edges[edge]
+        return self.compiler.reshard(made.type, (source, made.source.spec), (target, made.target.spec))
+
+    def outgoing(self, edge: int) -> Outgoing:
+        return Outgoing(self.plan.edges[edge], edge, *self._ends(edge), self.compiler.host, self.compiler)
+
+    def incoming(self, edge: int) -> Incoming:
+        return Incoming(self.plan.edges[edge], edge, *self._ends(edge), self.compiler.host, self.compiler)
+
+    def _ends(self, edge: int) -> tuple[PlacedSlice, PlacedSlice]:
+        made = self.plan.edges[edge]
+        return self.plan.placed(made.source.slice), self.plan.placed(made.target.slice)

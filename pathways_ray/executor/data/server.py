@@ -1,0 +1,383 @@
+"""Where clients bring arrays to a host and take them from it: one stream per client, arrays cut into parts.
+
+A put names the placed slice and the spec; the host derives which boxes its devices hold and waits for their bytes. A
+fetch names devices; the host sends their shards once the buffer is there and computed.
+
+The stream of a client is bound to its session by a token, and a put to a slice by a proof; the controller made both,
+and the host checks them by itself (`transport.capabilities`). Nothing is allocated before that. What a client waits for
+holds up nobody else: each stream has its own workers, and one that is not read stops the fetches that fill it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import jax
+import numpy as np
+
+from pathways_ray import limits
+from pathways_ray.errors import (
+    AuthenticationError,
+    Failure,
+    GraphError,
+    PathwaysError,
+    QuotaExceeded,
+    WireError,
+    from_failure,
+    to_failure,
+)
+from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.device_transfer import failure_in
+from pathways_ray.executor.data.upload_quota import Allowance, check_type, device_bytes
+from pathways_ray.ir.regions import Box, box_shape, shard_boxes
+from pathways_ray.ir.types import check_layout
+from pathways_ray.transport import links, streams
+from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag
+from pathways_ray.transport.endpoints import ListenConfig
+from pathways_ray.transport.messages import (
+    TO_HOST_DATA,
+    CancelFetch,
+    DataFailed,
+    Fetch,
+    FetchPart,
+    Message,
+    PutDone,
+    PutOpen,
+    PutPart,
+)
+
+CLOSE_LIMIT_S = 1.0
+"""The end of a stream waits this long for its last messages to go out."""
+
+WORKERS = 4
+"""Shards of one client that are waited for and copied at a time."""
+
+BACKLOG = 8
+"""Parts of fetched arrays that wait for a client to read those before."""
+
+
+SMALL_BYTES = 1 << 14
+"""An array of so few bytes is answered as soon as a worker has copied it, whatever waits to be read before."""
+
+UNREAD = 1024
+"""Messages that wait for a client to read them; then nothing more is read from it."""
+
+
+class _Upload:
+    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
+
+    def __init__(self, message: PutOpen, local: list[tuple[Box, int]]) -> None:
+        self.message = message
+        self.local = local
+        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
+        self.dtype = dtype_of(message.type.dtype)
+        self.shape = box_shape(self.boxes[0])
+        size = math.prod(self.shape) * self.dtype.itemsize
+        self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
+        # Nothing else tells what is filled: a part that came twice would leave another client's bytes in a gap.
+        self.filled = [0] * len(self.boxes)
+        self.missing = size * len(self.boxes)
+
+    def add(self, part: PutPart) -> None:
+        if not 0 <= part.box < len(self.buffers):
+            raise WireError(f"part of box {part.box}; this host holds {len(self.buffers)}")
+        buffer, filled = self.buffers[part.box], self.filled[part.box]
+        end = filled + len(part.data)
+        if part.offset != filled or end > len(buffer) or (not part.data and len(buffer)):
+            raise WireError(
+                f"part at {part.offset} of {len(part.data)} bytes does not go on at {filled} of the {len(buffer)} of "
+                "its box"
+            )
+        buffer[filled:end] = np.frombuffer(part.data, np.uint8)
+        self.filled[part.box] = end
+        self.missing -= len(part.data)
+
+    def array(self, compiler: Compiler) -> jax.Array:
+        held = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
+        shards = [jax.device_put(held[box], compiler.devices[index]) for box, index in self.local]
+        sharding = compiler.sharding(self.message.placed, self.message.spec)
+        return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)
+
+
+class _Stream:
+    """One stream of a client: what it may do, and what it has under way."""
+
+    def __init__(self, link: links.AsyncLink, grant: Grant, allowance: Allowance) -> None:
+        self.grant = grant
+        self.allowance = allowance
+        self.outbox = streams.AsyncOutbox()
+        self.uploads: dict[int, _Upload] = {}
+        self.fetches: dict[int, _Fetching] = {}
+        self.workers = ThreadPoolExecutor(WORKERS, "fetch")
+        self.turns = asyncio.Semaphore(WORKERS)
+        self.link = link
+
+    @property
+    def session(self) -> int:
+        return self.grant.session
+
+
+class _Fetching:
+    """A fetch: what is called when its buffer is there, and then, for one that takes more than one part, its task."""
+
+    __slots__ = ("come", "message", "task")
+
+    def __init__(self, message: Fetch, come: Callable[[], None]) -> None:
+        self.message = message
+        self.come = come
+        self.task: asyncio.Task[None] | None = None
+
+
+class DataServer:
+    """Serves clients on an event loop in a thread of its own."""
+
+    def __init__(
+        self, host: int, compiler: Compiler, store: BufferStore, data_secret: str, listen: ListenConfig
+    ) -> None:
+        self.host = host
+        self.compiler = compiler
+        self.store = store
+        self.data_secret = data_secret
+        self.allowances: dict[int, Allowance] = {}
+        self.streams: set[_Stream] = set()
+        self._started = threading.Event()
+        self.address = ""
+        threading.Thread(target=lambda: asyncio.run(self._main(listen)), name="data", daemon=True).start()
+        if not self._started.wait(30) or not self.address:
+            raise RuntimeError(f"host {host} cannot serve data at {listen.data or 'its own address'}")
+
+    async def _main(self, listen: ListenConfig) -> None:
+        try:
+            server, self.address = await links.serve(
+                {streams.DATA_STREAM: self._stream},
+                streams.bind_address(listen.data),
+                tls=listen.tls,
+                silence=limits.DATA_SILENCE_S,
+            )
+            self._loop = asyncio.get_running_loop()
+            self.store.on_end = self._session_ended
+        finally:
+            self._started.set()
+        await server.serve_forever()
+
+    def _session_ended(self, session: int) -> None:
+        self._loop.call_soon_threadsafe(self._hang_up, session)
+
+    def _hang_up(self, session: int) -> None:
+        """A session has ended: nobody reads its streams any more, and what it still asks for will never be there."""
+        for stream in [stream for stream in self.streams if stream.session == session]:
+            stream.link.close("the session has ended")
+
+    async def _stream(self, link: links.AsyncLink) -> None:
+        metadata = streams.metadata_of(link)
+        grant = grant_of(self.data_secret, streams.session_of(metadata), metadata.get("authorization", ""))
+        if grant is None or self.store.ended(grant.session):
+            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong data token, or its session has ended")
+            return
+        stream = _Stream(link, grant, self.allowances.setdefault(grant.session, Allowance()))
+        self.streams.add(stream)
+        pump = asyncio.ensure_future(stream.outbox.carry(link))
+        try:
+            while (data := await streams.reading(link)) is not None and not self.store.ended(stream.session):
+                for message in TO_HOST_DATA.decode_batch(data):
+                    if isinstance(message, Fetch):
+                        self._fetch(stream, message)
+                    elif isinstance(message, CancelFetch):
+                        self._withdraw(stream, message.request)
+                    else:
+                        self._upload(stream, message)
+                await stream.outbox.room(UNREAD)
+        except WireError:
+            pass
+        finally:
+            self.streams.discard(stream)
+            self._end(stream)
+            # A write that is cancelled half-way would keep the call open; what was sent before goes out first.
+            stream.outbox.close()
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(pump, CLOSE_LIMIT_S)
+
+    def _end(self, stream: _Stream) -> None:
+        for request in list(stream.fetches):
+            self._withdraw(stream, request)
+        stream.workers.shutdown(wait=False, cancel_futures=True)
+        for upload in stream.uploads.values():
+            stream.allowance.failed(upload.message.buffer)
+        for session in [session for session in self.allowances if self.store.ended(session)]:
+            del self.allowances[session]
+
+    # --- puts ---------------------------------------------------------------------------------------------------------
+
+    def _upload(self, stream: _Stream, message: PutOpen | PutPart) -> None:
+        request = message.request
+        try:
+            if isinstance(message, PutOpen):
+                self._open(stream, message)
+            elif request in stream.uploads:
+                stream.uploads[request].add(message)
+            else:
+                return
+            upload = stream.uploads[request]
+            if upload.missing <= 0:
+                self.store.put(stream.session, upload.message.buffer, upload.array(self.compiler))
+                stream.allowance.arrived(upload.message.buffer)
+                del stream.uploads[request]
+                stream.outbox.send(PutDone(request))
+        except (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError) as error:
+            failed = stream.uploads.pop(request, None)
+            if failed is not None:
+                stream.allowance.failed(failed.message.buffer)
+            stream.outbox.send(DataFailed(request, to_failure(error, "put", host=self.host)))
+
+    def _open(self, stream: _Stream, message: PutOpen) -> None:
+        """Makes room for an array, once it is clear that it may come."""
+        if not is_slice_tag(self.data_secret, stream.session, message.placed, message.slice_tag):
+            raise AuthenticationError(
+                f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the proof is wrong"
+            )
+        if message.request in stream.uploads:
+            raise WireError(f"request {message.request} is under way already")
+        if len(stream.uploads) >= limits.MAX_REQUESTS:
+            raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
+        self._check_devices(message)
+        check_type(message.type)
+        check_layout(message.type, message.spec, message.placed.mesh, "put")
+        boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
+        local = [(boxes[k], d.index) for k, d in enumerate(message.placed.devices) if d.host == self.host]
+        asked = device_bytes([box for box, _ in local], message.type.dtype)
+        stream.allowance.take(
+            message.buffer, asked, stream.grant.allowance, lambda number: self.store.holds(stream.session, number)
+        )
+        try:
+            stream.uploads[message.request] = _Upload(message, local)
+        except BaseException:
+            stream.allowance.failed(message.buffer)
+            raise
+
+    def _check_devices(self, message: PutOpen) -> None:
+        mine = [d for d in message.placed.devices if d.host == self.host]
+        if not mine or len(message.placed.devices) != message.placed.mesh.size:
+            raise GraphError(f"no device of {message.placed.mesh} is on host {self.host}")
+        for device in mine:
+            if not 0 <= device.index < len(self.compiler.devices):
+                raise GraphError(f"host {self.host} has {len(self.compiler.devices)} devices, no number {device.index}")
+
+    # --- fetches ------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, stream: _Stream, message: Fetch) -> None:
+        """Has whichever thread stores the array answer, or this one if it is there."""
+        request = message.request
+        if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
+            text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
+            stream.outbox.send(DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
+            return
+        fetching = stream.fetches[request] = _Fetching(message, lambda: self._present(stream, fetching))
+        self.store.when_present(stream.session, message.buffer, fetching.come)
+
+    def _is_small(self, value: Any, message: Fetch) -> bool:
+        return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
+
+    def _withdraw(self, stream: _Stream, request: int) -> None:
+        """A fetch is over, whether it was answered or nobody waits for it any more."""
+        fetching = stream.fetches.pop(request, None)
+        if fetching is not None:
+            self.store.forget(stream.session, fetching.message.buffer, fetching.come)
+            if fetching.task is not None:
+                fetching.task.cancel()
+
+    def _present(self, stream: _Stream, fetching: _Fetching) -> None:
+        """Reads at once what is small and computed; a worker of the stream waits for the rest.
+
+        At once is in the thread that dispatches for all tenants: whoever asks for many arrays gets them from workers.
+        """
+        message = fetching.message
+        value: Any = self.store.get(stream.session, message.buffer)
+        few = len(stream.fetches) <= WORKERS
+        with contextlib.suppress(RuntimeError):  # the stream has ended
+            if few and hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
+                self._read(stream, fetching)
+            else:
+                stream.workers.submit(self._read, stream, fetching)
+
+    def _read(self, stream: _Stream, fetching: _Fetching) -> None:
+        """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
+        message = fetching.message
+        try:
+            value = self._value(stream.session, message.buffer)
+            if self._is_small(value, message):
+                found = [(device, bytes(self._shard_bytes(value, device))) for device in message.devices]
+                answer = [FetchPart(message.request, device, 0, len(data), data) for device, data in found]
+                self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
+            else:
+                self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._answer, stream, fetching, [self._failed(message, error)])
+
+    def _failed(self, message: Fetch, error: Exception) -> DataFailed:
+        return DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
+
+    def _value(self, session: int, buffer: int) -> Any:
+        """What is under a number in the store (it may still be computed). Raises its failure."""
+        value = self.store.get(session, buffer)
+        if value is None:
+            raise from_failure(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
+        if isinstance(value, Failure):
+            raise from_failure(value)
+        return value
+
+    def _answer(self, stream: _Stream, fetching: _Fetching, messages: Sequence[Message]) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            del stream.fetches[fetching.message.request]
+            for message in messages:
+                stream.outbox.send(message)
+
+    def _in_parts(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
+
+    async def _send(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+        message = fetching.message
+        try:
+            async with stream.turns:
+                for device in message.devices:
+                    await self._send_shard(stream, message.request, value, device)
+        except Exception as error:
+            stream.outbox.send(self._failed(message, error))
+        if stream.fetches.get(message.request) is fetching:
+            del stream.fetches[message.request]
+
+    async def _send_shard(self, stream: _Stream, request: int, value: Any, device: int) -> None:
+        data = await self._loop.run_in_executor(stream.workers, self._shard_bytes, value, device)
+        total = len(data)
+        for offset in range(0, max(total, 1), limits.PART_BYTES):
+            part = data[offset : offset + limits.PART_BYTES]
+            stream.outbox.send(FetchPart(request, device, offset, total, bytes(part)))
+            await asyncio.sleep(0)
+            await stream.outbox.room(BACKLOG)
+
+    def _shard_bytes(self, value: Any, device: int) -> memoryview[int]:
+        """Waits for the shard on a device of this host and copies it to host memory, in C order."""
+        if not 0 <= device < len(self.compiler.devices):
+            raise GraphError(f"host {self.host} has {len(self.compiler.devices)} devices, no number {device}")
+        wanted = self.compiler.devices[device]
+        for shard in value.addressable_shards:
+            if shard.device == wanted:
+                array = np.ascontiguousarray(np.asarray(shard.data))
+                return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+        raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
+
+
+def _is_computed(value: Any) -> bool:
+    """Whether nothing of a value has to be waited for. Its memory may be gone, to a launch: who reads it says so."""
+    try:
+        return bool(value.is_ready())
+    except (RuntimeError, ValueError):
+        return True

@@ -1,0 +1,1 @@
+"""Observers of a host: traces, timelines, the order check and the crash log."""

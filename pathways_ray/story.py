@@ -1,0 +1,93 @@
+"""The story of a process: a bounded record of its events, each with its time and cause.
+
+Every core keeps one. Errors that name a limit or a loss carry the last entries that concern them, so that their reader
+sees what led there. Launches are many and lifecycle events (hosts, sessions, programs, islands) are few, so each kind
+has a ring of its own: a stream of launches must not push the loss of a host out of the record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+from typing import NamedTuple
+
+LIFECYCLE_ENTRIES = 512
+LAUNCH_ENTRIES = 4096
+"""Four windows of launches of a session: what matters to a launch that is still open is there."""
+
+LAST_ENTRIES = 8
+"""Entries that an error carries: as many as fit on a screen beside its message."""
+
+
+class Entry(NamedTuple):
+    """One event. `at` is the process's own clock in seconds; 0 and -1 stand for "concerns none in particular"."""
+
+    at: float
+    event: str
+    detail: str = ""
+    cause: str = ""
+    session: int = 0
+    launch: int = 0
+    host: int = -1
+
+    def text(self, now: float) -> str:
+        """One line for people; the time is given as seconds before `now`."""
+        where = "".join(
+            f" {name} {number}"
+            for name, number, missing in (
+                ("session", self.session, 0),
+                ("launch", self.launch, 0),
+                ("host", self.host, -1),
+            )
+            if number != missing
+        )
+        detail = f": {self.detail}" if self.detail else ""
+        cause = f" (because {self.cause})" if self.cause else ""
+        return f"{now - self.at:.3f} s before: {self.event}{where}{detail}{cause}"
+
+
+@dataclass
+class Story:
+    """The record of one process.
+
+    Args:
+        process: its name, such as "controller" or "host 3".
+        sink: gets every lifecycle entry as it is made; a shell writes them to a log.
+    """
+
+    process: str
+    sink: Callable[[Entry], None] | None = None
+    lifecycle: deque[Entry] = field(default_factory=lambda: deque(maxlen=LIFECYCLE_ENTRIES))
+    launches: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAUNCH_ENTRIES))
+
+    def note(self, entry: Entry) -> None:
+        """Records a lifecycle event."""
+        self.lifecycle.append(entry)
+        if self.sink is not None:
+            self.sink(entry)
+
+    def note_launch(self, entry: Entry) -> None:
+        """Records a step of a launch; on the hot path, so it does nothing else."""
+        self.launches.append(entry)
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries in the order of their times."""
+        return merge(self.lifecycle, self.launches, key=lambda entry: entry.at)
+
+    def lines(
+        self, now: float, *, session: int = 0, launch: int = 0, hosts: frozenset[int] = frozenset()
+    ) -> tuple[str, ...]:
+        """The last entries that concern a session, a launch or hosts, oldest first, as text after the process's name.
+
+        An entry matters when it names the launch, one of the hosts, or, of lifecycle events, the session.
+        """
+        found = [
+            entry
+            for entry in self.entries()
+            if (launch and entry.launch == launch)
+            or entry.host in hosts
+            or (session and entry.session == session and not entry.launch)
+        ]
+        return tuple(f"{self.process}: {entry.text(now)}" for entry in found[-LAST_ENTRIES:])
