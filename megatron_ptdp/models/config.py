@@ -20,7 +20,7 @@ DType: TypeAlias = Literal["float32", "bfloat16", "float64"]
 Scatter: TypeAlias = Literal["psum_scatter", "psum"]
 
 BUCKETS, FARTHEST = 32, 128
-"""Of T5's relative positions: the number of buckets of distances, and the distance from which all are in one bucket."""
+"""T5's relative positions: the number of buckets of distances, and the distance from which all are in one bucket."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class BatchFeed:
     dtype: str
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> tuple[list[list[dict[str, np.ndarray]]], list[np.ndarray]]:
-        """For each group of replicas: the arrays for each pipeline device, [m, examples of all its members, ...]; and
+        """Arrays for each pipeline device of each group of replicas, [m, examples of all its members, ...]; and
         the factor of the losses.
 
         Raises:

@@ -72,11 +72,13 @@ def places_on(
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes:
-    sizes: of the run
-    stages: of the model, in order
-    slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
-        DATA and TENSOR for each pipeline device
+    """The stages and slices of a training run.
+
+    Attributes:
+        sizes: of the run
+        stages: of the model, in order
+        slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
+            DATA and TENSOR for each pipeline device
     """
 
     sizes: Sizes

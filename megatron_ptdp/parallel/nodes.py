@@ -104,7 +104,7 @@ class StageNodes:
         return self._compiled("add", lambda a, b: a + b, Signature((spec, spec), spec))
 
     def total_loss(self) -> Any:
-        """From the losses of all microbatches in their order, [members] each, and the scale: the loss."""
+        """The loss from the losses of all microbatches in their order, [members] each, and the scale."""
         return self._compiled(
             "loss",
             lambda losses, scale: jnp.sum(jnp.stack(losses)) * scale.astype(losses[0].dtype),

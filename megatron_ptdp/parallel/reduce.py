@@ -117,7 +117,7 @@ class Reduction:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _local_shapes(self) -> list[tuple[tuple[int, ...], int]]:
-        """For each array the shape of a member's gradient, and the dimension that members of DATA share, or -1."""
+        """The shape of each member's gradient, and the dimension that members of DATA share, or -1."""
         tensor = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))[TENSOR]
         found = []
         for parameter, dimension in zip(

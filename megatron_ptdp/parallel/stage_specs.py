@@ -105,14 +105,14 @@ class StageSpecs:
         )
 
     def upstream(self, wires: bool) -> list[P]:
-        """Of the gradients of what the stage gives; with the loss, of the loss's scale."""
+        """Specs of the gradients of the stage's results; with the loss, of its scale."""
         shapes = self.shapes
         if shapes.stage.has_loss:
             return [P()]
         return _of_floats(shapes.outgoing, shapes.outgoing_wires if wires else shapes.outgoing_specs)
 
     def _downstream(self, wires: bool) -> list[P]:
-        """Of the gradients of what comes in."""
+        """Specs of the gradients of the stage's input."""
         return _of_floats(self.shapes.values, self._values(wires))
 
     def _values(self, wires: bool) -> Tree:

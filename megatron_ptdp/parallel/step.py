@@ -262,7 +262,7 @@ class Step:
         )
 
     def _sum_over_islands(self, stage: int, buckets: list[list[Any]]) -> list[Tree]:
-        """For each group the gradients of a stage, from the buckets of each group."""
+        """Gradients of a stage for each group, from the buckets of each group."""
         summed = [
             self.nodes[c % len(buckets)][stage].cross_island_sum(list(same))
             for c, same in enumerate(zip(*buckets, strict=True))
@@ -324,7 +324,7 @@ class Step:
         ]
 
     def _sum_of_losses(self, losses: list[Any]) -> Any:
-        """Of all groups, on the first one."""
+        """The sum of the losses of all groups, on the first group's slice."""
         total, *others = losses
         for other in others:
             total = self.nodes[0][-1].add(P())(total, other)

@@ -78,11 +78,13 @@ def bound(dtype: DType, config: ModelConfig, layer: int) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Attributes:
-    worst: the name of the tensor that is furthest off, as a multiple of its bound
-    error: its relative error
-    bound: what that may be
-    tensors: how many were compared
+    """The worst tensor of a comparison.
+
+    Attributes:
+        worst: the name of the tensor with the largest ratio of error to bound
+        error: its relative error
+        bound: the largest error that passes
+        tensors: the number of compared tensors
     """
 
     worst: str

@@ -77,7 +77,7 @@ def _completed(
     order = list(factors)
 
     def new(value: Any) -> int:
-        """How many pairs it would bring."""
+        """The number of new pairs that the value would bring."""
         pairs = (
             Pair((name, value), (other, row[other]))
             if order.index(name) < order.index(other)

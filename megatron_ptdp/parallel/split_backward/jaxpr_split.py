@@ -137,7 +137,7 @@ class SplitJaxpr:
 
     @property
     def saved_count(self) -> int:
-        """How many values are saved, those of scans included."""
+        """The number of saved values, those of scans included."""
         return len(self.saved) + sum(scan.saved_count for scan in self.scans.values())
 
     def _given(self, inputs: Mapping[int, Any], constants: Sequence[Any]) -> dict[Any, Any]:
@@ -190,7 +190,7 @@ class SplitScan:
 
     @property
     def saved_count(self) -> int:
-        """How many values each iteration saves: 0 without a second part."""
+        """The number of values that each iteration saves: 0 without a second part."""
         return self.split.saved_count if self.carries[1] or self.given[1] else 0
 
     def outputs(self, part: int) -> list[int]:

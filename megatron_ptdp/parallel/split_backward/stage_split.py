@@ -83,11 +83,11 @@ class SplitBackward:
     # --- of whole arrays ----------------------------------------------------------------------------------------------
 
     def input_gradient_specs(self, wires: bool) -> Signature:
-        """Of `input_gradient`."""
+        """Specs of `input_gradient`."""
         return self.math.specs.input_gradient(self.early, self.late, specs_over(self.saved_axes), wires)
 
     def weight_gradient_specs(self, wires: bool) -> Signature:
-        """Of `weight_gradient`."""
+        """Specs of `weight_gradient`."""
         return self.math.specs.weight_gradient(self.late, specs_over(self.saved_axes), wires)
 
     def input_gradient(self) -> Callable[..., Any]:
