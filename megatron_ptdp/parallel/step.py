@@ -45,12 +45,7 @@ class Step:
     """A training step for one model, one optimizer and one schedule. `build_step` makes it."""
 
     def __init__(
-        self,
-        model: Model,
-        optimizer: Optimizer,
-        layout: Layout,
-        schedule: Schedule,
-        options: Options,
+        self, model: Model, optimizer: Optimizer, layout: Layout, schedule: Schedule, options: Options
     ) -> None:
         self.model, self.layout, self.schedule, self.options = model, layout, schedule, options
         self.sizes = layout.sizes
