@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.integration.conftest import Scripts, environment_apart, free_port
+from tests.integration.conftest import SCRIPTS, Scripts, environment_apart, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -43,16 +44,6 @@ exec "$TEST_PYTHON" -m ray.scripts.scripts "$@"
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
 }
 
-CLIENT = """
-import os, sys
-import numpy as np
-import pathways_ray as pw
-
-with pw.connect(os.environ["PATHWAYS_URL"], os.environ["PATHWAYS_TOKEN"], ca=os.environ.get("PATHWAYS_CA")) as session:
-    f = pw.compiled(lambda v: v * 2)
-    print("computed", np.asarray(f(np.arange(4.0))).tolist(), len(pw.islands()))
-"""
-
 
 @pytest.fixture
 def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
@@ -61,7 +52,7 @@ def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{body}")
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "client.py").write_text(CLIENT)
+    shutil.copy(SCRIPTS / "deploy_client.py", tmp_path / "client.py")
     made = [str(DEPLOY / "make-files.sh"), str(tmp_path / "files"), "127.0.0.1", "localhost"]
     subprocess.run(made, check=True, capture_output=True)
     before = (tmp_path / "files" / "key.pem").read_bytes()

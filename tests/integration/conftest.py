@@ -1,7 +1,8 @@
 """Tests on the real runtime: one embedded cluster of two islands, four devices each, for the whole run.
 
 `session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python`
-runs a script in a process of its own, for what one process can do only once: a second client, other options, a signal.
+runs a file of `scripts/` in a process of its own, for what one process can do only once: a second client, other
+options, a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ from pathways_ray.transport import links
 from pathways_ray.transport.messages import encode
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MARK = "PATHWAYS_TEST_PROCESS"
 BUFFERS_FREE_WITHIN_S = 20.0
 PROBE_LIMIT_S = 30.0
@@ -173,20 +174,16 @@ def equal_fixture() -> Callable[[Any, Any], None]:
 class Scripts:
     """Starts scripts in processes of their own, and knows all processes that these started in turn."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
-        self.numbers = itertools.count(1)
         self.started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, source: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+        self, script: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
     ) -> subprocess.Popen[str]:
         """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
-        file = self.folder / f"script{next(self.numbers)}.py"
-        file.write_text(textwrap.dedent(source))
         warnings = ("-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
-        return self.command(*warnings, str(file), *arguments, prefix=prefix, **environment)
+        return self.command(*warnings, str(SCRIPTS / f"{script}.py"), *arguments, prefix=prefix, **environment)
 
     def command(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
         """Python with these command line arguments, in the same way; `prefix` is what runs it."""
@@ -210,8 +207,8 @@ class Scripts:
         assert process.returncode == 0, f"exit status {process.returncode}\n{out}\n{err}"
         return out
 
-    def run(self, source: str, *arguments: str, timeout: float = 90.0, **environment: str) -> str:
-        return self.finish(self.start(source, *arguments, **environment), timeout)
+    def run(self, script: str, *arguments: str, timeout: float = 90.0, **environment: str) -> str:
+        return self.finish(self.start(script, *arguments, **environment), timeout)
 
     def alive(self) -> list[psutil.Process]:
         """Processes started by these scripts, directly or not, that still run."""
@@ -267,8 +264,8 @@ def linked(
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
-    scripts = Scripts(tmp_path_factory.mktemp("scripts"))
+def python() -> Iterator[Scripts]:
+    scripts = Scripts()
     yield scripts
     scripts.stop()
 

@@ -72,20 +72,6 @@ TOKENS = {
 }
 QUOTA = {"devices": 6, "device_bytes": 1 << 20, "nodes": 20, "message_bytes": 100_000}
 
-SERVER = """
-    import json, sys
-    import ray
-    import pathways_ray as pw
-
-    with pw.init(islands=2, devices_per_host=4, tenants=sys.argv[1]) as session:
-        lookup = session.cluster.resource_manager.lookup
-        links = [ray.get(lookup.remote(name)) for name in ("controller", "scheduler-0", "scheduler-1")]
-        print(json.dumps({"url": session.url, "token": session.token, "links": links}), flush=True)
-        for line in sys.stdin:
-            found = ray.get([host.statistics.remote() for host in session.cluster.hosts.values()])
-            print(json.dumps(found), flush=True)
-"""
-
 
 def table(*names: str) -> bytes:
     """A tenants file; alice's token stands there as it is, those of the others as digests; carol has quotas."""
@@ -147,7 +133,7 @@ class Cluster:
 def cluster(python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     file = tmp_path_factory.mktemp("operator") / "tenants.json"
     file.write_bytes(table("alice", "bob", "carol", "dave"))
-    process = python.start(SERVER, str(file))
+    process = python.start("tenants_cluster", str(file))
     yield Cluster(process, file)
     python.finish(process)  # it ends with its input, and without an error
 
@@ -718,49 +704,6 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
 
 # --- clients that stop ------------------------------------------------------------------------------------------------
 
-STOPPED = """
-    import sys, time
-    import jax, numpy as np
-    import pathways_ray as pw
-
-    session = pw.connect(sys.argv[1], sys.argv[2], name="stopped")
-    where = session.virtual_slice((4,), ("x",), island=0, name="stopped slice")
-    inc = pw.compiled(lambda v: v + 1, slice=where)
-    slow = pw.compiled(lambda v: jax.lax.fori_loop(0, 3 * 10**7, lambda i, x: x * 0.5 + 1, v[0]), slice=where)
-    held = [pw.put(np.ones(1024, np.float32), slice=where) for _ in range(5)]
-    held += [inc(x) for x in held]
-    for x in held:
-        x.block_until_ready()
-    # On any machine for longer than the cluster waits for a silent client: a round takes a nanosecond at least.
-    held += [slow(held[0]) for _ in range(900)]
-    print("holding", flush=True)
-    sys.stdin.readline()
-    try:
-        held[-1].block_until_ready(timeout=20)
-    except pw.errors.PathwaysError as error:
-        print(type(error).__name__, flush=True)
-    try:
-        session.virtual_slice((1,), ("x",))
-    except pw.errors.PathwaysError as error:
-        print(type(error).__name__, flush=True)
-"""
-
-BUSY = """
-    import ctypes, sys
-    import numpy as np
-    import pathways_ray as pw
-
-    session = pw.connect(sys.argv[1], sys.argv[2], name="busy")
-    where = session.virtual_slice((2,), ("x",), island=1)
-    inc = pw.compiled(lambda v: v + 1, slice=where)
-    x = inc(np.arange(8.0))
-    np.asarray(x)
-    print("busy", flush=True)
-    ctypes.PyDLL(None).sleep(12)  # and nothing else of Python runs meanwhile
-    print(np.asarray(inc(x)).tolist(), flush=True)
-    session.close()
-"""
-
 
 def test_a_stopped_client_loses_all_and_a_busy_one_nothing(whole: Cluster, python) -> None:
     """
@@ -769,8 +712,8 @@ def test_a_stopped_client_loses_all_and_a_busy_one_nothing(whole: Cluster, pytho
     3. The first one goes on, and gets typed errors. The second one never noticed anything.
     """
     before = whole.buffers()
-    busy = python.start(BUSY, whole.url, TOKENS["alice"])
-    stopped = python.start(STOPPED, whole.url, TOKENS["bob"])
+    busy = python.start("tenants_busy_client", whole.url, TOKENS["alice"])
+    stopped = python.start("tenants_stopped_client", whole.url, TOKENS["bob"])
     assert stopped.stdout.readline() == "holding\n"
     assert busy.stdout.readline() == "busy\n"
     assert any(s["name"] == "stopped" for s in whole.status()["sessions"])

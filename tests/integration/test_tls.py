@@ -22,40 +22,6 @@ from pathways_ray.transport import streams
 TOKEN = "alice-token-0123456789"
 TENANTS = {"tenants": [{"name": "alice", "token": TOKEN}]}
 
-SERVER = """
-    import json, sys
-    import ray
-    import pathways_ray as pw
-
-    certificate, key, tenants, address = sys.argv[1:]
-    refused = []
-    for options in (
-        dict(bind=address),
-        dict(bind=address, tls=(certificate, key)),
-        dict(bind=address, tenants=tenants),
-        dict(bind="0.0.0.0", tls=(certificate, key), tenants=tenants),
-        dict(tls=(certificate, certificate)),
-        dict(tls=(certificate,)),
-        dict(tenants=certificate),
-        dict(tenants=tenants + ".none"),
-    ):
-        try:
-            pw.init(**options).close()
-        except pw.errors.UsageError as error:
-            refused.append(str(error))
-    with pw.init(islands=2, hosts_per_island=1, devices_per_host=2, bind=address, tls=(certificate, key),
-                 tenants=tenants) as session:
-        import numpy as np
-        steps = [pw.compiled(lambda v: v + 1, slice=pw.virtual_slice((2,), island=k)) for k in (0, 1)]
-        right = np.asarray(pw.program(lambda v: steps[1](steps[0](v)))(np.arange(4.0))).tolist()
-        lookup = session.cluster.resource_manager.lookup
-        links = [ray.get(lookup.remote(name)) for name in ("controller", "scheduler-0", "scheduler-1")]
-        pids = [host["pid"] for island in pw.islands() for host in island["hosts"]]
-        found = {"url": session.url, "links": links, "pids": pids, "right": right, "refused": refused}
-        print(json.dumps(found), flush=True)
-        sys.stdin.readline()
-"""
-
 
 @pytest.fixture(scope="module")
 def address() -> str:
@@ -92,7 +58,7 @@ def cluster(python, tmp_path_factory: pytest.TempPathFactory, address: str) -> I
     command += ["-addext", f"subjectAltName=DNS:pathways.test,IP:{address}"]
     subprocess.run(command, check=True, capture_output=True)
     tenants.write_text(json.dumps(TENANTS))
-    process = python.start(SERVER, str(certificate), str(key), str(tenants), address)
+    process = python.start("tls_cluster", str(certificate), str(key), str(tenants), address)
     said = process.stdout.readline()
     assert said, process.communicate()[1]
     yield {**json.loads(said), "ca": str(certificate)}
