@@ -46,7 +46,7 @@ exec "$TEST_PYTHON" -m ray.scripts.scripts "$@"
 
 
 @pytest.fixture
-def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
+def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The environment of a machine on which the commands run, with the files of `make-files.sh`."""
     for name, body in SHIMS.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
@@ -71,15 +71,15 @@ def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
     python.kill_all()
 
 
-def shell(python: Scripts, machine: dict[str, str], *words: str) -> subprocess.Popen[str]:
+def shell(python: Scripts, machine: dict[str, Any], *words: str) -> subprocess.Popen[str]:
     """A command with bash, known to `python` by its environment, in a process group of its own."""
     source = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
     return python.command("-c", source, *words, **machine)
 
 
-def compute(python: Scripts, machine: dict[str, str], folder: Path, url: str) -> str:
+def compute(python: Scripts, machine: dict[str, Any], folder: Path, url: str) -> str:
     token = (folder / "files" / "token").read_text().strip()
-    known = {"PATHWAYS_URL": url, "PATHWAYS_TOKEN": token}
+    known: dict[str, Any] = {"PATHWAYS_URL": url, "PATHWAYS_TOKEN": token}
     if url.startswith("grpcs"):
         known["PATHWAYS_CA"] = str(folder / "files" / "cert.pem")
     return python.finish(python.command(str(folder / "client.py"), **{**machine, **known}))
@@ -110,6 +110,7 @@ def test_the_container_serves_until_it_is_told_to_stop(python, machine, tmp_path
     (words,) = re.findall(r"pathways-serve (--islands 2 --devices-per-host 4 --token-file /files/token)\n", page)
     words = words.replace("/files", str(tmp_path / "files"))
     serve = shell(python, {**machine, "PATHWAYS_ADDRESS": "127.0.0.1"}, str(DEPLOY / "docker/serve.sh"), *words.split())
+    assert serve.stdout is not None
     for line in serve.stdout:
         if line.startswith("clients call"):
             break

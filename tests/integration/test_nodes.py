@@ -181,11 +181,13 @@ class Client:
     process: subprocess.Popen[str]
 
     def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
 
     def tell(self, moment: float) -> None:
+        assert self.process.stdin is not None
         self.process.stdin.write(f"{moment}\n")
         self.process.stdin.flush()
 

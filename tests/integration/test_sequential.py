@@ -6,17 +6,18 @@ One script computes the same things on a cluster with the given options; its res
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def expected(cluster, python) -> dict:
+def expected(cluster, python) -> dict[str, Any]:
     """What the shared cluster computes: parallel dispatch, fused."""
     return run(python, url=cluster.url, token=cluster.token)
 
 
-def run(python, **options) -> dict:
+def run(python, **options) -> dict[str, Any]:
     return json.loads(python.run("options_battery", json.dumps(options), timeout=110).splitlines()[-1])
 
 

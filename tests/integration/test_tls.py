@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.transport import streams
 
+UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""Ends of a call that no server answered, not even with a refusal."""
 TOKEN = "alice-token-0123456789"
 TENANTS = {"tenants": [{"name": "alice", "token": TOKEN}]}
 
@@ -107,13 +109,14 @@ def test_nobody_comes_in_unencrypted_or_trusts_a_stranger(cluster: dict[str, Any
         pw.connect(cluster["url"], TOKEN, timeout=2.0)  # the system does not know this CA
     with pytest.raises(pw.errors.UsageError, match="no certificates in PEM form"):
         pw.connect(cluster["url"], TOKEN, ca=b"-----BEGIN CERTIFICATE-----\nnonsense")
-    with pytest.raises(pw.errors.AuthenticationError):
+    with pytest.raises(pw.errors.AuthenticationError, match="the token is missing or wrong"):
         pw.connect(cluster["url"], "wrong", ca=cluster["ca"])
     for endpoint in [cluster["url"].removeprefix("grpcs://"), *cluster["links"]]:
         with grpc.insecure_channel(endpoint) as channel:
             for method in (streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, streams.DATA_STREAM):
-                with pytest.raises(grpc.RpcError):
+                with pytest.raises(grpc.RpcError) as refused:
                     list(channel.stream_stream(method)(iter(()), timeout=2.0))
+                assert refused.value.code() in UNREACHABLE
 
 
 def test_only_what_clients_need_listens_elsewhere(cluster: dict[str, Any], address: str) -> None:
