@@ -37,16 +37,17 @@ def test_fifty_kills(python: Any, hosts_per_island: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "sign"),
+    "faults",
     [
-        ("IslandScheduler", "SIGKILL"),
-        ("Controller", "SIGKILL"),
-        pytest.param("IslandScheduler", "SIGSTOP", marks=pytest.mark.long),
+        ("IslandScheduler:SIGKILL", "Controller:SIGKILL"),
+        pytest.param(("IslandScheduler:SIGSTOP",), marks=pytest.mark.long),
     ],
 )
-def test_a_lost_scheduler_comes_back_and_a_killed_controller_fails_all(python: Any, process: str, sign: str) -> None:
-    out = python.run("faults_control_plane", process, sign)
+def test_a_lost_scheduler_comes_back_and_a_killed_controller_fails_all(python: Any, faults: tuple[str, ...]) -> None:
+    """On one cluster, one after the other."""
+    out = python.run("faults_control_plane", *faults)
     print(out)
+    assert out.count("serving in") == len(faults)
     python.assert_none_left()
 
 

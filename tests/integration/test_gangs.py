@@ -7,6 +7,8 @@ order would be good for nothing.
 from __future__ import annotations
 
 import json
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -15,23 +17,28 @@ from tests.integration.conftest import Scripts
 CLIENTS = 4
 
 
-def together(python: Scripts, launches: int, check: str, policy: str, limit: float, **environment: str) -> list[dict]:
+def tell(client: subprocess.Popen[str], word: str) -> None:
+    assert client.stdin is not None
+    client.stdin.write(f"{word}\n")
+    client.stdin.flush()
+
+
+def together(
+    python: Scripts, launches: int, check: str, policy: str, limit: float, **environment: Any
+) -> list[dict[str, Any]]:
     """What each of four clients says after `launches` launches at the same time as the others."""
     cluster = python.start("gangs_cluster", check, policy, str(limit), **environment)
     assert cluster.stdout is not None
     url, token = cluster.stdout.readline().split()
-    clients = []
-    for seed in range(CLIENTS):
-        client = python.start("gangs_client", url, token, str(seed), str(launches))
+    clients = [python.start("gangs_client", url, token, str(seed), str(launches)) for seed in range(CLIENTS)]
+    for client in clients:
         assert client.stdout is not None
         # One after the other: what each computes first, it computes alone.
+        tell(client, "alone")
         if client.stdout.readline().strip() != "ready":
             python.finish(client)  # fails, and says why
-        clients.append(client)
     for client in clients:
-        assert client.stdin is not None
-        client.stdin.write("go\n")
-        client.stdin.flush()
+        tell(client, "go")
     found = [json.loads(client.stdout.readline()) for client in clients if client.stdout is not None]
     for process in [*clients, cluster]:
         python.finish(process)

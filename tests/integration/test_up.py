@@ -11,18 +11,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.integration.conftest import FAILED
 
 CLI = ("-m", "pathways_ray.cli")
 OURS = ("HostExecutor", "IslandScheduler", "Controller", "ResourceManager")
 
 
 @pytest.fixture
-def run(python, shared_head) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Runs `pathways` beside the Ray cluster; afterwards nothing of the runtime may be left."""
+def run(request, python, shared_head) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs `pathways` beside the Ray cluster; what a test leaves of the runtime is gone afterwards."""
 
     def run_command(*arguments: str, timeout: float = 90.0, **environment: str) -> tuple[int, str, str]:
         process = python.command(*CLI, *arguments, **{**shared_head.environment, **environment})
@@ -30,8 +33,9 @@ def run(python, shared_head) -> Iterator[Callable[..., tuple[int, str, str]]]:
         return process.returncode, out, err
 
     yield run_command
-    run_command("down")
-    run_command("down", "--name", "other")
+    if ours(python) or request.node.stash[FAILED]:  # to ask Ray takes seconds, which most tests can do without
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name: run_command("down", "--name", name), ("pathways", "other")))
 
 
 def ours(python, kinds: Iterable[str] = OURS) -> list[psutil.Process]:

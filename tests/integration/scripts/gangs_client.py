@@ -35,6 +35,7 @@ def gang(where: pw.VirtualSlice, kind: int, factor: float) -> Callable[..., Any]
     return pw.compiled(inner, slice=where, in_specs=cut, out_specs=cut)
 
 
+assert sys.stdin.readline().strip() == "alone"
 with pw.connect(url, token, name=f"client {seed}") as session:
     slices = [pw.virtual_slice((4,), ("x",), island=island) for island in (0, 1)]
     programs = []
