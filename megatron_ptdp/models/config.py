@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from megatron_ptdp.config import load
+from megatron_ptdp.config.model import Model as Planned
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models.interface import Recompute
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.model import Model as Planned
 
 Kind: TypeAlias = Literal["gpt", "t5"]
 Activation: TypeAlias = Literal["gelu", "relu"]

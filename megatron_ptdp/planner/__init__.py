@@ -23,11 +23,11 @@ The parts, in the order in which a question goes through them:
 Nothing here imports JAX or Ray, but the measuring of `calibrate`. docs/planner.md explains the model.
 """
 
-from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
-from megatron_ptdp.planner.errors import BadFigure, Illegal, NothingFits, PlanningError, UnknownName
+from megatron_ptdp.config.cluster import Cluster, Device, Level, Operations, Software
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.errors import BadFigure, Illegal, NothingFits, PlanningError, UnknownName
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit, estimate
 from megatron_ptdp.planner.memory import Memory, StageMemory, stage_memory
-from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import Found, estimate_exactly, search
 

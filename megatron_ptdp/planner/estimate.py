@@ -12,14 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.config.cluster import Cluster, Software
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.planner import simulated
 from megatron_ptdp.planner.layers import Cost, Split, embedding_cost, layer_cost, logits_cost
 from megatron_ptdp.planner.memory import StageMemory, device_parameters, stage_layers, stage_memory
-from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message
 from megatron_ptdp.planner.operations import copy_seconds
-from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
-from megatron_ptdp.planner.plan import SCHEDULES, Plan
+from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, has_closed_form, placement
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import rules_of
 
 DAY = 86400.0
 
@@ -121,7 +123,7 @@ def stage_costs(
 
 
 def split_of(plan: Plan) -> Split:
-    later = SCHEDULES[plan.schedule].splits_backward
+    later = rules_of(plan.schedule).splits_backward
     return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute, later)
 
 
@@ -144,12 +146,12 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
     if not question.software.compiled_stages:
         return costs
-    rule, action = SCHEDULES[plan.schedule], question.cluster.device.action
+    rules, action = rules_of(plan.schedule), question.cluster.device.action
     made = []
     for stage, cost in enumerate(costs):
-        joined = rule.joins and stage == len(costs) - 1
-        more = Cost(0.0 if joined else action, action)
-        if rule.splits_backward:
+        fused = rules.fuses_last_stage and stage == len(costs) - 1
+        more = Cost(0.0 if fused else action, action)
+        if rules.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
             cost = replace(cost, inputs=inputs, weights=back - inputs + action)
@@ -178,7 +180,7 @@ def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
         )
         for cost in costs
     )
-    return Work(stages, placement(plan, SCHEDULES[plan.schedule].v_placement), hidden), blocked
+    return Work(stages, placement(plan), hidden), blocked
 
 
 def data_seconds(question: Question, plan: Plan, free_per_microbatch: float, owned: float) -> float:
@@ -225,7 +227,7 @@ def overlap_window(plan: Plan) -> float:
     overlaps both with interleaved schedules), all of them when looped, whose point this is (Lamy-Poirier 2023,
     section 4.2).
     """
-    if plan.chunks == 1 or SCHEDULES[plan.schedule].v_placement:
+    if plan.chunks == 1 or rules_of(plan.schedule).v_placement:
         return 1.0
     group = plan.microbatches if plan.schedule == "looped-bfs" else min(plan.pipeline, plan.microbatches)
     return 1.0 + (group - 1) * (plan.chunks - 1) / plan.chunks
@@ -233,7 +235,7 @@ def overlap_window(plan: Plan) -> float:
 
 def embedding_seconds(question: Question, plan: Plan) -> float:
     """Seconds in which the first and the last stage sum the gradients of the matrix they share."""
-    if plan.pipeline == 1 or not question.model.tied or SCHEDULES[plan.schedule].v_placement:
+    if plan.pipeline == 1 or not question.model.tied or rules_of(plan.schedule).v_placement:
         return 0.0
     size = question.software.gradient_bytes * question.model.vocabulary * question.model.hidden / plan.tensor
     distance = plan.tensor * plan.data * (plan.pipeline - 1)
@@ -241,9 +243,12 @@ def embedding_seconds(question: Question, plan: Plan) -> float:
 
 
 def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> TimeSplit:
-    """Where an iteration's time goes; the pipeline's by the closed form unless its seconds are given."""
+    """Seconds of an iteration by part; the pipeline's by the closed form, where the schedule has one, unless its
+    seconds are given."""
     work, blocked = pipeline_work(question, plan)
-    total = bounded(plan, work) if pipeline_seconds is None else pipeline_seconds
+    total = pipeline_seconds
+    if total is None:
+        total = bounded(plan, work) if has_closed_form(plan) else simulated.pipeline_seconds(plan, work)
     per_device = work.per_device()
     busiest = max(range(plan.pipeline), key=lambda position: per_device[position].total)
     costs = action_costs(question, plan)

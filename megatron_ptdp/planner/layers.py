@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from megatron_ptdp.planner.cluster import Cluster, Software
-from megatron_ptdp.planner.model import Layer, Model
+from megatron_ptdp.config.cluster import Cluster, Software
+from megatron_ptdp.config.model import Layer, Model
 from megatron_ptdp.planner.network import Group, all_reduce, gather
 from megatron_ptdp.planner.operations import Product, kernels_seconds, product_seconds
 

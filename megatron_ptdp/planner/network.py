@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from megatron_ptdp.planner.cluster import Cluster, Level
+from megatron_ptdp.config.cluster import Cluster, Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from megatron_ptdp.planner.cluster import Device
+from megatron_ptdp.config.cluster import Device
 
 SPLITS = (1, 2, 4)
 """Ways to cut the inner dimension of a product over units, as libraries do for small results."""

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from typing import Any
 
-from megatron_ptdp.planner.errors import BadFigure, Illegal, NothingFits
-from megatron_ptdp.planner.estimate import Estimate, Question, estimate, time_split
+from megatron_ptdp.errors import BadFigure, Illegal, NothingFits
+from megatron_ptdp.planner.estimate import Estimate, Question, estimate, pipeline_work, time_split
+from megatron_ptdp.planner.explain.infeasible import why_none, why_nothing_fits
 from megatron_ptdp.planner.memory import stage_memory
-from megatron_ptdp.planner.misses import why_none, why_nothing_fits
-from megatron_ptdp.planner.plan import SCHEDULES, Plan, check, with_settings
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.settings import check, with_settings
 from megatron_ptdp.planner.simulated import pipeline_seconds
 from megatron_ptdp.planner.space import families, lower_bound, members
+from megatron_ptdp.schedules import rules_of
 
 MOST = {"devices": 10**7, "batch": 10**8, "tokens": 10**18}
 """What a question may ask for: more was never meant, and would be searched for hours."""
@@ -130,14 +132,14 @@ def _shown(question: Question, ranked: list[Plan], top: int, simulate: bool) -> 
     for number, plan in enumerate(ranked):
         if number >= top + SPARE and found[top - 1].seconds <= _at_best(question, plan):
             continue
-        found.append(estimate(question, plan, pipeline_seconds(question, plan)))
+        found.append(estimate_simulated(question, plan))
         found.sort(key=lambda one: one.seconds)
     return found[:top]
 
 
 def _at_best(question: Question, plan: Plan) -> float:
     """Seconds that a simulation hardly ever goes below: the closed form, or less where that may be too slow."""
-    few = SCHEDULES[plan.schedule].splits_backward and plan.microbatches < 4 * plan.pipeline
+    few = rules_of(plan.schedule).splits_backward and plan.microbatches < 4 * plan.pipeline
     return time_split(question, plan).total * (1 - SLACK * few)
 
 
@@ -154,4 +156,10 @@ def estimate_exactly(question: Question, plan: Plan) -> Estimate:
             f"the question for {question.devices} and {question.batch}"
         )
     check(plan, question.model)
-    return estimate(question, plan, pipeline_seconds(question, plan))
+    return estimate_simulated(question, plan)
+
+
+def estimate_simulated(question: Question, plan: Plan) -> Estimate:
+    """A legal plan, its pipeline's time by the event simulator."""
+    work, _ = pipeline_work(question, plan)
+    return estimate(question, plan, pipeline_seconds(plan, work))

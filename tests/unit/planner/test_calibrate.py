@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.calibrate import (
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.errors import PlanningError
+from megatron_ptdp.planner.calibration.file import cluster_text
+from megatron_ptdp.planner.calibration.fit import (
     Joined,
     Measured,
     Reference,
     cluster_of,
-    cluster_text,
     line,
     nonnegative,
     step_seconds,
     tile_depth,
 )
-from megatron_ptdp.planner.cluster import Cluster
-from megatron_ptdp.planner.errors import PlanningError
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, message
 from megatron_ptdp.planner.operations import Product, copy_seconds, product_seconds
 

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.planner.plan import Plan
-from megatron_ptdp.planner.records import config_text
+from megatron_ptdp.planner.settings import config_text
 from megatron_ptdp.train.config import MODEL_SETTINGS, SECTIONS, Config, load, load_schedules, parse_setting
 from megatron_ptdp.train.setup import schedule_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megatron_ptdp.planner.errors import Illegal
+from megatron_ptdp.errors import Illegal
 from megatron_ptdp.planner.estimate import Question
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 import pathways_ray as pw
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.planner import probes
-from megatron_ptdp.planner.calibrate import Joined, Measured, Reference
+from megatron_ptdp.planner.calibration import probes
+from megatron_ptdp.planner.calibration.fit import Joined, Measured, Reference
 
 PRODUCTS = {"cpu": (64, 128, 256, 512), "gpu": (1024, 2048, 4096, 8192), "tpu": (1024, 2048, 4096, 8192)}
 COPIED = {"cpu": 1 << 19, "gpu": 1 << 28, "tpu": 1 << 28}

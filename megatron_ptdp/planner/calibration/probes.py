@@ -22,7 +22,7 @@ from megatron_ptdp import schedules
 from megatron_ptdp.models import Compute, Gpt, ModelConfig, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, build_step
 from megatron_ptdp.parallel import Sizes as Cut
-from megatron_ptdp.planner.calibrate import VOCABULARY, Reference
+from megatron_ptdp.planner.calibration.fit import VOCABULARY, Reference
 
 LIMIT_S = 120.0
 LEAST_S = 0.02  # that a loop on the device takes, about

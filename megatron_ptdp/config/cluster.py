@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ptdp.planner.errors import BadFigure
+from megatron_ptdp.errors import BadFigure
 
 
 @dataclass(frozen=True, slots=True)

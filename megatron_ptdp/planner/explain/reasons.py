@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from megatron_ptdp.planner.errors import NothingFits, PlanningError
+from megatron_ptdp.config.parallel import RECOMPUTE
+from megatron_ptdp.errors import NothingFits, PlanningError
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit, estimate, pipeline_work
-from megatron_ptdp.planner.plan import RECOMPUTE, Plan, illegal
+from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.planner.space import divisors
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from megatron_ptdp.planner.errors import BadFigure
+from megatron_ptdp.errors import BadFigure
 
-MOST = {
+MAX_SIZES = {
     "layers": 10**4,
     "encoder_layers": 10**4,
     "hidden": 10**7,
@@ -123,7 +123,7 @@ class Model:
         for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
             if getattr(self, field) <= 0:
                 raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must be at least 1")
-        for field, most in MOST.items():
+        for field, most in MAX_SIZES.items():
             if getattr(self, field) > most:
                 raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field):,}, must be {most:,} at most")
         for field in ("key_heads", "head_size", "ffn", "encoder_layers", "encoder_sequence"):
