@@ -25,9 +25,6 @@ Fetch: TypeAlias = Callable[[str, Tree], Tree]
 """From the name of a stack and the parameters of one of its layers, as members of DATA share them, to them whole.
 What it gives is not to be kept for the backward: see `Transformer.run`."""
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-"""What the backward computes again: nothing; the scores of attention; everything inside a layer."""
-
 Initial: TypeAlias = Literal["normal", "ones", "zeros"]
 
 
