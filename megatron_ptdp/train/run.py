@@ -245,7 +245,7 @@ class Run:
 
         def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             made: tuple[Any, dict[str, Any]]
-            made, seen = timeline.record(self.session, training.step, state, batch)
+            made, seen = timeline.record(training.step, state, batch)
             ran = timeline.measured(self.schedule, training.layout.slices[0], seen)
             if not any(map(timeline.is_seen, ran.timeline.started)):
                 display.say(f"step {number}: the times of its actions were not seen")

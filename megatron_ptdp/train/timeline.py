@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import jax
-import ray
 
-from megatron_ptdp.errors import ConfigError
+import pathways_ray as pw
 from megatron_ptdp.schedules import Action, Costs, Kind, Link, Schedule, Span, Timeline, chrome_trace, simulate
 from megatron_ptdp.schedules.draw import draw_below
 
@@ -52,37 +51,24 @@ def is_seen(span: Span) -> bool:
     return span.end - span.start >= SHORTEST_S
 
 
-def hosts_of(session: Any) -> dict[int, Any]:
-    """The hosts of a cluster that this process started.
+def record(step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, Mapping[int, Sequence[Any]]]:
+    """Runs a step while nothing else runs.
+
+    Returns its result, and for each host its computations as `pw.recording` has them: nothing where a host did not
+    answer, for a picture is not worth a training. The loss of a host is for the step to report.
 
     Raises:
-        ConfigError: it is another one's, whose hosts cannot be asked.
+        UsageError: another process started the cluster.
     """
-    cluster = getattr(session, "cluster", None)
-    if cluster is None:
-        raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
-    hosts: dict[int, Any] = cluster.hosts
-    return hosts
+    _wait(state)
+    with pw.recording() as computed:
+        result = step(state, batch)
+        _wait(result)
+    return result, computed
 
 
-def record(session: Any, step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[int, list[Any]]]:
-    """Runs a step alone; what it gives, and for each host what it computed: nothing where a host did not answer, for a
-    picture is not worth a training. That a host was lost is for the step to say."""
-    hosts = hosts_of(session)
-    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), state)
-    _answers([host.record.remote() for host in hosts.values()])
-    result = step(state, batch)
-    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), result)
-    seen = _answers([host.recorded.remote() for host in hosts.values()])
-    return result, dict(zip(hosts, seen, strict=True)) if seen else {}
-
-
-def _answers(asked: list[Any]) -> list[Any]:
-    try:
-        answers: list[Any] = ray.get(asked, timeout=RECORD_LIMIT_S)
-    except ray.exceptions.RayError:
-        return []
-    return answers
+def _wait(arrays: Any) -> None:
+    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), arrays)
 
 
 def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Sequence[Any]]) -> Measured:
