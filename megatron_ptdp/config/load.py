@@ -34,7 +34,7 @@ SHARES = {
 }  # fmt: skip
 
 MIN_FIGURE, MAX_FIGURE = 1e-15, 1e25
-"""Of any figure that may not be 0, in SI units, and of any: beyond, times would be 0 or infinite."""
+"""Bounds of a figure that may not be 0, in SI units: beyond, times would be 0 or infinite."""
 
 
 def names(kind: str) -> list[str]:

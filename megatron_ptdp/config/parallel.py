@@ -13,17 +13,17 @@ from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
-"""What the backward computes again: nothing; the scores of attention; everything inside a layer."""
+"""Work that the backward repeats: nothing; the scores of attention; everything inside a layer."""
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
 Zero: TypeAlias = Literal[0, 1, 2, 3]
-"""What replicas share in place of copies: nothing; optimizer state; gradients too; parameters too."""
+"""State that replicas share in place of copies: nothing; optimizer state; gradients too; parameters too."""
 ZERO: tuple[int, ...] = get_args(Zero)
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How a model is spread over devices; all sizes are whole numbers of at least 1.
+    """Sizes of a parallel configuration, all whole numbers of at least 1.
 
     Attributes:
         pipeline: p, devices (slices) of the pipeline
@@ -62,7 +62,7 @@ def batch_fault(batch: int, data: int, microbatch: int) -> str | None:
 
 
 def indivisible(sizes: Mapping[str, int], members: int) -> str | None:
-    """The name of the first size that so many members cannot share evenly; None where they can share all."""
+    """The name of the first size that the members cannot share evenly; None where they can share all."""
     return next((name for name, size in sizes.items() if size % members), None)
 
 

@@ -1,4 +1,4 @@
-"""Which parallel configuration, how fast, and why, before a single device is rented.
+"""Finds the fastest parallel configuration of a model on a cluster, and explains it, before a device is rented.
 
     question = Question(load.model("gpt3-175b"), cluster, load.software(cluster.software), devices=1024, batch=1536)
     found = search(question)

@@ -1,4 +1,4 @@
-"""The command line `pathways-plan`: which parallel configuration, how fast, and why.
+"""The command line `pathways-plan`: finds parallel configurations, times them and explains them.
 
     pathways-plan --model gpt3-175b --cluster a100-80g --devices 1024 --batch 1536
 

@@ -1,4 +1,4 @@
-"""What a plan costs: memory, time and where it goes, rates, days, energy, money.
+"""Estimates a plan: memory, time by part, rates, days, energy, money.
 
     estimate(question, plan) = memory of the stages
                              + time of the pipeline (work of the stages, their schedule)
@@ -28,7 +28,7 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: which model, on how many devices of which cluster, with which batch, for how many tokens."""
+    """A model, the devices of a cluster, a batch and the tokens of the run: everything that a plan is estimated for."""
 
     model: Model
     cluster: Cluster
@@ -37,7 +37,7 @@ class Question:
     batch: int
     tokens: float = 300e9
 
-    def __hash__(self) -> int:  # the parts are large; their names tell them apart well enough for a table
+    def __hash__(self) -> int:  # the parts are large; their names are distinct enough for a table
         return hash((self.model.name, self.cluster.name, self.devices, self.batch))
 
 
@@ -66,7 +66,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """All about one plan.
+    """The figures of one plan.
 
     Attributes:
         simulated: whether the pipeline's time comes from the event simulator rather than the closed form.
@@ -128,16 +128,16 @@ def split_of(plan: Plan) -> Split:
 
 
 def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]]:
-    """Of one activation across each boundary between stages (b s h elements, or 1/t of it per device): its seconds,
-    and those in which its stages stand still although it is overlapped."""
+    """Seconds of one activation across each boundary between stages (b s h elements, or 1/t of it per device); and
+    seconds in which its stages stand still although it is overlapped."""
     model, cluster = question.model, question.cluster
     size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden)
     levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
     if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
         seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}
     else:
-        pieces = plan.tensor if plan.scatter_gather else 1
-        seconds = {level: message(cluster, level, size, pieces) for level in set(levels)}
+        senders = plan.tensor if plan.scatter_gather else 1
+        seconds = {level: message(cluster, level, size, senders) for level in set(levels)}
     return [(seconds[level], level.message_share * seconds[level]) for level in levels]
 
 
@@ -271,7 +271,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
 
 
 def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> Estimate:
-    """All about a legal plan. `pipeline_seconds` is the event simulator's answer, where it was asked."""
+    """The figures of a legal plan. `pipeline_seconds`: the event simulator's result, where there is one."""
     model, cluster = question.model, question.cluster
     time = closed = time_split(question, plan)
     if pipeline_seconds is not None:

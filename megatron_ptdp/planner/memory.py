@@ -1,10 +1,10 @@
-"""How much memory a plan needs on the first, a middle and the last stage, in bytes per device.
+"""Memory of a plan on the first, a middle and the last stage, in bytes per device.
 
 Activations of one layer and microbatch, published by Korthikanti et al. 2022 (tables 2) for GPT, s b h units:
 
     nothing recomputed    10 + 24/t + 5 a s/(h t)       with sequence parallelism  34/t + 5 a s/(h t)
     selective             10 + 24/t                                                34/t
-    full                  2 (the input alone)                                      2/t
+    full                  2 (only the input)                                       2/t
 
 They are built up here from their parts, so that grouped keys, gated feed-forward parts and models without dropout
 follow. A stage holds as many microbatches as its schedule has in flight. While a recomputed layer runs backward, one
@@ -147,7 +147,7 @@ def stage_layers(plan: Plan, model: Model, stage: int) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What of a model one device of the pipeline has: kinds of layers with their numbers, the ends, parameters."""
+    """The part of a model on one device of the pipeline: kinds of layers with their numbers, the ends, parameters."""
 
     layers: tuple[tuple[Layer, int], ...]
     has_first: bool

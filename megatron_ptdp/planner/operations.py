@@ -1,4 +1,4 @@
-"""How long a device computes: a roofline for each operation.
+"""Seconds of one operation on a device, by a roofline.
 
 A matrix product runs tile by tile on the device's units, so a product that fills its last wave badly, or has a short
 inner dimension, is slower; it is never faster than its bytes. Everything else is bound by memory. Each kernel costs
@@ -61,5 +61,5 @@ def copy_seconds(device: Device, size: float) -> float:
 
 
 def kernels_seconds(device: Device, sizes: tuple[float, ...]) -> float:
-    """Seconds of kernels that each read and write so many bytes."""
+    """Seconds of kernels that each read and write one of the sizes, in bytes."""
     return copy_seconds(device, sum(sizes)) + len(sizes) * device.kernel_overhead

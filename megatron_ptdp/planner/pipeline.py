@@ -1,4 +1,4 @@
-"""How long one iteration's microbatches take in the pipeline.
+"""Seconds of one iteration's microbatches in the pipeline, by closed forms.
 
 Two ways. `bounded` is a closed form, exact for 1F1B and GPipe when messages are hidden or blocking, and near for the
 others; a search over thousands of plans uses it. `megatron_ptdp.planner.simulated` runs the schedule's real action
@@ -43,7 +43,7 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the devices of a pipeline do: for each stage its work, and where it is.
+    """The work of a pipeline: for each stage its seconds and its device.
 
     Attributes:
         stages: in the order of the model.
@@ -72,7 +72,7 @@ def placement(plan: Plan) -> tuple[int, ...]:
 
 
 def has_closed_form(plan: Plan) -> bool:
-    """Whether time and memory of the plan's schedule are known without its action lists."""
+    """True where time and memory of the plan's schedule are known without its action lists."""
     return plan.schedule in CLOSED_FORMS
 
 

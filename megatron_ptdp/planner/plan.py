@@ -1,4 +1,4 @@
-"""How it is trained: one parallel configuration, and the rules that make it legal for a model.
+"""A plan: one parallel configuration, and the rules that make it legal for a model.
 
 The names are those of a configuration of `pathways-train run`: a plan is its parallel part. Devices are numbered as in
 Megatron-LM: tensor-parallel neighbours first, then replicas, then stages. So the groups of a plan are regular:

@@ -40,7 +40,7 @@ def costs(work: Work) -> Costs:
 
 
 def timeline(plan: Plan, work: Work, microbatches: int | None = None) -> Timeline:
-    """When each action of the plan runs; of its first microbatches only, where `microbatches` is given."""
+    """The run of each action of the plan; of its first microbatches only, where `microbatches` is given."""
     return simulate(schedule_of(plan, microbatches), costs(work))
 
 

@@ -51,12 +51,12 @@ _RULES = {
     rules.name: rules
     for rules in (GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, ZB_H1, INTERLEAVED_ZB, ZB_V, DUALPIPE_V)
 }
-"""Of the generators of this package; those of a user's own are observed, see `rules_of`."""
+"""Rules of the generators of this package; those of a user's own are observed, see `rules_of`."""
 
 _G = TypeVar("_G", bound=Generator)
 
 MAX_ACTIONS = 20_000_000
-"""Of a schedule: about a minute and some gigabytes. A step of training has some thousands."""
+"""The most that a schedule may have: about a minute and some gigabytes. A step of training has some thousands."""
 
 OBSERVED_SIZES = ((2, 4), (2, 8), (4, 8), (4, 16), (3, 9))
 """Devices and microbatches with which an unknown generator is tried, until it takes some."""
@@ -98,7 +98,7 @@ def rules_of(name: str) -> Rules:
 
 
 def states_rules(name: str) -> bool:
-    """Whether the rules of a schedule say all about its sizes, without building it."""
+    """True where the rules of a schedule say all about its sizes, without building it."""
     return name in _RULES
 
 

@@ -1,4 +1,4 @@
-"""Schedules whose backward is cut in two: I, which the stage before waits for, and W, which nobody waits for.
+"""Schedules whose backward is split: I, which the stage before waits for, and W, which no stage waits for.
 
 W fills what would be a bubble. Source: "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241) for H1 and its interleaved
 form ZB1P, "Pipeline Parallelism with Controllable Memory" (arXiv:2405.15362) for the V. The orders are fixed rules, the

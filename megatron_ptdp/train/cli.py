@@ -40,7 +40,7 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def needing_extras() -> Iterator[None]:
-    """Says how to install what is missing.
+    """Adds to a missing package how to install it.
 
     Raises:
         ConfigError: a package of the extra `train` is.
@@ -105,13 +105,13 @@ def run(
     """
     with needing_extras():
         from megatron_ptdp.train.config import load, load_schedules
-        from megatron_ptdp.train.run import Wishes, train
+        from megatron_ptdp.train.run import RunOptions, train
     # Ray starts its processes with fork and exec at once, which is safe; jax, once imported, warns of every fork.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     if schedules:
         load_schedules(schedules)
     config = load(path, settings)
-    done = train(config, Wishes(max_restarts, trace_step or 0), console(stderr=True))
+    done = train(config, RunOptions(max_restarts, trace_step or 0), console(stderr=True))
     click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")
 
 

@@ -51,7 +51,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
             "together" on one
         data_islands: over how many islands the replicas lie
-        pieces: for each island, in how many pieces the gradients of a stage cross to the others
+        pieces: buckets per island in which the gradients of a stage cross to the others
     """
 
     pipeline: int = 1
@@ -93,7 +93,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done with gradients.
+    """The optimizer and its learning rates.
 
     Attributes:
         optimizer: "adamw", or "sgd" with momentum beta1
@@ -116,7 +116,7 @@ class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is read.
+    """The token file and the order of its examples.
 
     Attributes:
         path: of a token file
@@ -133,7 +133,7 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long, and what is kept.
+    """The length of a run, and the files that it keeps.
 
     Attributes:
         steps: in all, those of earlier runs included
@@ -144,8 +144,8 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         keep: the newest checkpoints that stay
         log_every: steps between two lines where there is no terminal
         in_flight: steps that may be launched before the loss of an earlier one is there
-        eval_every: steps between two evaluations on what is held out, and one at the end; 0: none
-        eval_batches: batches of an evaluation, each as large as that of a step; fewer where no more are held out
+        eval_every: steps between two evaluations on held-out examples, and one at the end; 0: no evaluation
+        eval_batches: batches of an evaluation, each as large as that of a step; fewer where fewer examples are held out
         peak_flops: of one device, for the MFU; 0: measured at the start
     """
 
@@ -163,7 +163,7 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Cluster(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where it runs: a cluster made for this run, or one that is there.
+    """The cluster to run on: one made for this run, or one that is there.
 
     Attributes:
         islands, hosts_per_island, devices_per_host, platform: of one's own cluster; 0 islands or devices: as many as
@@ -194,7 +194,7 @@ SETTINGS: dict[str, str] = {
     **dict.fromkeys(MODEL_SETTINGS, "model"),
     **{name: section for section, kind in SECTIONS.items() for name in kind.__struct_fields__},
 }
-"""The table of each setting."""
+"""The table of each setting, by its name."""
 
 _POSITIVE = (
     "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "steps", "keep", "log_every", "in_flight",
@@ -355,5 +355,7 @@ def _check(config: Config) -> None:
         if getattr(config.optimizer, name) >= 1:
             raise ConfigError(f"table optimizer: {name} is {getattr(config.optimizer, name)}, must be below 1")
     if bool(config.cluster.url) != bool(config.cluster.token):
-        raise ConfigError("table cluster: url and token belong together; `pathways status` shows those of a cluster")
+        raise ConfigError(
+            "table cluster: url and token belong together; set both, or neither; `pathways status` shows them"
+        )
     config.parallel.counted()

@@ -11,6 +11,7 @@ import pytest
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.settings import config_text
+from megatron_ptdp.schedules import registry
 from megatron_ptdp.train.config import MODEL_SETTINGS, SECTIONS, Config, load, load_schedules, parse_setting
 from megatron_ptdp.train.setup import schedule_of
 
@@ -118,8 +119,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "table.toml")
 
 
-def test_a_file_may_register_a_schedule(tmp_path: Path) -> None:
+def test_a_file_may_register_a_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule of the page, in a file."""
+    monkeypatch.setattr(registry, "_GENERATORS", {**registry._GENERATORS})
     page = (EXAMPLES.parents[1] / "docs" / "schedules.md").read_text()
     code = next(block for block in page.split("```python\n")[1:] if "@register" in block).split("```")[0]
     file = tmp_path / "waves.py"
