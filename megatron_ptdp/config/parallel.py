@@ -49,7 +49,7 @@ class ParallelConfig:
 
 
 def batch_fault(batch: int, data: int, microbatch: int) -> str | None:
-    """The reason why a batch cannot be cut into microbatches on each replica; None where it can.
+    """The reason why a batch cannot be cut into microbatches on each replica, and what to do; None where it can.
 
     Args:
         batch: examples of a step, B
@@ -58,7 +58,8 @@ def batch_fault(batch: int, data: int, microbatch: int) -> str | None:
     """
     if batch >= 1 and batch % (data * microbatch) == 0:
         return None
-    return f"batch {batch} is no multiple of data {data} × microbatch {microbatch}"
+    each = data * microbatch
+    return f"batch {batch} is no multiple of data {data} × microbatch {microbatch}; make it a multiple of {each}"
 
 
 def indivisible(sizes: Mapping[str, int], members: int) -> str | None:

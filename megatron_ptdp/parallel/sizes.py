@@ -68,5 +68,5 @@ class Sizes(ParallelConfig):
         """
         sizes = cls(pipeline, tensor, data, chunks, 1, examples, islands)
         if fault := batch_fault(batch, data, examples):
-            raise BadSizes(f"{fault}; make it a multiple of {data * examples}")
+            raise BadSizes(fault)
         return replace(sizes, microbatches=batch // (data * examples))

@@ -5,22 +5,21 @@
 
 The parts, in the order in which a question goes through them:
 
-    load         models, clusters and software from TOML files
-    model        the shape of what is trained, its parameters and FLOPs
-    cluster      devices, networks, operations; all constants of the time model
-    plan         one parallel configuration, and whether it is legal
+    ../config    models, clusters and software, read from TOML files; sizes and layer split of a parallel configuration
+    plan         one parallel configuration, and the rules that make it legal;  settings: its values by name
     operations   seconds of one operation: a roofline
     network      seconds of one collective or message: levels of rings and trees
     layers       seconds of one layer, the embedding, the logits
-    memory       bytes of a device, by class
     pipeline     seconds of all microbatches, closed forms;  simulated: by the event simulator
+    memory       bytes of a device, by class
     estimate     all of it for one plan
-    space, search, misses    all plans; the best; why there is none
-    reasons      what binds, why others lost, the paper's heuristics
+    space        all plans;  search: the best of them
     traffic, goodput         bytes per link; failures and money
-    records, report, cli     for machines and for people
+    explain/     reasons, plain data and tables of what was found
+    calibration/ cluster files from measurements
+    questions, cli           the command line
 
-Nothing here imports JAX or Ray, but the measuring of `calibrate`. docs/planner.md explains the model.
+Only `calibration/` loads JAX and Ray, when it measures. docs/planner.md explains the model.
 """
 
 from megatron_ptdp.config.cluster import Cluster, Device, Level, Operations, Software

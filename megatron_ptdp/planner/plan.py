@@ -88,7 +88,7 @@ def tensor_fault(model: Model, tensor: int) -> str | None:
     """The size of a layer that members of the tensor axis cannot share; None where they can share all."""
     shared = {"heads": model.heads, "ffn": model.ffn, "hidden": model.hidden}
     name = indivisible(shared, tensor)
-    return f"{name} {shared[name]} is no multiple of tensor {tensor}" if name else None
+    return f"{name} {shared[name]} is no multiple of tensor {tensor}; choose one that divides it" if name else None
 
 
 def _own_fault(schedule: str, pipeline: int, microbatches: int, chunks: int) -> str | None:

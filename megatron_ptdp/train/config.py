@@ -83,7 +83,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
             return self.microbatches or 1
         each = self.microbatch * self.data
         if fault := batch_fault(self.batch, self.data, self.microbatch):
-            raise BadSizes(f"{fault}; make it a multiple of {each}")
+            raise BadSizes(fault)
         if self.microbatches and self.microbatches * each != self.batch:
             raise BadSizes(
                 f"batch {self.batch} is not microbatches {self.microbatches} × data {self.data} × microbatch "
