@@ -11,7 +11,7 @@ from megatron_ptdp.config.model import Model
 from megatron_ptdp.config.parallel import RECOMPUTE, ZERO
 from megatron_ptdp.errors import BadFigure, Illegal, UnknownName
 from megatron_ptdp.planner.plan import Plan, illegal
-from megatron_ptdp.schedules import schedule_names
+from megatron_ptdp.schedules import ScheduleError, rules_of, schedule_names
 
 SETTINGS = tuple(Plan.__dataclass_fields__)
 FLAGS = ("sequence_parallel", "scatter_gather")
@@ -34,6 +34,10 @@ def check_setting(name: str, value: Any) -> None:
     if name == "schedule":
         if value not in schedule_names():
             raise UnknownName.of("schedule", str(value), schedule_names())
+        try:
+            rules_of(value)
+        except ScheduleError as error:
+            raise BadFigure(f"schedule {value} cannot be planned: {error}") from error
     elif name == "recompute":
         if value not in RECOMPUTE:
             raise UnknownName.of("kind of recompute", str(value), RECOMPUTE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ptdp.config import load
-from megatron_ptdp.errors import Illegal, UnknownName
+from megatron_ptdp.errors import BadFigure, Illegal, UnknownName
 from megatron_ptdp.planner.estimate import pipeline_work
 from megatron_ptdp.planner.memory import in_flight, stage_memory
 from megatron_ptdp.planner.pipeline import CLOSED_FORMS
@@ -75,6 +75,14 @@ def test_a_schedule_of_ones_own_is_known_when_it_is_registered(own: str) -> None
     assert one.memory == gpipe.memory
     assert one.seconds == pytest.approx(gpipe.seconds)
     assert search(question, {"schedule": own}, top=1).best[0].plan.schedule == own
+
+
+def test_a_generator_that_always_fails_cannot_be_planned(own: str) -> None:
+    register("broken")(lambda p, m, v=1: 1 // 0)
+    with pytest.raises(
+        BadFigure, match="schedule broken cannot be planned: the rule of 'broken' failed for 3, 9"
+    ):
+        search(asked(gpt(), 4, 16), {"schedule": "broken"})
 
 
 def test_an_unregistered_schedule_is_unknown() -> None:
