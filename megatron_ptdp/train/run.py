@@ -228,11 +228,11 @@ class Run:
             loop = Loop(
                 training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak, held_out
             )
-            if number := self._looked_at(done):
-                loop.instead = {number: self._looking(number, training, display, peak)}
+            if number := self._step_to_record(done):
+                loop.instead = {number: self._recording(number, training, display, peak)}
             return loop.run(state, done)
 
-    def _looked_at(self, done: int) -> int:
+    def _step_to_record(self, done: int) -> int:
         """The number of the step whose actions are timed: the one to be drawn, else the first that does not compile. 0
         for no step: it is behind us, there is one pipeline device, or the hosts are not this run's own."""
         if self.options.trace_step:
@@ -240,7 +240,7 @@ class Run:
         able = self.schedule.devices > 1 and not self.config.cluster.url
         return done + 2 if able and done + 2 <= self.config.run.steps else 0
 
-    def _looking(self, number: int, training: Training, display: Display, peak: Peak) -> Any:
+    def _recording(self, number: int, training: Training, display: Display, peak: Peak) -> Any:
         """A function that runs a step while nothing else runs, and reports its bubble and the predicted one."""
 
         def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
