@@ -140,16 +140,15 @@ COMMON = tuple(Dimensions.__annotations__)
 
 @dataclass(frozen=True)
 class Model(Dimensions):
-    """A transformer language model.
+    """A transformer language model; see `Dimensions` for the sizes that every description has.
 
     Attributes:
-        layers: decoder layers; `encoder_layers` come before them and see `encoder_sequence` tokens per example.
+        encoder_sequence: 0 stands for `sequence`, `key_heads` 0 for `heads`.
+        gated: the feed-forward part has two matrices in (SwiGLU).
         positions: whether positions are learned, and so parameters (GPT); others (rotary, ALiBi, relative) have none.
-        tied: whether the logits use the embedding's matrix.
-        bias: whether matrices and norms have biases.
         parallel: whether a layer's attention and feed-forward part run side by side (GPT-J, PaLM); decoders only.
         dropout: whether training drops activations; the masks are then stored.
-        source: where the figures come from.
+        source: of the figures.
     """
 
     name: str

@@ -26,15 +26,11 @@ BUCKETS, FARTHEST = 32, 128
 
 @dataclass(frozen=True)
 class ModelConfig(Dimensions):
-    """The sizes of a GPT (decoder) or a T5 (encoder and decoder). There is no dropout.
+    """The sizes of a GPT (decoder) or a T5 (encoder and decoder); see `Dimensions`. There is no dropout.
 
     Attributes:
-        layers: of the decoder; `encoder_layers` of a T5 come before them.
-        head_size: 0 stands for hidden / heads, `ffn` 0 for 4 hidden.
-        sequence: tokens per example that the decoder reads and predicts; `encoder_sequence` those the encoder reads.
-        vocabulary: tokens there are. It need not divide: members of TENSOR pad it, which no result shows.
-        tied: whether the logits use the embedding's matrix.
-        bias: whether matrices and norms have biases.
+        sequence: tokens per example that the decoder reads and predicts.
+        vocabulary: number of tokens. It need not divide: members of TENSOR pad it, which no result shows.
         experts: feed-forward parts of each layer, of which every token goes through `top_k`; 0 for an ordinary layer.
         balance: weight of the loss that keeps experts equally busy.
     """
