@@ -206,8 +206,13 @@ class Model(Dimensions):
         return (encoder,) * self.encoder_layers + (decoder,) * self.layers
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens per example that the decoder reads; and those that the encoder reads, where there is one."""
+        return (self.sequence, self.encoder_sequence) if self.encoder_layers else (self.sequence,)
+
+    @property
     def tokens_per_example(self) -> int:
-        return self.sequence + (self.encoder_sequence if self.encoder_layers else 0)
+        return sum(self.lengths)
 
     def layer_parameters(self, layer: Layer) -> int:
         """Parameters of one layer: 12 h² + 13 h for GPT (PTD-P eq. 2)."""

@@ -74,7 +74,7 @@ def illegal(plan: Plan, model: Model) -> str | None:
         return f"schedule {plan.schedule} with {v} chunks needs a pipeline of 2 or more"
     if fault := rules_of(plan.schedule).plan_fault(p, m, v) or _own_fault(plan.schedule, p, m, v):
         return f"schedule {fault}"
-    if plan.sequence_parallel and (t == 1 or any(layer.sequence % t for layer in model.row)):
+    if plan.sequence_parallel and (t == 1 or any(length % t for length in model.lengths)):
         return f"sequence parallel needs tensor > 1 that divides the sequence, not tensor {t}"
     if plan.zero and plan.data == 1:
         return f"zero {plan.zero} needs data > 1"
