@@ -13,29 +13,25 @@ workers at work, measured for each system on the day: so having fewer cores than
     python -m benchmarks.metg --json metg.json
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
-from benchmarks.peers.process import PeerError, PeerProcess, leaving_nothing
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.systems import SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 
-ROUNDS = 3
 REPETITIONS = 3  # of each measurement; the median counts
 CALIBRATIONS = 5
 HALF = 0.5
-TARGET_S = 0.3  # of one measured run
 CLOSE = 1.15  # the search ends when its two bounds are this near
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
 LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
@@ -120,11 +116,13 @@ class Workers:
     """A started system.
 
     Attributes:
+        target_s: about the time of one measured run.
         rows: of the graphs that are measured, a multiple of this.
-        iteration_s: what one iteration of a task takes when all workers work.
+        iteration_s: time of one iteration of a task when all workers work.
     """
 
     process: PeerProcess
+    target_s: float
     rows: int = STEPS
     iteration_s: float = 0.0
 
@@ -142,7 +140,7 @@ class Workers:
         From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
         """
         n = 1000
-        while self.seconds(mode, "calibrate", 1, n) < TARGET_S:
+        while self.seconds(mode, "calibrate", 1, n) < self.target_s:
             n *= 2
         pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
         one, two = (min(times) for times in zip(*pairs, strict=True))
@@ -159,7 +157,7 @@ class Workers:
         def of(duration: float) -> float:
             iterations = max(round(duration / self.iteration_s), 1)
             row_s = self.seconds(mode, pattern, self.rows, iterations) / self.rows
-            rows = self.rows * min(max(round(TARGET_S / row_s / self.rows), 1), 64)
+            rows = self.rows * min(max(round(self.target_s / row_s / self.rows), 1), 64)
             runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
             # For the duration that was asked for, where iterations are too coarse to hit it.
             return statistics.median(runs) * duration / (iterations * self.iteration_s)
@@ -167,13 +165,19 @@ class Workers:
         return of
 
 
-def run(
-    number: int = ROUNDS,
-    systems: Sequence[str] = tuple(SYSTEMS),
-    patterns: Sequence[str] = PATTERNS,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Measures on 1 host of 4 devices, or 4 workers, and returns the result as it is written to JSON."""
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = option(3, "searches of each")
+    systems: tuple[str, ...] = option(tuple(SYSTEMS), choices=tuple(SYSTEMS))
+    patterns: tuple[str, ...] = option(PATTERNS, choices=PATTERNS)
+    target_s: float = 0.3  # of one measured run
+
+
+SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), target_s=0.05)
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on 1 host of 4 devices, or 4 workers."""
     started: dict[str, Workers] = {}
     modes: dict[str, list[str]] = {}
     errors: dict[str, str] = {}
@@ -183,25 +187,22 @@ def run(
 
     def fail(what: str, error: object) -> None:
         errors[what] = str(error)
-        say(f"{what}: {error}")
+        progress.say(f"{what}: {error}")
 
     try:
-        for name in systems:
-            say(f"starting {name}")
+        for name in settings.systems:
+            progress.say(f"starting {name}")
             try:
-                problem = SYSTEMS[name].problem()
-                if problem:
-                    raise PeerError(problem)
                 process, described = start(SYSTEMS[name], 1, WIDTH)
-                started[name] = Workers(process, ROWS.get(name, STEPS))
+                started[name] = Workers(process, settings.target_s, ROWS.get(name, STEPS))
                 modes[name], versions[name] = described["modes"]["calibrate"], described["versions"]
                 started[name].calibrate(modes[name][0])
-                say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")
+                progress.say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")
             except PeerError as error:
                 modes[name] = []
                 fail(name, error)
-        for k in range(number):
-            for pattern in patterns:
+        for k in range(settings.rounds):
+            for pattern in settings.patterns:
                 for name, workers in started.items():
                     for mode in modes[name]:
                         what = f"{name} {mode} {pattern}"
@@ -211,7 +212,9 @@ def run(
                         first = earlier[-1].duration if earlier else 200e-6
                         try:
                             earlier.append(search(workers.granularity(mode, pattern), first))
-                            say(f"round {k + 1} of {number}, {what}: {1e6 * earlier[-1].granularity:,.0f} us")
+                            progress.say(
+                                f"round {k + 1} of {settings.rounds}, {what}: {1e6 * earlier[-1].granularity:,.0f} us"
+                            )
                         except (PeerError, NotReached) as error:
                             fail(what, error)
     finally:
@@ -220,7 +223,7 @@ def run(
     return {
         "benchmark": "metg",
         "machine": machine,
-        "measured": MEASURED.format(width=WIDTH, rounds=number),
+        "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
         "versions": versions,
         "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in started.items()},
         "rows": [
@@ -240,43 +243,16 @@ def run(
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers; what did not run comes last."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    table = Table("system", "mode", "pattern", title="METG(50 %), us")
-    for heading in ("min", "median", "max"):
-        table.add_column(heading, justify="right")
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    table = printing.table("METG(50 %), us", ["system", "mode", "pattern"])
     for row in result["rows"]:
-        numbers = (f"{row['metg_us'][key]:,.0f}" for key in ("min", "median", "max"))
-        table.add_row(row["system"], row["mode"], row["pattern"], *numbers)
+        table.add_row(row["system"], row["mode"], row["pattern"], *printing.numbers(row["metg_us"], ",.0f"))
     console.print(table)
-    for what, error in result["errors"].items():
-        console.print(f"Not run, {what}: {error}", markup=False)
+    printing.not_run(result["errors"], console)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.metg", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="searches of each (default: %(default)s)")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
-    parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), help="default: all")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parse(arguments)
-    with leaving_nothing():
-        result = run(
-            options.rounds,
-            options.systems,
-            options.patterns,
-            lambda text: print(text, file=sys.stderr, flush=True),
-        )
-    show(result, Console())
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
+BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, uses_peers=True)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

@@ -1,4 +1,4 @@
-"""Task graphs on plain JAX, one process with all devices and nobody else on them: what is left without a runtime.
+"""Task graphs on plain JAX, one process with all devices to itself: what is left without a runtime.
 
 tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`.
 gang     each row is a call of a jitted function over all devices, as `pathways_tasks` has it.
@@ -13,13 +13,13 @@ import numpy as np
 
 from benchmarks.peers import task_graphs
 from benchmarks.peers.pathways_tasks import PAYLOADS, row_of_tasks, task, work
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import System, serve
 from benchmarks.peers.task_graphs import START, STEPS, WIDTH
 
 MODES = ("tasks", "gang", "fused")
 
 
-class JaxTasks:
+class JaxTasks(System):
     packages = ("jax", "jaxlib", "numpy")
     payloads = PAYLOADS
     modes = dict.fromkeys(PAYLOADS, MODES)
@@ -106,9 +106,6 @@ class JaxTasks:
 
     def release(self, mode: str, payload: str) -> None:
         self._iterations = self._start = None
-
-    def close(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
-from benchmarks.aims import AIMS, Aim, aim_of
-from benchmarks.pages import bars, cell, number, table
+from benchmarks.report import page as report
+from benchmarks.report.aims import AIMS, Aim, aim_of
+from benchmarks.report.html import bars, cell, number, table
 
 MACHINE = {
     "cpu": "a processor",
