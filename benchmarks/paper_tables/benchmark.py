@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import product
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks import printing
 from benchmarks.harness import Benchmark, Output, Progress, Result, option
 from benchmarks.paper_tables.others import H100_CALIBRATION, SEEN, other_rows
 from benchmarks.paper_tables.pathways import ratios
 from benchmarks.paper_tables.rows import CALIBRATION, Row, ptdp_rows, ptdp_table_1
+from benchmarks.report import html as pages
 from megatron_ptdp.planner import load
 from megatron_ptdp.planner.cluster import Cluster, Software
 from megatron_ptdp.planner.estimate import Question, estimate
@@ -227,9 +228,7 @@ def show(result: Result, console: Console) -> None:
             constants = ", ".join(f"{key} {value}" for key, value in found.items() if key != "error")
             console.print(f"{name}: {constants}, error {found['error']:.2%} (root of mean)")
         return
-    table = Table(box=None, header_style="bold")
-    for name in ("table", "row", "printed", "predicted", "unit", "error"):
-        table.add_column(name, justify="right" if name in ("printed", "predicted", "error") else "left")
+    table = printing.table("", ["table", "row"], ["printed", "predicted", "unit", "error"], box=None)
     last = ""
     for line in result["lines"]:
         error = "" if line["error"] is None else f"{line['error']:+.1%}"
@@ -238,9 +237,7 @@ def show(result: Result, console: Console) -> None:
         last = line["table"]
     console.print(table)
     console.print("* calibrated on   ~ read off a chart   ° shown, not counted: the paper leaves out what it needs\n")
-    table = Table(box=None, header_style="bold")
-    for name in ("table", "rows", "mean", "worst", "bias", "goal"):
-        table.add_column(name, justify="left" if name == "table" else "right")
+    table = printing.table("", ["table"], ["rows", "mean", "worst", "bias", "goal"], box=None)
     for row in result["tables"]:
         table.add_row(row["table"], str(row["rows"]), *_figures(row))
     console.print(table)
@@ -270,14 +267,11 @@ def _figures(row: dict[str, Any]) -> list[str]:
 def html(result: dict[str, Any]) -> str:
     """The page as one file without anything else."""
     parts = [
-        "<!doctype html><meta charset=utf-8><title>Planner: prediction beside print</title>",
-        "<style>body{font:14px sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse;margin:1em 0}"
-        "td,th{padding:.15em .7em;text-align:left;border-bottom:1px solid #ddd}.n{text-align:right}"
-        ".bad{color:#b00}</style><h1>Prediction beside print</h1>",
+        "<h1>Prediction beside print</h1>",
         f"<p>Calibrated on {escape('; '.join(result['calibration_rows']))} (*). ~ read off a chart. ° not counted.</p>",
     ]
     summary = [[row["table"], str(row["rows"]), *_figures(row)] for row in result["tables"]]
-    parts.append(_html_table(["table", "rows", "mean", "worst", "bias", "goal"], summary))
+    parts.append(_table(["table", "rows", "mean", "worst", "bias", "goal"], summary))
     rows = []
     for line in result["lines"]:
         printed = _printed(line)
@@ -285,20 +279,18 @@ def html(result: dict[str, Any]) -> str:
         rows.append(
             [line["table"], line["label"], line["plan"], printed, f"{line['predicted']:.4g}", line["unit"], error]
         )
-    parts.append(_html_table(["table", "row", "plan", "printed", "predicted", "unit", "error"], rows))
+    parts.append(_table(["table", "row", "plan", "printed", "predicted", "unit", "error"], rows))
     winners_rows = [
         [one["table"], one["compare"], one["paper"], one["planner"], "yes" if one["same"] else "no"]
         for one in result["winners"]
     ]
-    parts.append("<h2>Winners</h2>" + _html_table(["table", "among", "paper", "planner", "same"], winners_rows))
+    parts.append("<h2>Winners</h2>" + _table(["table", "among", "paper", "planner", "same"], winners_rows))
     parts.append(f"<h2>Constants</h2><pre>{escape(json.dumps(result['constants'], indent=2))}</pre>")
-    return "\n".join(parts) + "\n"
+    return pages.page("Planner: prediction beside print", "\n".join(parts))
 
 
-def _html_table(head: list[str], rows: list[list[str]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f"<table><tr>{top}</tr>\n{body}</table>"
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return pages.table([dict(zip(head, row, strict=True)) for row in rows])
 
 
 def write_page(result: Result, path: Path) -> None:

@@ -30,6 +30,8 @@ def dispatch(target: Path | None, figure: Path | None, repetitions: int, smoke: 
         result = benchmark.run(**settings)
     except AssertionError as error:
         raise CommandFailed(f"wrong result: {error}") from error
+    except RuntimeError as error:
+        raise CommandFailed(str(error)) from error
     benchmark.show(result, console)
     if figures:
         figures.dispatch(result, figure)
