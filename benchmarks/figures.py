@@ -122,7 +122,7 @@ def throughput(result: dict[str, Any], path: Path) -> None:
 
 
 def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[str], path: Path) -> None:
-    """What was on the devices, gang by gang: one row for each tenant, one bar for each gang."""
+    """Gangs on the devices over time: one row for each tenant, one bar for each gang."""
     heights = [0.9 + 0.22 * len(one["tenants"]) for one in found]
     figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -42,7 +42,7 @@ SYSTEMS = {
     "jax": SystemInfo("", ("benchmarks.peers.jax_tasks",)),
     "dask": SystemInfo("dask", ("benchmarks.peers.dask_tasks",)),
 }
-ROWS = {"dask": 16}  # it takes tens of milliseconds for a row, and need not be told of 64 at a time
+ROWS = {"dask": 16}  # a row takes tens of milliseconds, so fewer than 64 are enough
 
 MEASURED = (
     "Rows of {width} tasks on {width} workers of one host; a task takes values of the row before, works, and leaves "
@@ -68,12 +68,12 @@ class NotReached(Exception):
 
 
 def search(granularity: Callable[[float], float], first: float) -> Point:
-    """Where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
+    """Finds where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
 
     A first measurement gives a guess: were the overhead the same for all durations, METG would be twice that.
 
     Args:
-        granularity: measures tasks of a duration; it may choose another one, so it returns what it took as well.
+        granularity: measures tasks of a duration; returns seconds.
         first: the duration that is measured first.
 
     Raises:

@@ -68,13 +68,13 @@ class Found:
     probes: list[Probe] = field(default_factory=list)
 
 
-def search(probe: Callable[[int], Probe], first: int, least: int, most: int) -> Found:
+def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) -> Found:
     """The fewest iterations that keep up with JAX: doubles or halves until it is bracketed, then bisects.
 
     Args:
-        probe: measures so many iterations of work.
-        least: where shorter work makes no difference any more; if that keeps up, it is the answer.
-        most: where the search gives up.
+        probe: measures this many iterations of work.
+        lower: where shorter work makes no difference any more; if that keeps up, it is the answer.
+        upper: where the search gives up.
     """
     found = Found()
 
@@ -86,21 +86,21 @@ def search(probe: Callable[[int], Probe], first: int, least: int, most: int) -> 
 
     low, high = first, first
     if keeps_up(first):
-        while low > least:
-            low = max(low // 2, least)
+        while low > lower:
+            low = max(low // 2, lower)
             if not keeps_up(low):
                 break
         else:
             return found
         high = low * 2
     else:
-        while high < most:
-            high = min(high * 2, most)
+        while high < upper:
+            high = min(high * 2, upper)
             if keeps_up(high):
                 break
         else:
             return found
-        low = max(high // 2, least)
+        low = max(high // 2, lower)
     while high > low * CLOSE + 1:
         middle = round((low * high) ** 0.5)
         low, high = (low, middle) if keeps_up(middle) else (middle, high)
@@ -195,7 +195,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
 def _row(pair: Pair, name: str, hosts: int, devices: int, progress: Progress) -> dict[str, Any]:
     iteration_s = pair.iteration_s()
-    least, most = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
+    lower, upper = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
 
     def probe(iterations: int) -> Probe:
         found = pair.probe(iterations)
@@ -203,7 +203,7 @@ def _row(pair: Pair, name: str, hosts: int, devices: int, progress: Progress) ->
         progress.say(f"{name}, {hosts}x{devices}: {1e3 * found.jax_s:.3f} ms, {ratio['median']:.2f} of JAX")
         return found
 
-    found = search(probe, max(round(FIRST_S / iteration_s), least), least, most)
+    found = search(probe, max(round(FIRST_S / iteration_s), lower), lower, upper)
     return {
         "system": name,
         "hosts": hosts,

@@ -1,4 +1,4 @@
-"""How results are printed: a heading, tables of spreads, what did not run."""
+"""Results as text: a heading, tables of spreads, systems that did not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPREAD = ("min", "median", "max")
 
 
 def heading(result: Mapping[str, Any], console: Console) -> None:
-    """Prints what was measured, and on what."""
+    """Prints the description of a measurement and of the machine."""
     console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
 
 
@@ -38,6 +38,6 @@ def with_range(spread: Mapping[str, float], form: str) -> str:
 
 
 def not_run(errors: Mapping[str, str], console: Console) -> None:
-    """Prints what did not run, and why."""
+    """Prints systems and cases that did not run, with their errors."""
     for what, error in errors.items():
         console.print(f"Not run, {what}: {error}", markup=False)

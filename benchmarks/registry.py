@@ -11,10 +11,10 @@ from benchmarks.harness import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a benchmark is.
+    """One line of the list.
 
     Attributes:
-        module: holds it as `BENCHMARK`.
+        module: below `benchmarks`; it holds the benchmark as `BENCHMARK`.
         title: of its section in the report.
         usual: whether `python -m benchmarks` runs it.
     """

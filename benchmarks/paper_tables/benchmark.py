@@ -135,10 +135,10 @@ def winners(made: list[Line]) -> list[dict[str, Any]]:
             groups[line.table.split(",")[0], line.compare].append(line)
     found = []
     for (table, compare), group in groups.items():
-        told = [line for line in group if line.printed is not None]
-        if len(group) < 2 or not told:
+        printed = [line for line in group if line.printed is not None]
+        if len(group) < 2 or not printed:
             continue
-        paper = max(told, key=lambda line: line.printed or 0.0)
+        paper = max(printed, key=lambda line: line.printed or 0.0)
         ours = max(group, key=lambda line: line.predicted)
         lead = ours.predicted / paper.predicted - 1
         same = ours is paper

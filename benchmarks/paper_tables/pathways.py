@@ -43,7 +43,7 @@ class Ratio:
 
 @cache
 def pod(island: int = 2048) -> Cluster:
-    """TPU v3 in islands of so many cores, joined by the data centre's network."""
+    """TPU v3 in islands of this many cores, joined by the data centre's network."""
     whole = load.cluster("tpu-v3")
     ici, dcn = whole.levels
     return replace(whole, levels=(replace(ici, size=island), dcn))

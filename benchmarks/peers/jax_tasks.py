@@ -36,7 +36,7 @@ class JaxTasks(System):
         self._mesh = Mesh(np.array(self._devices), ("x",))
         self._same, self._spread = NamedSharding(self._mesh, P()), NamedSharding(self._mesh, P("x"))
         self._tasks = [jax.jit(functools.partial(task, point=p)) for p in range(WIDTH)]
-        self._alone = self._on_all(lambda iterations, v: v + work(iterations, v[0]))
+        self._one_task = self._on_all(lambda iterations, v: v + work(iterations, v[0]))
         self._programs: dict[tuple[str, str], Any] = {}
 
     def _on_all(self, run: Any) -> Any:
@@ -57,7 +57,7 @@ class JaxTasks(System):
             kept, v = [], start
             for row in rows * (STEPS // period):
                 given = (iterations, start if keep_all else v)
-                # Where rows are one computation they stay apart, as they are where each is a call.
+                # Rows of one computation stay separate, as they do when each is a call.
                 v = row(*(jax.lax.optimization_barrier(given) if mode == "fused" else given))
                 kept.append(v)
             return kept if keep_all else kept[-1:]
@@ -91,12 +91,14 @@ class JaxTasks(System):
         if payload != "calibrate" and (mode, payload) not in self._programs:
             program = self._programs[mode, payload] = self._program(mode, payload)
             jax.block_until_ready(program(self._iterations, self._start))  # compiles
-        self._alone(jax.device_put(np.int32(1), self._same), jax.device_put(np.zeros(WIDTH, np.float32), self._spread))
+        self._one_task(
+            jax.device_put(np.int32(1), self._same), jax.device_put(np.zeros(WIDTH, np.float32), self._spread)
+        )
 
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
         """`count` rows of a pattern; for `calibrate`, one task on each worker, all at once."""
         if payload == "calibrate":
-            return np.asarray(self._alone(self._iterations, self._start)).tolist()
+            return np.asarray(self._one_task(self._iterations, self._start)).tolist()
         v, program = self._start, self._programs[mode, payload]
         for _ in range(count // STEPS):
             *_, v = program(self._iterations, v)

@@ -89,7 +89,7 @@ class PathwaysTasks(System):
             in_specs=(P(), P("x")),
             out_specs=P("x"),
         )
-        self._alone = pw.compiled(one, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
+        self._one_task = pw.compiled(one, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
         self._programs: dict[tuple[str, str], Any] = {}
 
     def _row(self, pattern: str, row: int) -> Any:
@@ -141,9 +141,9 @@ class PathwaysTasks(System):
         if payload != "calibrate" and (mode, payload) not in self._programs:
             program = self._programs[mode, payload] = self._program(mode, payload)
             np.asarray(program(self._iterations, self._start)[-1])  # compiles
-        self._alone(*self._calibration()).block_until_ready()
+        self._one_task(*self._arguments()).block_until_ready()
 
-    def _calibration(self) -> tuple[Any, Any]:
+    def _arguments(self) -> tuple[Any, Any]:
         pw, P = self._pw, self._P
         return pw.put(np.int32(1), slice=self._gang, spec=P()), pw.put(
             np.zeros(WIDTH, np.float32), slice=self._gang, spec=P("x")
@@ -152,7 +152,7 @@ class PathwaysTasks(System):
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
         """`count` rows of a pattern; for `calibrate`, one task on each worker, all at once."""
         if payload == "calibrate":
-            return np.asarray(self._alone(self._iterations, self._start)).tolist()
+            return np.asarray(self._one_task(self._iterations, self._start)).tolist()
         v, program = self._start, self._programs[mode, payload]
         for _ in range(count // STEPS):
             *_, v = program(self._iterations, v)

@@ -72,7 +72,7 @@ class Session:
         self.say(f"{what}: {error}")
 
     def cases(self, modes: Sequence[str], payloads: Sequence[str]) -> list[Case]:
-        """What the running systems can do, of what is wanted; empty means all."""
+        """The wanted cases of the running systems; empty means all."""
         return [
             Case(name, mode, payload)
             for name, running in self.systems.items()

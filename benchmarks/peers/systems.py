@@ -25,7 +25,7 @@ class SystemInfo:
     module: tuple[str, ...]
 
     def problem(self) -> str | None:
-        """Why it cannot be started; None if it can."""
+        """The reason that it cannot be started; None if it can."""
         return environments.problem(self.environment) if self.environment else None
 
     def here(self) -> SystemInfo:

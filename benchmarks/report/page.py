@@ -70,8 +70,8 @@ class Result:
     @property
     def when(self) -> str:
         """The time of the measurement; that of the file if the result has none."""
-        told = self.machine.get("when")
-        return str(told) if told else f"file of {self.written:%Y-%m-%d %H:%M} UTC"
+        when = self.machine.get("when")
+        return str(when) if when else f"file of {self.written:%Y-%m-%d %H:%M} UTC"
 
     @property
     def machine(self) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ class Result:
         try:
             return measure.describe(self.machine)
         except (KeyError, TypeError, ValueError, AttributeError):
-            return ", ".join(f"{key} {value}" for key, value in self.machine.items()) or "not told"
+            return ", ".join(f"{key} {value}" for key, value in self.machine.items()) or "unknown"
 
     def figures(self) -> Iterator[Found]:
         """All that can have an aim."""
@@ -193,7 +193,7 @@ def section(result: Result) -> str:
     head = f'<h2 id="{escape(result.name)}">{escape(result.title)}</h2>'
     if result.trouble:
         return f'{head}<p class="missed">{escape(result.name)}: {escape(result.trouble)}</p>'
-    told = [
+    facts = [
         ("file", result.name),
         (
             "benchmark",
@@ -201,12 +201,12 @@ def section(result: Result) -> str:
         ),
         ("when", result.when),
         ("where", result.where),
-        ("what", str(result.data.get("measured", "not told"))),
-        ("settings", json.dumps(result.data["settings"]) if "settings" in result.data else "not told"),
+        ("what", str(result.data.get("measured", "unknown"))),
+        ("settings", json.dumps(result.data["settings"]) if "settings" in result.data else "unknown"),
     ]
-    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in told)
+    listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts)
     drawn = bars([(one.name, one.values, one.aim, one.verdict) for one in result.figures()])
-    return f"{head}<dl>{facts}</dl>{pictures(result)}{drawn}{tables(result)}"
+    return f"{head}<dl>{listed}</dl>{pictures(result)}{drawn}{tables(result)}"
 
 
 def tables(result: Result) -> str:

@@ -89,7 +89,7 @@ def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
     return {
         ONE: [Shape(n, n, DEVICES_PER_HOST) for n in hosts],
         "of 16, one": [Shape(n, ISLAND, DEVICES_PER_HOST) for n in several],
-        "of 16, all": [Shape(n, ISLAND, DEVICES_PER_HOST, crossing=True) for n in several],
+        "of 16, all": [Shape(n, ISLAND, DEVICES_PER_HOST, cross_island=True) for n in several],
     }
 
 
@@ -103,8 +103,8 @@ async def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[
         gc.collect()
         for number in range(-1, settings.rounds):
             for shape, batch in cases[number % len(cases) :] + cases[: number % len(cases)]:
-                # Of launches that cross, an island takes 64 at a time; others have a window for each island.
-                count = batch * (1 if shape.crossing else shape.islands)
+                # Of cross-island launches, an island takes 64 at a time; others have a window for each island.
+                count = batch * (1 if shape.cross_island else shape.islands)
                 costs = await planes[shape].launch(count)
                 if number >= 0:
                     found[shape, batch].append(costs)
@@ -124,7 +124,7 @@ def scheduler_us(costs: Costs, shape: Shape, batch: int) -> float:
 def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], plane: ControlPlane) -> dict[str, Any]:
     """`microseconds` are per launch and process; those of schedulers and hosts are of all of them together. `joining`
     is what the last host to join cost the controller: its decision, and what it sent to all islands."""
-    count = batch * (1 if shape.crossing else shape.islands)
+    count = batch * (1 if shape.cross_island else shape.islands)
     return {
         "islands_are": name,
         "hosts": shape.hosts,

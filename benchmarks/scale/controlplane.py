@@ -60,7 +60,7 @@ class Shape:
     hosts: int
     per_island: int
     devices_per_host: int = 8
-    crossing: bool = False
+    cross_island: bool = False
 
     @property
     def islands(self) -> int:
@@ -204,7 +204,7 @@ class ControlPlane:
     def _register(self) -> None:
         self.launches.open_session(SESSION)
         slices = [self.shape.slice(island) for island in range(self.shape.islands)]
-        programs = [slices] if self.shape.crossing else [[placed] for placed in slices]
+        programs = [slices] if self.shape.cross_island else [[placed] for placed in slices]
         for placed in slices:
             self.launches.add_slice(SESSION, placed)
         self.programs = len(programs)
@@ -285,7 +285,7 @@ class ControlPlane:
 
     def _answer(self, host: int, island: int, messages: list[Any]) -> list[Message]:
         """In a program over all islands, every gang but the first waits for another island before it runs."""
-        waiting = self.shape.crossing and island > 0
+        waiting = self.shape.cross_island and island > 0
         begun = [m.sequence for m in messages if isinstance(m, Run)]
         if waiting:
             done = [m.sequence for m in messages if isinstance(m, Proceed)]

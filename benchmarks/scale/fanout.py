@@ -23,11 +23,11 @@ from pathways_ray.transport import fan_out, links, streams
 from pathways_ray.transport.messages import FROM_HOST, TO_HOST, Done, DropSession, HostUp, Program, Run, encode_batch
 
 JOIN_LIMIT_S = 60.0
-JOIN_AT_ONCE = links.MOST_STRANGERS // 4
-"""A server hangs up on those beyond `MOST_STRANGERS` who have yet to say who they are."""
+JOIN_AT_ONCE = 64
+"""A server accepts a limited number of connections that have not yet shaken hands (256)."""
 
 END = DropSession(0)
-"""Tells the hosts of the benchmark to go."""
+"""Ends the hosts of the benchmark."""
 
 IN_A_ROW = 5
 BRANCHINGS = (4, 8, 16, 32)
@@ -183,8 +183,8 @@ def trees(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     soon as there are more hosts than branches.
     """
     lone = sorted((row for row in found if row["batch"] == 1), key=lambda row: row["hosts"])
-    fewest, most = lone[0], lone[-1]
-    each = most["scheduler_us_per_host"]["median"]
+    fewest, largest = lone[0], lone[-1]
+    each = largest["scheduler_us_per_host"]["median"]
     hop = max(0.0, fewest["latency_us"]["min"] - fewest["scheduler_us"]["min"])
     star = [hop + hosts * each for hosts in SIZES]
     made = []

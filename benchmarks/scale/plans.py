@@ -73,7 +73,7 @@ def planning(devices: int, cut: str, rounds: int) -> dict[str, Any]:
 
 def over_islands(hosts: int) -> dict[str, Any]:
     """Planning one computation on each island: plans of all islands together."""
-    shape = Shape(hosts, ISLAND, DEVICES_PER_HOST, crossing=True)
+    shape = Shape(hosts, ISLAND, DEVICES_PER_HOST, cross_island=True)
     slices = [shape.slice(island) for island in range(shape.islands)]
     before = time.thread_time()
     made = planned(1, slices)

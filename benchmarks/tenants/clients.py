@@ -67,8 +67,8 @@ class Outcome:
 
 def in_flight(length: float, clients: int = 1) -> int:
     """Computations of `length` seconds that each of `clients` keeps in flight; a multiple of GROUPS."""
-    least, most = IN_FLIGHT
-    return max(least, min(most, round(IN_FLIGHT_S / length / clients))) // GROUPS * GROUPS
+    lower, upper = IN_FLIGHT
+    return max(lower, min(upper, round(IN_FLIGHT_S / length / clients))) // GROUPS * GROUPS
 
 
 def repeated(steps: int, devices: int, v: Any) -> Any:
@@ -171,7 +171,7 @@ class JaxAlone:
         return drive([self.one(task.steps)], task)
 
     def length(self, steps: int, guess: float) -> float:
-        """Seconds that a computation of so many steps takes, one after the other, when nothing disturbs it."""
+        """Seconds of a computation with these steps, one after the other, when nothing disturbs it."""
         one = self.one(steps)
         one.reset()
         one.issue(1)
@@ -184,7 +184,7 @@ class JaxAlone:
         return min(found)
 
     def calibrate(self, lengths: Sequence[float]) -> list[int]:
-        """The steps with which a computation takes about so many seconds."""
+        """The steps of computations that take about these seconds."""
         step = self.length(256, 0.01) / 256
         found = []
         for length in lengths:
@@ -220,12 +220,12 @@ class Client:
 
         for name, token in self.tokens.items():
             session = self.sessions[name] = self.connect(token, name=name)
-            held = session.virtual_slice((self.devices,), ("x",))
-            start = pw.put(np.zeros(self.devices, np.float32), slice=held, spec=P("x"))
+            devices = session.virtual_slice((self.devices,), ("x",))
+            start = pw.put(np.zeros(self.devices, np.float32), slice=devices, spec=P("x"))
             for number in steps:
                 function = functools.partial(repeated, number, self.devices)
-                spread = jax.shard_map(function, mesh=held.mesh, in_specs=P("x"), out_specs=P("x"))
-                gang = pw.compiled(spread, slice=held, in_specs=P("x"), out_specs=P("x"))
+                spread = jax.shard_map(function, mesh=devices.mesh, in_specs=P("x"), out_specs=P("x"))
+                gang = pw.compiled(spread, slice=devices, in_specs=P("x"), out_specs=P("x"))
                 # Lowered now: a call would take the session that is connected last.
                 one = self.series[name, number] = Series(launching(gang.lower(start)), start)
                 one.reset()

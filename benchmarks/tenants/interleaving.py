@@ -1,4 +1,4 @@
-"""How tenants shared the devices, from a trace of gangs. Pure: lists in, numbers out.
+"""Shares and turns of tenants on the devices, from a trace of gangs. Pure: lists in, numbers out.
 
 A gang here is what a host ran as one computation: `(tenant, start, end)`, times in seconds, in the order of the
 ends. All gangs use the same devices, so they do not overlap.
@@ -35,7 +35,7 @@ def turns(gangs: Sequence[Gang]) -> list[list[Gang]]:
 
 
 def describe(gangs: Sequence[Gang]) -> dict[str, Any]:
-    """How busy the devices were, and how finely tenants were interleaved.
+    """Utilisation of the devices, and how finely tenants were interleaved.
 
     A *turn* is what runs of one tenant before another's; `away_ms` is how long tenants were off the devices between two
     turns.

@@ -29,7 +29,7 @@ UNPINNED = " There are fewer than two cores: devices are not pinned, and no rati
 
 @dataclass
 class Samples:
-    """What was measured.
+    """Measurements of all cases.
 
     Attributes:
         sizes: of the model

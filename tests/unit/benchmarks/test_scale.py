@@ -24,10 +24,10 @@ def launched(shape: Shape, *counts: int) -> list[Costs]:
     return asyncio.run(story())
 
 
-@pytest.mark.parametrize("shape", [Shape(4, 4), Shape(4, 2), Shape(6, 2, crossing=True)], ids=str)
+@pytest.mark.parametrize("shape", [Shape(4, 4), Shape(4, 2), Shape(6, 2, cross_island=True)], ids=str)
 def test_every_launch_gets_its_outcome(shape: Shape) -> None:
     """`launch` itself asserts that nothing is left in flight; all five links and three processes were in use."""
-    for costs in launched(shape, 1, 5, 70 if not shape.crossing else 60):
+    for costs in launched(shape, 1, 5, 70 if not shape.cross_island else 60):
         assert {"controller", "scheduler", "hosts"} == set(costs.seconds)
         assert all(costs.bytes.values())
         assert len(costs.bytes) == 6
@@ -41,7 +41,7 @@ def test_bytes_to_a_host_do_not_depend_on_how_many_there_are() -> None:
 
 
 def test_a_crossing_launch_is_one_message_to_each_island_and_no_more() -> None:
-    (two,), (eight,) = (launched(Shape(4 * n, 4, crossing=True), 4) for n in (2, 8))
+    (two,), (eight,) = (launched(Shape(4 * n, 4, cross_island=True), 4) for n in (2, 8))
     assert two.bytes["controller to island"] / 2 == eight.bytes["controller to island"] / 8
 
 
