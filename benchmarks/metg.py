@@ -176,56 +176,71 @@ class Settings:
 SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), target_s=0.05)
 
 
+class Bench:
+    """Started systems and all searches so far. A system or case that fails is dropped, and its error is kept."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self.settings, self.progress = settings, progress
+        self.workers: dict[str, Workers] = {}
+        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.found: dict[tuple[str, str, str], list[Point]] = {}
+        self.errors: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        self.progress.say(f"starting {name}")
+        try:
+            process, described = start(SYSTEMS[name], 1, WIDTH)
+            self.workers[name] = workers = Workers(process, self.settings.target_s, ROWS.get(name, STEPS))
+            self.descriptions[name] = described
+            modes = described["modes"]["calibrate"]
+            workers.calibrate(modes[0])
+            self.found |= {(name, mode, pattern): [] for pattern in self.settings.patterns for mode in modes}
+            self.progress.say(f"{name}: one iteration takes {1e9 * workers.iteration_s:.0f} ns")
+        except PeerError as error:
+            self.fail(name, error)
+
+    def search(self, name: str, mode: str, pattern: str) -> None:
+        """One more search of a case, from where the one before ended."""
+        what, earlier = f"{name} {mode} {pattern}", self.found[name, mode, pattern]
+        if what in self.errors:
+            return
+        first = earlier[-1].duration if earlier else 200e-6
+        try:
+            earlier.append(search(self.workers[name].granularity(mode, pattern), first))
+            self.progress.say(f"{what}: {1e6 * earlier[-1].granularity:,.0f} us")
+        except (PeerError, NotReached) as error:
+            self.fail(what, error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        self.errors[what] = str(error)
+        self.progress.say(f"{what}: {error}")
+
+    def close(self) -> None:
+        for workers in self.workers.values():
+            workers.process.close()
+
+
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on 1 host of 4 devices, or 4 workers."""
-    started: dict[str, Workers] = {}
-    modes: dict[str, list[str]] = {}
-    errors: dict[str, str] = {}
-    versions: dict[str, Any] = {}
-    found: dict[tuple[str, str, str], list[Point]] = {}
     machine = measure.machine()
-
-    def fail(what: str, error: object) -> None:
-        errors[what] = str(error)
-        progress.say(f"{what}: {error}")
-
+    bench = Bench(settings, progress)
     try:
         for name in settings.systems:
-            progress.say(f"starting {name}")
-            try:
-                process, described = start(SYSTEMS[name], 1, WIDTH)
-                started[name] = Workers(process, settings.target_s, ROWS.get(name, STEPS))
-                modes[name], versions[name] = described["modes"]["calibrate"], described["versions"]
-                started[name].calibrate(modes[name][0])
-                progress.say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")
-            except PeerError as error:
-                modes[name] = []
-                fail(name, error)
+            bench.start(name)
+        # All systems in turn for each pattern.
+        bench.found = dict(sorted(bench.found.items(), key=lambda item: settings.patterns.index(item[0][2])))
         for k in range(settings.rounds):
-            for pattern in settings.patterns:
-                for name, workers in started.items():
-                    for mode in modes[name]:
-                        what = f"{name} {mode} {pattern}"
-                        if what in errors:
-                            continue
-                        earlier = found.setdefault((name, mode, pattern), [])
-                        first = earlier[-1].duration if earlier else 200e-6
-                        try:
-                            earlier.append(search(workers.granularity(mode, pattern), first))
-                            progress.say(
-                                f"round {k + 1} of {settings.rounds}, {what}: {1e6 * earlier[-1].granularity:,.0f} us"
-                            )
-                        except (PeerError, NotReached) as error:
-                            fail(what, error)
+            progress.say(f"round {k + 1} of {settings.rounds}")
+            for case in bench.found:
+                bench.search(*case)
     finally:
-        for workers in started.values():
-            workers.process.close()
+        bench.close()
     return {
         "benchmark": "metg",
         "machine": machine,
         "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
-        "versions": versions,
-        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in started.items()},
+        "versions": {name: described["versions"] for name, described in bench.descriptions.items()},
+        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in bench.workers.items()},
         "rows": [
             {
                 "system": name,
@@ -236,10 +251,10 @@ def run(settings: Settings, progress: Progress) -> Result:
                 "metg_us": measure.spread([1e6 * point.granularity for point in points]),
                 "task_us": measure.spread([1e6 * point.duration for point in points]),
             }
-            for (name, mode, pattern), points in found.items()
+            for (name, mode, pattern), points in bench.found.items()
             if points
         ],
-        "errors": errors,
+        "errors": bench.errors,
     }
 
 
