@@ -143,8 +143,8 @@ class Benchmark(Generic[S]):
         progress = Progress(options.json)
         with self._children():
             result = self.run(settings, progress)
-        self.show(result, console())
         progress.save(result)
+        self.show(result, console())
         for output in self.outputs:
             path = getattr(options, output.flag.removeprefix("--"))
             if path is not None:
