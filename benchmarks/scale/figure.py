@@ -17,9 +17,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     panels = [(part, panel) for part, panel in PANELS.items() if part in result]
     figure = Figure(figsize=(4.6 * len(panels), 4.2), layout="constrained")
     for axes, (part, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        panel(result[part], axes)
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log", base=2)  # before the panel sets limits, which would count as linear
         axes.set_yscale("log")
+        panel(result[part], axes)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.legend(frameon=False, fontsize=8)
