@@ -24,7 +24,7 @@ from benchmarks import printing
 from benchmarks.harness import Benchmark, Output, Progress, Result, option
 from benchmarks.paper_tables.others import H100_CALIBRATION, SEEN, other_rows
 from benchmarks.paper_tables.pathways import ratios
-from benchmarks.paper_tables.rows import CALIBRATION, Row, ptdp_rows, ptdp_table_1
+from benchmarks.paper_tables.rows import CALIBRATION, Line, Row, ptdp_rows, ptdp_table_1
 from benchmarks.report import html as pages
 from megatron_ptdp.planner import load
 from megatron_ptdp.planner.cluster import Cluster, Software
@@ -39,27 +39,6 @@ GOALS = {  # mean and worst absolute error that were aimed at
 }
 FIGURES_GOAL = 0.12
 CALIBRATED = {("PTD-P table 1", label) for label in CALIBRATION} | set(H100_CALIBRATION) | set(SEEN)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the page. `printed` is None if only the winner of its comparison is printed."""
-
-    table: str
-    label: str
-    plan: str
-    printed: float | None
-    predicted: float
-    unit: str
-    read: bool = False
-    calibrated: bool = False
-    counted: bool = True
-    compare: str = ""
-    note: str = ""
-
-    @property
-    def error(self) -> float | None:
-        return None if self.printed is None else self.predicted / self.printed - 1
 
 
 def predict(row: Row, cluster: Cluster, software: Software) -> float:
@@ -96,11 +75,7 @@ def lines() -> list[Line]:
                 compare=row.compare,
             )
         )
-    for one in ratios():
-        made.append(
-            Line(one.table, one.label, "", one.printed, one.predicted, one.unit, counted=one.counted, note=one.note)
-        )
-    return made
+    return [*made, *ratios()]
 
 
 def summaries(made: list[Line]) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ shown with what was assumed and do not count.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
-from benchmarks.paper_tables.rows import pathways_plans
+from benchmarks.paper_tables.rows import Line, pathways_plans
 from megatron_ptdp.planner import load
 from megatron_ptdp.planner.cluster import Cluster
 from megatron_ptdp.planner.estimate import Estimate, Question
@@ -28,19 +29,6 @@ DISPATCH = 200e-6
 on many hosts). Table 1 asks whether it shows."""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """One printed figure and its prediction."""
-
-    table: str
-    label: str
-    printed: float
-    predicted: float
-    unit: str
-    counted: bool
-    note: str = ""
-
-
 @cache
 def pod(island: int = 2048) -> Cluster:
     """TPU v3 in islands of this many cores, joined by the data centre's network."""
@@ -54,26 +42,28 @@ def estimated(model: Model, plan: Plan, island: int = 2048) -> tuple[Question, E
     return question, estimate_exactly(question, plan)
 
 
-def ratios() -> Iterator[Ratio]:
+def ratios() -> Iterator[Line]:
     yield from _table_1()
     yield from _table_2()
     yield from _figure_10()
     yield from _figure_12()
 
 
-def _table_1() -> Iterator[Ratio]:
+def _table_1() -> Iterator[Line]:
     """T5: the same speed under one controller as under many; absolute speed by the best plan without a pipeline."""
     for name, cores, printed in (("base", 32, 618.0), ("large", 32, 90.4), ("3b", 512, 282.8), ("11b", 512, 84.8)):
         question = Question(load.model(f"t5-{name}"), pod(), load.software("xla"), cores, 2048)
         best = search(question, {"pipeline": 1}, top=1, simulate=False).best[0]
         ratio = best.seconds / (best.seconds + DISPATCH)
-        yield Ratio("Pathways table 1", f"T5 {name}, Pathways over JAX", 1.0, ratio, "ratio", True)
+        yield Line("Pathways table 1", f"T5 {name}, Pathways over JAX", "", 1.0, ratio, "ratio")
         note = f"batch of 2,048 assumed, {best.plan.label()}"
         predicted = best.tokens_per_second / 1e3
-        yield Ratio("Pathways table 1, absolute", f"T5 {name}", printed, predicted, "k tokens/s", False, note)
+        yield Line(
+            "Pathways table 1, absolute", f"T5 {name}", "", printed, predicted, "k tokens/s", counted=False, note=note
+        )
 
 
-def _table_2() -> Iterator[Ratio]:
+def _table_2() -> Iterator[Line]:
     """The 3B decoder: each row over the first pipeline's."""
     model = load.model("pathways-3b")
     rows = {"SPMD": (SPMD, 125.7), **pathways_plans()}
@@ -82,18 +72,20 @@ def _table_2() -> Iterator[Ratio]:
     for name, (_, printed) in rows.items():
         if name != first:
             over = tokens[name] / tokens[first]
-            yield Ratio("Pathways table 2", f"{name} over {first}", printed / rows[first][1], over, "ratio", True)
+            yield Line("Pathways table 2", f"{name} over {first}", "", printed / rows[first][1], over, "ratio")
         note = "1,024 tokens, heads of 128, T5's vocabulary assumed"
-        yield Ratio("Pathways table 2, absolute", name, printed, tokens[name], "k tokens/s", False, note)
+        yield Line(
+            "Pathways table 2, absolute", name, "", printed, tokens[name], "k tokens/s", counted=False, note=note
+        )
 
 
-def _figure_10() -> Iterator[Ratio]:
+def _figure_10() -> Iterator[Line]:
     model, plan = load.model("pathways-3b"), pathways_plans()["S=16 M=64"][0]
     ratio = estimated(model, plan)[1].seconds / estimated(model, plan, 32)[1].seconds
-    yield Ratio("Pathways figure 10", "4 islands of 32 cores over 1 of 128", 1.0, ratio, "ratio", True)
+    yield Line("Pathways figure 10", "4 islands of 32 cores over 1 of 128", "", 1.0, ratio, "ratio")
 
 
-def _figure_12() -> Iterator[Ratio]:
+def _figure_12() -> Iterator[Line]:
     """Two islands, gradients summed over the network between them: bytes, and speed over one island of double size."""
     cases = (("64B", 80, 8192, 1024, 457.0, 0.972), ("136B", 42, 16384, 2048, 1030.0, 0.97))
     for name, layers, hidden, island, gigabytes, share in cases:
@@ -105,6 +97,7 @@ def _figure_12() -> Iterator[Ratio]:
         crossing = next(level for level in traffic(question, apart) if level.level == "dcn")
         note = f"{layers} layers of {hidden}, batch of 2 M tokens, t={tensor} assumed"
         total = crossing.data * plan.devices / 1e9
-        yield Ratio("Pathways figure 12", f"{name}, GB between the islands", gigabytes, total, "GB", False, note)
+        assumed: dict[str, Any] = {"counted": False, "note": note}
+        yield Line("Pathways figure 12", f"{name}, GB between the islands", "", gigabytes, total, "GB", **assumed)
         speed = together.seconds / apart.seconds
-        yield Ratio("Pathways figure 12", f"{name}, 2 islands over 1", share, speed, "ratio", False, note)
+        yield Line("Pathways figure 12", f"{name}, 2 islands over 1", "", share, speed, "ratio", **assumed)

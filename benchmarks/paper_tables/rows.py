@@ -43,6 +43,27 @@ class Row:
     counted: bool = True
 
 
+@dataclass(frozen=True)
+class Line:
+    """One row of the page. `printed` is None if only the winner of its comparison is printed."""
+
+    table: str
+    label: str
+    plan: str
+    printed: float | None
+    predicted: float
+    unit: str
+    read: bool = False
+    calibrated: bool = False
+    counted: bool = True
+    compare: str = ""
+    note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        return None if self.printed is None else self.predicted / self.printed - 1
+
+
 def gpt(name: str, layers: int, hidden: int, heads: int) -> Model:
     """A GPT of the paper: 2,048 tokens, a vocabulary of 51,200."""
     return Model(name, layers, hidden, heads, sequence=2048, vocabulary=51200)

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.paper_tables.benchmark import Line, calibrate, calibrate_h100, html, predict, show, summaries, winners
+from benchmarks.paper_tables.benchmark import calibrate, calibrate_h100, html, predict, show, summaries, winners
 from benchmarks.paper_tables.others import other_rows
 from benchmarks.paper_tables.rows import (
     CALIBRATION,
     GPT_530B,
+    Line,
     Row,
     figures_of_schedule,
     figures_of_shape,
