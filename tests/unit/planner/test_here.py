@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.planner_here import MODELS, Run, figures, rankings, row_of, runs, show
-from benchmarks.training_runtime import SPMD, Case
+from benchmarks.training.runtime import SPMD, Case
 from megatron_ptdp.config import load
 from megatron_ptdp.config.cluster import Cluster, Level
 from megatron_ptdp.planner.settings import check
