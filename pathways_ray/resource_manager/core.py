@@ -5,7 +5,8 @@ It is where the processes of a cluster meet. Four rules:
 *Addresses.* Controller and schedulers publish where they serve; who looks one up waits until it is there.
 
 *Epochs.* The hosts of an island form one JAX group, so they join together: each waits until all have come, and all get
-the same epoch, newer than any these hosts had. A host that comes again takes its old group with it.
+the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
+their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
 a request waits for them, up to a limit.
@@ -49,7 +50,8 @@ TICK_S = 1.0
 """Time between two looks at the controller and at requests that wait."""
 
 MAX_REJOIN_S = 30.0
-"""A slice that is requested before all hosts have joined waits this long for them."""
+"""Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
+slice that was requested before all islands had joined is mapped to those there are."""
 
 MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
@@ -83,7 +85,9 @@ class ManagerCore:
         self.requests: list[tuple[float, SliceRequested]] = []
         self.controller = ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
-        self.liveness: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
+        self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
+        self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
+        self.schedulers: dict[int, str] = {}
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -91,6 +95,7 @@ class ManagerCore:
             case ControllerServes():
                 return self._controller_serves(event, now)
             case Published(name, address):
+                self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
             case Withdrawn(name, address):
                 # A successor may have been quicker.
@@ -122,7 +127,7 @@ class ManagerCore:
             case SessionReleased(token, session):
                 return [Answer(token, self.inventory.release_session(session))]
             case Ticked():
-                return [*self._silent_controller(now), *self._answer_requests(now)]
+                return [*self._silent_controller(now), *self._silent_hosts(now), *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -132,13 +137,13 @@ class ManagerCore:
             return []  # sent before it died
         if incarnation != self.controller.incarnation:
             self.past_controllers.add(self.controller.incarnation)
-            self.liveness.forget(self.controller.incarnation)
+            self.controllers.forget(self.controller.incarnation)
             self.story.note(Entry(now, "new controller", event.address))
             self.inventory.start_over()
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
                 del self.addresses[name]
         self.controller = event
-        self.liveness.hear(incarnation, now)
+        self.controllers.hear(incarnation, now)
         if self.addresses.get("controller") != event.address:
             return self._publish("controller", event.address, now)
         return []
@@ -146,12 +151,31 @@ class ManagerCore:
     def _silent_controller(self, now: float) -> list[Command]:
         """Kills a controller that has been silent for too long, once."""
         commands: list[Command] = []
-        for incarnation in self.liveness.silent(now):
-            self.liveness.forget(incarnation)
+        for incarnation in self.controllers.silent(now):
+            self.controllers.forget(incarnation)
             reason = f"it did not answer for {MAX_CONTROLLER_SILENCE_S:.0f} s"
             self.story.note(Entry(now, "controller killed", reason))
             commands.append(KillController(self.controller.actor, reason))
         return commands
+
+    def _silent_hosts(self, now: float) -> list[Command]:
+        """Kills hosts that have not joined the successor of their scheduler in time, once."""
+        commands: list[Command] = []
+        for host in self.rejoining.silent(now):
+            self.rejoining.forget(host)
+            reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
+            commands.append(self._kill(self.inventory.hosts[host], reason, now))
+        return commands
+
+    def _expect_hosts(self, name: str, address: str, now: float) -> None:
+        """A scheduler that is new on its island expects the hosts that its predecessor had."""
+        kind, _, number = name.partition("-")
+        if kind != "scheduler" or self.schedulers.get(island := int(number)) == address:
+            return
+        self.schedulers[island] = address
+        for host in self.inventory.hosts.values():
+            if host.island == island and host.host not in self.forming.get(island, {}):
+                self.rejoining.hear(host.host, now)
 
     def _publish(self, name: str, address: str, now: float) -> list[Command]:
         self.addresses[name] = address
@@ -162,6 +186,7 @@ class ManagerCore:
 
     def _join(self, event: JoinRequested, now: float) -> list[Command]:
         host = event.host
+        self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
         scheduler = self.addresses.get(name)
         if scheduler is None:

@@ -6,6 +6,7 @@ Each is a small change that somebody could make by mistake, with the number of s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from pathways_ray.executor.run.progress import HostProgress
 from pathways_ray.executor.run.steps import GateStep, ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.scheduler import order
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
@@ -79,6 +81,10 @@ APART: dict[str, Any] = CROWDED | {"islands": {0: [0, 1]}, "devices": 1, "slices
 
 PAIRS: dict[str, Any] = {"islands": {0: [0, 1], 1: [2, 3]}, "clients": 4}
 """Islands of two hosts."""
+
+
+SINGLES: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}}
+"""Islands of one host, which no other one of its group misses."""
 
 
 def bug(
@@ -313,6 +319,30 @@ def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
 
     original = SchedulerCore.lose_host
     patch.setattr(SchedulerCore, "lose_host", lose_host)
+
+
+# --- liveness ---------------------------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=150, **SINGLES)
+def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) -> None:
+    patch.setattr(ManagerCore, "_silent_controller", lambda self, now: [])
+
+
+@bug(faults=12, seeds=150, **SINGLES)
+def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
+    """When the links of such a host break, it is taken for one that has ended."""
+
+    def init(original: Original, self: SchedulerCore, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.liveness.limit_s = math.inf
+
+    wrapped(patch, SchedulerCore, "__init__", init)
+
+
+@bug(faults=20, seeds=150, **SINGLES)
+def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
+    patch.setattr(ManagerCore, "_expect_hosts", lambda self, name, address, now: None)
 
 
 # --- values do not depend on scheduling -------------------------------------------------------------------------------
