@@ -44,7 +44,6 @@ from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import (
     BarrierReached,
     Done,
-    DropSession,
     Enqueued,
     FromHost,
     HostDown,
@@ -97,13 +96,13 @@ class SchedulerCore:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         self.order.now = now
         match event:
-            case HostMessage(host, epoch, message):
-                if not self.members.is_current(host, epoch):
+            case ControllerMessage():
+                return self._from_controller(event.message)
+            case HostMessage():
+                if not self.members.is_current(event.host, event.epoch):
                     return []  # of an older epoch: its launches have failed already
-                self.liveness.hear(host, now)
-                return self._from_host(host, message)
-            case ControllerMessage(message):
-                return self._from_controller(message)
+                self.liveness.hear(event.host, now)
+                return self._from_host(event.host, event.message)
             case Ticked():
                 return self._tick(now)
             case HostConnected(hello):
@@ -124,12 +123,9 @@ class SchedulerCore:
         return Load(self.island, self.order.queued())
 
     def _from_controller(self, message: ToIsland) -> list[Command]:
-        match message:
-            case Peers():
-                self.members.list_peers(message.peers)
-                return [ToHosts(message)]
-            case DropSession():
-                self.story.note(Entry(self.order.now, "session ended", session=message.session))
+        if isinstance(message, Peers):
+            self.members.list_peers(message.peers)
+            return [ToHosts(message)]
         return self.order.from_controller(message)
 
     def _from_host(self, host: int, message: FromHost) -> list[Command]:

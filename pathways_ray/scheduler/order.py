@@ -145,6 +145,7 @@ class IslandOrder:
         Cross-island ones stay: another island may have started its part, which would wait for this one for ever. They
         find none of their arguments and end at once.
         """
+        self.story.note(Entry(self.now, "session ended", session=message.session))
         commands: list[Command] = [ToHosts(message)]
         queue = self.sessions.pop(message.session, None)
         self.ledger.close(message.session)
