@@ -4,8 +4,8 @@
 gang's inputs have arrived there, or failed, and the scheduler releases the barrier for all at the same place of their
 order.
 
-*Agreement.* Hosts on which a launch succeeded while it failed on others have run a gang that those have not: what their
-collectives exchange from then on is worthless.
+*Agreement.* Hosts on which a launch succeeded while it failed on others have run a gang that those have not: the values
+that their collectives exchange from then on are worthless.
 
 *Order check*, a debugging aid. Each host reports its gangs in the order in which it enqueued them. A gang that is first
 on all its hosts is right and forgotten. Two hosts that each have a common gang first, but not the same one, have seen

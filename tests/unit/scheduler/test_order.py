@@ -1,4 +1,4 @@
-"""The order of one island: what its hosts get and when, and what the controller hears."""
+"""The order of one island: the messages its hosts get and when, and those that the controller gets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def dispatched(commands: list[Command]) -> list[ToHost]:
 
 
 def told(commands: list[Command]) -> list:
-    """What the controller hears, but for times taken and candidates, which have tests of their own."""
+    """Messages to the controller, without times, candidates and stories, which have tests of their own."""
     messages = [command.message for command in commands if isinstance(command, ToController)]
     plain = [Done(m.sequences) if isinstance(m, Done) else m for m in messages]
     return [HostDown(m.host, m.epoch, m.reason) if isinstance(m, HostDown) else m for m in plain]
@@ -101,7 +101,7 @@ def test_what_has_no_place_in_the_order_is_passed_on(message: ToHost) -> None:
 
 
 def test_further_gangs_of_a_launch_take_no_further_room() -> None:
-    """Sequential dispatch: three Runs of one launch are one launch in the window."""
+    """Sequential dispatch: three messages of one launch are one launch in the window."""
     island = serving(0, window=1)
     sent = [dispatched(island.from_controller(run(1, gang, 1))) for gang in (0, 1, 2)]
     assert sent == [[run(1, 0, 1)], [run(1, 1, 1)], [run(1, 2, 1)]]
@@ -174,7 +174,7 @@ def test_a_launch_has_failed_when_every_host_says_so() -> None:
 
 
 @pytest.mark.parametrize("first_to_speak", ["the one that failed", "the one that did not"])
-def test_hosts_that_disagree_start_anew(first_to_speak: str) -> None:
+def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
     island = serving(0, 1)
     island.from_controller(run(1))
@@ -195,12 +195,12 @@ def test_news_of_hosts_are_passed_on() -> None:
     assert told(island.from_host(1, 1, Enqueued(3, 0))) == [Enqueued(3, 0)]
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- input barriers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gate_opens_when_every_host_has_what_the_gang_waits_for() -> None:
+def test_a_barrier_is_released_when_every_host_has_the_inputs_of_the_gang() -> None:
     """
-    1. Gang 2 of a launch waits for data on both hosts, gang 3 too. Each gate opens by itself, and once.
+    1. Gang 2 of a launch waits for data on both hosts, gang 3 too. Each barrier is released by itself, and once.
     2. A host that says twice that its data has come counts once.
     """
     island = serving(0, 1)
@@ -222,7 +222,7 @@ def test_what_failed_to_arrive_on_one_host_has_failed_on_all() -> None:
     ]
 
 
-def test_gates_of_launches_that_are_over_stay_as_they_are() -> None:
+def test_barriers_of_launches_that_are_over_are_not_released() -> None:
     island = serving(0)
     assert island.from_host(0, 1, BarrierReached(0, 7, 0)) == []
     island.from_controller(run(1))
@@ -332,7 +332,7 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
 def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None:
     """
     1. The limit is 10 s. Launches one after the other, together longer than that, are fine.
-    2. One that stays first for longer is suspected, and the island's hosts are killed.
+    2. One that stays first for longer is reported as the candidate, and the island's hosts are killed.
     """
     island = serving(0, 1, window=4, limit_s=10.0)
     for k in (1, 2, 3):
@@ -354,7 +354,7 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
 def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:
     """
     1. A launch fails on host 0. Host 1 is busy with the one before it: that is no reason.
-    2. Then it is first on host 1's devices, and does not end: the island starts anew.
+    2. Then it is first on host 1's devices, and does not end: the island restarts.
     """
     island = serving(0, 1, window=4)
     for k in (1, 2):

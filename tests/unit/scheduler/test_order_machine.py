@@ -3,7 +3,7 @@
 The test plays the controller and the hosts. Several sessions launch programs of this island alone, on two sets of
 devices, and programs that run on other islands too; any policy decides between them, also one that likes the youngest.
 Hosts complete what they were given in any order, and agree on how it ended or, now and then, do not. When one is lost,
-or two disagree, all start anew and come back one by one under the next epoch.
+or two disagree, all restart and come back one by one under the next epoch.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
-        """Hosts that leave others waiting in a launch they have failed make the island start anew."""
+        """Hosts that leave others waiting in a launch they have failed make the island restart."""
         commands = self.island.tick(self.island.now + seconds)
         if commands:
             assert any(self.fate.get(sequence) and left for sequence, left in self.open.items()), "no reason to"

@@ -1,4 +1,4 @@
-"""Hosts that enqueue their common gangs in different orders are found, and nobody else is."""
+"""Hosts that enqueue their common gangs in different orders are found, and no others."""
 
 from __future__ import annotations
 
