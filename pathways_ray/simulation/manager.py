@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 
 
 class SimulatedManager:
-    """Its process is not killed here: without it nothing starts, and nothing else depends on it."""
+    """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`.
 
-    def __init__(self, world: World) -> None:
+    It is not killed here: without it nothing starts, and nothing else depends on it.
+    """
+
+    def __init__(self, world: World, last_epoch: int = 0) -> None:
         self.world = world
         self.process = world.network.process("manager", "manager")
-        self.core = ManagerCore(world.settings.islands)
+        self.core = ManagerCore(world.settings.islands, last_epoch=last_epoch)
         self.tokens = itertools.count()
         self.calls: dict[int, tuple[Process, Callable[[Any], None]]] = {}
         self._tick()
