@@ -11,7 +11,6 @@ import traceback
 from concurrent.futures import Future
 from typing import Any
 
-import grpc
 import ray
 
 from pathways_ray import limits, names
@@ -36,7 +35,7 @@ from pathways_ray.scheduler.events import (
     Withdraw,
 )
 from pathways_ray.scheduler.plugins import policy_named
-from pathways_ray.transport import fan_out, links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
@@ -62,9 +61,9 @@ class IslandScheduler:
         self.listen = listen
         self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s)
         depth = self.core.order.outstanding.__len__
-        self.hosts = fan_out.FanOut(depth)
-        self.branches: dict[int, fan_out.Branch] = {}
-        self.controller = streams.AsyncOutbox(depth)
+        self.hosts = outboxes.FanOut(depth)
+        self.branches: dict[int, outboxes.Branch] = {}
+        self.controller = outboxes.AsyncOutbox(depth)
         self.tasks: set[asyncio.Task[None]] = set()
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
@@ -107,7 +106,7 @@ class IslandScheduler:
             self._spawn(self.controller.carry(link))
             self._spawn(self._tick())
             self.address.set_result(address)
-            while (data := await streams.reading(link)) is not None:
+            while (data := await link.read()) is not None:
                 for message in TO_ISLAND.decode_batch(data):
                     self._handle(ControllerMessage(message))
         finally:
@@ -119,23 +118,26 @@ class IslandScheduler:
         task.add_done_callback(self.tasks.discard)
 
     async def _host_link(self, link: links.AsyncLink) -> None:
-        if not streams.authorised(streams.metadata_of(link), self.link_secret):
-            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
-        data = await streams.reading(link)
-        hello = FROM_HOST.decode_batch(data)[0] if data else None
+        if not streams.authorised(link.metadata, self.link_secret):
+            link.refuse("wrong link secret")
+        data = await link.read()
+        batch = FROM_HOST.decode_batch(data) if data else []
+        hello = batch.pop(0) if batch else None
         if not isinstance(hello, HostUp):
             return
         host, epoch = hello.host, hello.epoch
         commands = self._handle(HostConnected(hello))
         for command in commands:
             if isinstance(command, Refuse):
-                await link.abort(grpc.StatusCode.FAILED_PRECONDITION, command.reason)
-                return
+                link.refuse(command.reason)
         pump = asyncio.ensure_future(self.branches[host].carry(link))
         try:
-            while (data := await streams.reading(link)) is not None:
-                for message in FROM_HOST.decode_batch(data):
+            while True:
+                for message in batch:
                     self._handle(HostMessage(host, epoch, message))
+                if (data := await link.read()) is None:
+                    break
+                batch = FROM_HOST.decode_batch(data)
         finally:
             pump.cancel()
             self._handle(HostDisconnected(host, epoch))
