@@ -1,6 +1,6 @@
 """A control plane without processes: real decisions, real messages, simulated hosts.
 
-The controller's `Launches` and the schedulers' `IslandOrder` are those of the runtime, and so are the outboxes and the
+The controller's `Launches` and the schedulers' `SchedulerCore` are those of the runtime, and so are the outboxes and the
 bytes between them. Links end in lists here, and hosts answer at once that they have the inputs of a gang and that a
 launch is done. Between two readings of the clock runs the work of one process for one batch, so the CPU time in between
 is that process's.
@@ -23,8 +23,8 @@ from pathways_ray.controller.state import SendIsland
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
-from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.scheduler.state import ToController, ToHosts
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.events import ControllerMessage, Event, HostConnected, HostMessage, ToController, ToHosts
 from pathways_ray.transport import batcher, outboxes
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.messages import (
@@ -143,15 +143,16 @@ class Scheduler:
     def __init__(self, shape: Shape, island: int) -> None:
         first = island * shape.per_island
         self.island, self.hosts = island, range(first, first + shape.per_island)
-        self.order = IslandOrder(island, frozenset(self.hosts), limits.ISLAND_WINDOW)
-        self.fan = outboxes.FanOut(self.order.outstanding.__len__)
+        self.core = SchedulerCore(island, self.hosts, limits.ISLAND_WINDOW)
+        depth = self.core.order.outstanding.__len__
+        self.fan = outboxes.FanOut(depth)
         self.sinks = {host: Sink() for host in self.hosts}
-        self.controller, self.up = outboxes.AsyncOutbox(self.order.outstanding.__len__), Sink()
+        self.controller, self.up = outboxes.AsyncOutbox(depth), Sink()
         self.carriers = [carrying(self.fan.open(h), self.sinks[h]) for h in self.hosts]
         self.carriers.append(carrying(self.controller, self.up))
 
-    def do(self, commands: list[Any]) -> None:
-        for command in commands:
+    def do(self, event: Event) -> None:
+        for command in self.core.handle(event, time.monotonic()):
             match command:
                 case ToHosts(message):
                     self.fan.send(message)
@@ -161,12 +162,11 @@ class Scheduler:
     def from_controller(self, batches: list[bytes]) -> None:
         for data in batches:
             for message in TO_ISLAND.decode_batch(data):
-                self.do(self.order.from_controller(message))
+                self.do(ControllerMessage(message))
 
     def from_host(self, host: int, data: bytes) -> None:
         for message in FROM_HOST.decode_batch(data):
-            assert isinstance(message, Done | BarrierReached), message
-            self.do(self.order.from_host(host, 1, message))
+            self.do(HostMessage(host, 1, message))
 
 
 class ControlPlane:
@@ -195,7 +195,7 @@ class ControlPlane:
         for scheduler in self.schedulers:
             for host in scheduler.hosts:
                 hello = HostUp(host, 1, "10.0.0.1:40000", "10.0.0.1:40001", self.shape.devices_per_host, 1)
-                scheduler.order.host_up(hello)
+                scheduler.core.handle(HostConnected(hello), time.monotonic())
                 before = time.thread_time()
                 commands = self.launches.host_up(scheduler.island, hello)
                 spent = time.thread_time() - before
@@ -213,7 +213,8 @@ class ControlPlane:
             commands = self.launches.register(SESSION, number, program)
             for command in commands:
                 assert isinstance(command, SendIsland)
-                self.schedulers[command.island].order.from_controller(command.message)
+                scheduler = self.schedulers[command.island]
+                scheduler.core.handle(ControllerMessage(command.message), time.monotonic())
             for host in program.hosts:
                 self.launches.ready(Ready(host, number, 0))
             # Buffer k is the argument of program k.
