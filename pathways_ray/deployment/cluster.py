@@ -211,7 +211,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            manager = first.options(scheduling_strategy=near).remote(islands, *link_secrets)
+            manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
