@@ -83,7 +83,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @repeatable(400)
 @given(recipes())
 def test_loops_give_what_the_calls_give(case: Recipe) -> None:
-    """The parts are run as `executor/compile/compiler.py` runs them, on texts: a value that is not carried is not there."""
+    """The parts are run as `compile/compiler.py` runs them, on texts: a value that is not carried is not there."""
     values = {Ref(-1, k): f"x{k}" for k in range(2)}
 
     def block(start: int, end: int, known: dict[Ref, str]) -> dict[Ref, str]:
