@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.systems import computation, limit_cpu_threads
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE, core_of, pinned
 
 GROUPS = 8  # in flight at once: one is waited for while the others keep the devices busy
 IN_FLIGHT_S = 0.2  # work in flight: many times what a launch takes to the devices and back, also on a crowded machine
@@ -152,7 +152,7 @@ class JaxAlone:
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-        with pinned(core_of(0, os.environ.get(VARIABLE, ""))):  # as a host of the runtime
+        with pinned(core_of(0, os.environ.get(CORES_VARIABLE, ""))):  # as a host of the runtime
             jax.devices()
         self.devices = devices
         self.mesh = jax.make_mesh((devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

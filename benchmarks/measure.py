@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE
+from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -66,16 +66,16 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
     if len(cores) < 2:
         yield False
         return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ",".join(map(str, cores[:hosts]))
+    before = os.environ.get(CORES_VARIABLE)
+    os.environ[CORES_VARIABLE] = ",".join(map(str, cores[:hosts]))
     os.sched_setaffinity(0, cores[1:] if hosts == 1 else cores)
     try:
         yield True
     finally:
         os.sched_setaffinity(0, cores)
-        os.environ.pop(VARIABLE)
+        os.environ.pop(CORES_VARIABLE)
         if before is not None:
-            os.environ[VARIABLE] = before
+            os.environ[CORES_VARIABLE] = before
 
 
 def cpu_seconds() -> float:

@@ -25,7 +25,7 @@ from megatron_ptdp.parallel import Layout, Options, Step, build_step
 from megatron_ptdp.parallel import Sizes as Cut
 from megatron_ptdp.schedules import Costs, Schedule
 from megatron_ptdp.train import timeline
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE
+from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE
 
 ISLANDS = (2, 1, 1, 4)  # hosts of each
 INSIDE, ACROSS, FOUR = (0,), (1, 2), (3,)
@@ -100,7 +100,7 @@ def cores_listed() -> Iterator[list[int]]:
     """
     cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
     cores = cores if len(cores) == 2 else []
-    wanted = {**KEPT, **({VARIABLE: ",".join(map(str, cores))} if cores else {})}
+    wanted = {**KEPT, **({CORES_VARIABLE: ",".join(map(str, cores))} if cores else {})}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -57,8 +57,8 @@ def chain_of_computations(v: Any, payload: str, n: int) -> Any:
 
 @contextlib.contextmanager
 def on_its_core(host: int) -> Iterator[None]:
-    """Device threads made inside run where a host of the runtime would have them (`pathways_ray.executor.compile.cpu_affinity`, which
-    not all environments can import)."""
+    """Device threads made inside run where a host of the runtime would have them (`executor.compile.cpu_backend`,
+    which not all environments can import)."""
     cores = [int(core) for core in os.environ.get("PATHWAYS_CPU_CORES", "").split(",") if core]
     before = os.sched_getaffinity(0)
     if cores:

@@ -47,7 +47,7 @@ def variables(devices: int) -> dict[str, str | None]:
     NPROC is by the rule that this runtime has for its own hosts. Ray would give its workers, our hosts among them, a
     lower priority than the clients have (nice 15), and no other system does so with its processes.
     """
-    from pathways_ray.deployment.topology import pool_threads
+    from pathways_ray.executor.compile.cpu_backend import pool_threads
 
     threads = pool_threads(devices)
     return {

@@ -16,8 +16,7 @@ import msgspec
 import ray
 
 from pathways_ray import names
-from pathways_ray.deployment.topology import pool_threads
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+from pathways_ray.executor.compile.backend import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.transport import streams, thread_links
@@ -59,7 +58,10 @@ class HostExecutor:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
             self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
-            _configure(devices, platform)
+            self.backend = backend_of(platform)
+            self.backend.configure(devices)
+            # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
+            os.environ["JAX_ENABLE_X64"] = "1"
             crashes = CrashLog(runtime, host)
             self.crash = crashes.take()
             crashes.watch()
@@ -91,8 +93,7 @@ class HostExecutor:
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
-        # The first look at the devices makes their threads.
-        with pinned(core_of(self.host, os.environ.get(VARIABLE, "")) if platform == "cpu" else None):
+        with self.backend.making_devices(self.host):
             local = jax.local_devices()
         if len(local) < devices or local[0].platform != platform:
             raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
@@ -114,10 +115,7 @@ class HostExecutor:
         """Makes the hosts of the island one JAX group; each sees the devices of all."""
         import jax
 
-        from pathways_ray.compat import gloo_listens_at
-
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        gloo_listens_at(self.bind)
+        self.backend.before_group(self.bind)
         jax.distributed.initialize(
             coordinator,
             len(self.members),
@@ -186,19 +184,3 @@ class HostExecutor:
         """The computations that ran since `record`, see `Timeline.stop`."""
         timeline, self.timeline = self.timeline, None
         return timeline.stop(limit_s) if timeline is not None else []
-
-
-def _configure(devices: int, platform: str) -> None:
-    """Sets the variables that XLA and JAX read at start."""
-    if platform == "cpu":
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
-        threads = pool_threads(devices)
-        if threads:
-            os.environ["NPROC"] = str(threads)
-    else:
-        if os.environ.get("JAX_PLATFORMS") == "cpu":
-            del os.environ["JAX_PLATFORMS"]  # it was meant for the client that started the runtime
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
-    os.environ["JAX_ENABLE_X64"] = "1"

@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor.compile import cpu_backend
+from pathways_ray.executor.compile.backend import Function, backend_of
 from pathways_ray.executor.compile.loops import Repetition, repetitions
 from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.ir.graph import Recipe, Ref
@@ -85,7 +85,7 @@ def _listed(types: Sequence[ArrayType]) -> str:
 
 
 _LOOP = b"while"
-"""In the code of a function that has loops. XLA's CPU compiler is then left as it is (`Compiler._options`): a user's
+"""In the code of a function that has loops. XLA's CPU compiler is then left as it is (`Backend.options`): a user's
 loop may be thousands of times as long as one of ours."""
 
 
@@ -101,7 +101,7 @@ class Compiler:
         self.host = host
         self.devices = list(devices)
         self.island = island
-        self.gloo = len(island) > 1 and devices[0].platform == "cpu"
+        self.backend = backend_of(devices[0].platform)
         self.sandbox = Sandbox(host)
         self._exported: dict[str, export.Exported] = {}
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
@@ -170,7 +170,7 @@ class Compiler:
         outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
         options = self._options(len(calls), bool(loops))
 
-        def build(function: Callable[..., Any], *also: NamedSharding) -> Any:
+        def build(function: Function, *also: NamedSharding) -> Any:
             jitted = jax.jit(
                 function,
                 in_shardings=tuple(a.sharding for a in arguments),
@@ -182,27 +182,13 @@ class Compiler:
                 return jitted.lower(*arguments).compile(compiler_options=options)
 
         compiled = build(run)
-        if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
-            raise CompileError(
-                "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
-                "write jax.lax.psum and take the slice you need"
-            )
-        if self._may_be_inline(placed) and cpu_backend.holds_up(compiled):
-            return cpu_backend.Apart(build(cpu_backend.counted_as_long(run), NamedSharding(mesh, PartitionSpec())))
-        return compiled
-
-    def _may_be_inline(self, placed: PlacedSlice) -> bool:
-        """Whether XLA may run a computation of a slice in the thread that enqueues it: on one device of this host."""
+        self.backend.check(compiled, len(self.island))
         here = sum(device.host == self.host for device in placed.devices)
-        return here == 1 and self.devices[0].platform == "cpu"
+        scalar = NamedSharding(mesh, PartitionSpec())
+        return self.backend.prepare(compiled, here, lambda change: build(change(run), scalar))
 
     def _options(self, parts: int, loops: bool) -> dict[str, str | bool] | None:
-        """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
-        part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
-        of a small loop that has them, and is not to try."""
-        if parts == 1 or self.devices[0].platform != "cpu":
-            return None
-        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
+        return self.backend.options(fused=parts > 1, loops=loops)
 
     def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
         """The compiled identity that changes a layout on the same devices."""
@@ -239,19 +225,16 @@ class Compiler:
         return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
 
     def _on_device(
-        self, what: Any, run: Callable[..., Sequence[jax.Array]], shapes: list[tuple[int, ...]], dtype: str, device: int
+        self, what: Any, run: Function, shapes: list[tuple[int, ...]], dtype: str, device: int
     ) -> Callable[..., Any]:
         def make() -> Any:
             sharding = SingleDeviceSharding(self.devices[device])
             arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
 
-            def build(function: Callable[..., Any]) -> Any:
+            def build(function: Function) -> Any:
                 return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
 
-            compiled = build(run)
-            if self.devices[0].platform == "cpu" and cpu_backend.holds_up(compiled):
-                return cpu_backend.Apart(build(cpu_backend.counted_as_long(run)))
-            return compiled
+            return self.backend.prepare(build(run), 1, lambda change: build(change(run)))
 
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled
