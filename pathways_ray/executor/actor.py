@@ -19,6 +19,7 @@ from pathways_ray import names
 from pathways_ray.executor.compile.backend import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
+from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
@@ -105,6 +106,7 @@ class HostExecutor:
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         members = tuple(self.members)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
+        self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen)

@@ -11,7 +11,7 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
-from pathways_ray.executor.run.instructions import Event, InputsArrived, PreparationFailed, Prepared
+from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, PreparationFailed, Prepared
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.plan import IslandPlan, PlacedSlice
 from pathways_ray.simulation.devices import Devices
@@ -71,6 +71,7 @@ class SimulatedHost:
         world.checker.host_serves(self)
         self.core = HostCore(self.host, tuple(self.members))
         self.driver = HostDriver(self.core, self.store, self.transfer, self)
+        self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self):
             self._scheduler_gone()

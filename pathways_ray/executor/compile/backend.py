@@ -1,6 +1,6 @@
-"""The seam between the runtime and the platform of a host's devices: all in which XLA differs from one to another.
+"""The seam between the runtime and the platform of a host's devices: everything that differs from one to another.
 
-Accelerators do as JAX says. XLA on CPU needs to be told several things; they are all in `cpu_backend`.
+Accelerators need next to nothing. XLA on CPU needs several settings and precautions; they are all in `cpu_backend`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Backend(Protocol):
     """One platform. Made before JAX is imported, which reads what `configure` sets."""
 
     def configure(self, devices: int) -> None:
-        """Sets the variables that XLA and JAX read at start, for a host with so many devices."""
+        """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
 
     def making_devices(self, host: int) -> contextlib.AbstractContextManager[None]:
         """Surrounds the first look at the devices, which makes their threads."""
@@ -38,10 +38,10 @@ class Backend(Protocol):
         """
 
     def check(self, compiled: Any, hosts: int) -> None:
-        """Raises `CompileError` for a computation that would be wrong in a group of so many hosts."""
+        """Raises `CompileError` for a computation that would be wrong in a group of this number of hosts."""
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
-        """The computation as it is to be called; it runs on so many devices of this host."""
+        """The computation as it is to be called; it runs on `devices` devices of this host."""
 
 
 class AcceleratorBackend:

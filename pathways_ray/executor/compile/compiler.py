@@ -1,4 +1,4 @@
-"""Compiling what a plan executes: exported functions composed, lowered for a slice, cached by content."""
+"""The compiler of plan entries: exported functions composed, lowered for a slice, cached by content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.messages import encode
 
-CACHED = 1024
+MAX_CACHED = 1024
 """Compiled computations kept beyond the programs that use them."""
 
 
@@ -38,14 +38,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def _unpacked(stored: jax.Array, dtype: str) -> jax.Array:
-    """From the type of `dtype_of(dtype)` to `dtype`."""
+    """An array of the type `dtype_of(dtype)` as one of `dtype`."""
     if dtype not in _PACKED:
         return stored
     return jax.lax.bitcast_convert_type(stored.astype(f"uint{_PACKED[dtype]}"), getattr(ml_dtypes, dtype))
 
 
 def _packed(value: jax.Array, dtype: str) -> jax.Array:
-    """From `dtype` to the type of `dtype_of(dtype)`."""
+    """An array of `dtype` as one of the type `dtype_of(dtype)`."""
     if dtype not in _PACKED:
         return value
     return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
@@ -138,7 +138,7 @@ class Compiler:
         )
 
         def make() -> Any:
-            # Nothing of a function is read here before it was read elsewhere: malformed ones crash who reads them.
+            # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             self.sandbox.check(name, [part.function for part in parts], functions)
             calls = [self._function(part.function, functions) for part in parts]
             check_types(executable, placed.mesh.size, calls)
@@ -254,7 +254,7 @@ class Compiler:
             raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
         with self._lock:
             self._cache[key] = made
-            while len(self._cache) > CACHED:
+            while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return made
 

@@ -1,4 +1,4 @@
-"""XLA on CPU: what it needs to be told, and where it must not be trusted. Other platforms meet none of this.
+"""XLA on CPU: the settings and precautions that it needs. No other platform has anything to do with them.
 
 - *Threads.* A collective holds one thread per device until all have arrived (`pool_threads`). On a small machine,
   device threads can be kept on chosen cores (`core_of`, `pinned`).

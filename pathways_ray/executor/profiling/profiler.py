@@ -1,4 +1,4 @@
-"""Profiles of a host: when each launch, or each computation, was on its devices. Off unless somebody asks.
+"""Profiles of a host: when each launch, or each computation, was on its devices. Off by default.
 
 `LaunchTrace` has whole launches, at next to no cost: it is an observer of the dispatcher. Launches that were under way
 when it began are left out. `Timeline` has every computation by itself, for pictures of a step: while it records, every

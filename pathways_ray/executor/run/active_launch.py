@@ -55,8 +55,8 @@ class ActiveLaunch:
 
     `position` is the step at which it goes on, and `limit` the gang that it may not reach yet (dispatch of one gang
     at a time raises it). `reported` is the last gang that the scheduler knows to be enqueued. `unresolved` are the
-    inputs that earlier launches have yet to store, each with the slots that take it; there are none once the launch has
-    left WAITING_FOR_INPUTS. `pending` is set while others can name its results.
+    inputs that earlier launches have yet to store, each with the slots that take it; the last one is resolved when the
+    launch leaves WAITING_FOR_INPUTS. `pending` is set while others can name its results.
     """
 
     __slots__ = ("launch", "limit", "pending", "phase", "plan", "position", "reported", "route", "unresolved")

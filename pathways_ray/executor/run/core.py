@@ -41,6 +41,7 @@ from pathways_ray.executor.run.instructions import (
     FreeSession,
     InputsArrived,
     Instruction,
+    Joined,
     Measure,
     PreparationFailed,
     Prepare,
@@ -85,17 +86,22 @@ class HostCore:
             wire.Peers: self._peers,
             wire.DropSession: self._session_ended,
             wire.DropProgram: self._program_dropped,
+            Joined: self._joined,
             Prepared: self._prepared,
             PreparationFailed: self._preparation_failed,
             InputsArrived: self._arrived,
         }
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """What follows from an event at time `now`, in seconds."""
+        """The instructions that follow from an event at time `now`, in seconds."""
         self._now = now
         return self._handlers[type(event)](event)
 
     # --- peers and programs -------------------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined) -> list[Instruction]:
+        self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
+        return []
 
     def _peers(self, message: wire.Peers) -> list[Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
@@ -160,7 +166,8 @@ class HostCore:
 
     def _lost(self, launch: wire.IslandLaunch) -> Instruction:
         text = f"host {self.host} restarted before the launch reached it"
-        story = self.story.lines(self._now, session=launch.session, launch=launch.sequence)
+        concerned = frozenset({self.host})
+        story = self.story.lines(self._now, session=launch.session, launch=launch.sequence, hosts=concerned)
         failure = Failure("HostLost", text, host=self.host, story=story)
         return Send(wire.IslandLaunchFailed(launch.sequence, failure, self.members))
 
@@ -251,7 +258,7 @@ class HostCore:
         return [*made, *forwards, *(one for waiting in ready for one in self._advance(waiting))]
 
     def _arrived(self, event: InputsArrived) -> list[Instruction]:
-        """What a launch waits for at a barrier is here, or failed."""
+        """The inputs of a launch at a barrier are here, or failed."""
         active = self.active.get(event.sequence)
         barrier = _barrier_of(active)
         if active is None or barrier is None or barrier.number != event.barrier:

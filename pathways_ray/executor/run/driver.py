@@ -2,7 +2,7 @@
 
 A real host and the simulated one differ in `HostIO` alone. The driver itself holds the arrays, and decides nothing.
 
-Options plug in as observers (the order check, the profiler); a host has none unless somebody asks for one.
+Options plug in as observers (the order check, the profiler); by default, a host has no observer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class HostDriver:
         others = [slots.values for number, (_, slots) in self.running.items() if number != copy.sequence]
         for slot in copy.slots:
             value = values[slot]
-            shared = not copy.if_shared or any(value is held for other in others for held in other)
+            shared = not copy.if_shared or any(value is kept for other in others for kept in other)
             if shared and not isinstance(value, Failure):
                 values[slot] = self.transfer.copy(value)
 

@@ -60,6 +60,12 @@ class HostPlan:
     host: int
     multi_host: bool
 
+    def __post_init__(self) -> None:
+        """Derives everything now, so that the thread that enqueues does not have to at the first launch."""
+        for derived in vars(HostPlan).values():
+            if isinstance(derived, functools.cached_property) and derived.attrname is not None:
+                getattr(self, derived.attrname)
+
     @functools.cached_property
     def has_part(self) -> bool:
         return has_part(self.plan, self.host)

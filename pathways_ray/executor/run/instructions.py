@@ -16,6 +16,12 @@ from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
+class Joined(msgspec.Struct, frozen=True):
+    """This process is its host under an epoch of its island."""
+
+    epoch: int
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """A program is compiled. `temporary_bytes` are those of its largest computation, per device."""
 
@@ -39,7 +45,7 @@ class InputsArrived(msgspec.Struct, frozen=True):
     failure: Failure | None
 
 
-Event = ToHost | Prepared | PreparationFailed | InputsArrived
+Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived
 """A message of the scheduler, or something that an instruction led to."""
 
 

@@ -125,8 +125,8 @@ class PreparedProgram:
         return []
 
     def awaited(self, slots: Slots, position: int) -> list[Any]:
-        """What has to arrive on this host before the launch may pass the barrier at a position: arrays, or failures in
-        their place."""
+        """The pieces that have to arrive on this host before the launch may pass the barrier at a position: arrays, or
+        failures in their place."""
         edges = self.plan.barrier_at(slots.launch, position).edges
         return [
             piece
@@ -136,13 +136,13 @@ class PreparedProgram:
         ]
 
     def fail_inputs(self, slots: Slots, position: int, failure: Failure) -> None:
-        """What the launch waited for at the barrier at a position will not come."""
+        """Has the gang behind the barrier at a position receive a failure in place of its inputs."""
         barrier = self.plan.barrier_at(slots.launch, position)
         if barrier.number == input_barrier_of(barrier.gang):
             slots.failed_inputs[barrier.gang] = failure
 
     def result(self, slots: Slots, buffer: int) -> Any:
-        """What a launch, all of which is enqueued, gives for a result buffer; None for one on other hosts."""
+        """The value of a result buffer of a launch that is all enqueued; None for one on other hosts."""
         for slot, number in self.plan.results:
             if slots.launch.results + number == buffer:
                 return slots.values[slot]

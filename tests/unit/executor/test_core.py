@@ -34,6 +34,7 @@ from pathways_ray.executor.run.instructions import (
     Event,
     Forward,
     InputsArrived,
+    Joined,
     Prepared,
     Send,
     Start,
@@ -388,7 +389,7 @@ def test_a_host_passes_its_own_barrier_by_itself_and_has_a_rendezvous_before_a_s
 
 
 def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_barrier() -> None:
-    """What takes its results goes on at the end, and must do so between the same two launches everywhere."""
+    """Its consumers go on at the end, and must do so between the same two launches everywhere."""
     for number in (0, 1):
         host = host_of_a_pair(number)
         host.handle(run(1, 7, program=3))
@@ -585,7 +586,7 @@ def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
 
 
 def instructions(host: Host, *events: Event) -> list[list[Any]]:
-    """What the core says to each event, without a driver."""
+    """The core's answers to each event, without a driver."""
     return [host.core.handle(event, 0.0) for event in events]
 
 
@@ -637,12 +638,13 @@ def test_a_launch_cannot_go_back() -> None:
 
 def test_a_launch_of_a_lost_program_tells_what_happened_to_it_on_the_host() -> None:
     host = host_of_a_pair()
-    instructions(host, run(1, 7, program=3), DropProgram(1, 3))
-    ((sent,),) = instructions(host, run(1, 7, program=3), run(2, 7, program=3))[1:]
+    host.core.handle(Joined(4), 1.0)
+    instructions(host, DropProgram(1, 3), DropSession(2))
+    (sent,) = host.core.handle(run(2, 7, program=3), 3.5)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, IslandLaunchFailed)
     assert sent.message.failure.kind == "HostLost"
-    assert sent.message.failure.story == ()
-    ((sent,),) = instructions(host, DropSession(1), run(2, 7, program=3))[1:]
-    assert sent.message.failure.story == ("host 0: 0.000 s before: session ended session 1",)
+    assert sent.message.failure.story == ("host 0: 2.500 s before: joined host 0: epoch 4",)
 
 
 class Recorded:

@@ -43,7 +43,7 @@ class NoPeers:
         return jnp.copy(array)
 
     def set_peers(self, peers: Any) -> None:
-        """There are none."""
+        """The host is alone."""
 
 
 class Served:
