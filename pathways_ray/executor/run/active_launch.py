@@ -1,6 +1,7 @@
 """A launch on a host, from its arrival until all of it is enqueued: its phase, and how far it is. Pure.
 
-`TRANSITIONS` is the whole life of a launch. A launch that nothing stops goes from STARTING to DONE at once.
+`TRANSITIONS` is the whole life of a launch that may stop somewhere. Most cannot: they run through as they arrive, and
+are never active.
 """
 
 from __future__ import annotations

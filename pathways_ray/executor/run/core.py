@@ -143,7 +143,8 @@ class HostCore:
     # --- a launch arrives ---------------------------------------------------------------------------------------------
 
     def _launch(self, launch: wire.IslandLaunch) -> list[Instruction]:
-        active = self.active.get(launch.sequence)
+        sequence = launch.sequence
+        active = self.active.get(sequence)
         if active is not None:
             active.limit = launch.first + launch.gangs
             return self._advance(active) if active.phase is WAITING_FOR_GANG else []
@@ -152,10 +153,15 @@ class HostCore:
         prepared = self.programs.get(launch.program)
         if prepared is None:
             return [self._lost(launch)]
-        active = self.active[launch.sequence] = ActiveLaunch(launch, prepared.plan)
-        producers = self.producers.get(launch.session)
+        plan, producers = prepared.plan, self.producers.get(launch.session)
         if producers is None:
+            steps = plan.whole.steps
+            if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):
+                # Most launches: nothing can stop it, so it ends here and now, and is never active.
+                return [Start(launch, ()), Enqueue(sequence, 0, len(steps), None), Complete(sequence)]
+            active = self.active[sequence] = ActiveLaunch(launch, plan)
             return [Start(launch, ()), *self._advance(active)]
+        active = self.active[sequence] = ActiveLaunch(launch, plan)
         made = self._resolved(active, producers)
         if not active.unresolved:
             return made + self._advance(active)

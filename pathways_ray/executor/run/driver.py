@@ -103,14 +103,15 @@ class HostDriver:
             self.handle(event, now)
 
     def handle(self, event: Event, now: float) -> None:
-        """Has the core handle an event, and carries out the instructions, in order; then those that follow from what
-        came of them at once."""
-        came: list[Event] = [event]
-        for following in came:  # grows meanwhile
+        """Has the core handle an event, and carries out the instructions, in order; then handles what came of them at
+        once."""
+        do = self._do
+        events = [event]
+        for following in events:  # grows meanwhile
             for instruction in self.core.handle(following, now):
-                result = self._do[type(instruction)](instruction)
-                if result is not None:
-                    came.append(result)
+                came = do[type(instruction)](instruction)
+                if came is not None:
+                    events.append(came)
 
     # --- the values of launches ---------------------------------------------------------------------------------------
 

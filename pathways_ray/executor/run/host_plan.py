@@ -90,6 +90,11 @@ class HostPlan:
         return barrier
 
     @functools.cached_property
+    def is_unobstructed(self) -> bool:
+        """Whether there are steps for this host, and no barrier among them."""
+        return bool(self.whole.steps) and not any(isinstance(step, InputBarrier) for step in self.whole.steps)
+
+    @functools.cached_property
     def is_independent(self) -> bool:
         return is_independent(self.whole.steps, self.plan)
 
