@@ -21,7 +21,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Command, HostState, SendClient
 from pathways_ray.errors import Failure, HostLost, PathwaysError, SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport import grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig, Tls
 from pathways_ray.transport.messages import Completed
@@ -298,7 +298,7 @@ def test_a_stream_that_comes_after_its_lane_has_ended_ends_the_session(
 ) -> None:
     """A lane may carry messages, and break, before the stream beside it has arrived."""
     opened = threading.Event()
-    call = streams.stream_call
+    call = grpc_streams.stream_call
 
     def slow(*arguments: Any) -> Any:
         assert opened.wait(LIMIT_S)
@@ -312,7 +312,7 @@ def test_a_stream_that_comes_after_its_lane_has_ended_ends_the_session(
         eventually(lambda: client.link is None)
         opened.set()
 
-    monkeypatch.setattr(streams, "stream_call", slow)
+    monkeypatch.setattr(grpc_streams, "stream_call", slow)
     threading.Thread(target=broken).start()
     session = door.connect()
     eventually(lambda: not door.front.clients and not door.launches.sessions)
@@ -378,7 +378,7 @@ class Silent:
 def test_a_session_needs_its_stream_and_its_lane(door: Door, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """One of them never comes: when the time for it is over, the session ends."""
     if missing == "stream":
-        monkeypatch.setattr(streams, "stream_call", Silent)
+        monkeypatch.setattr(grpc_streams, "stream_call", Silent)
     session = door.connect()
     assert_answers(session)
     client = door.front.clients[session.id]
