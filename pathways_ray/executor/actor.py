@@ -20,6 +20,7 @@ from pathways_ray.executor.compile.backend import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
@@ -53,6 +54,7 @@ class HostExecutor:
         check_order: bool = False,
     ) -> None:
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
+        self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
         self.timeline: Timeline | None = None
         self.bind = streams.bind_address(listen.links)
@@ -106,6 +108,7 @@ class HostExecutor:
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         members = tuple(self.members)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
+        self.dispatcher.core.story.sink = self.log.write
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
