@@ -145,7 +145,7 @@ class SimulatedHost:
         """Devices of the simulator say themselves how long they take."""
 
     def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        key = () if len(self.members) > 1 else program.plan.devices
+        key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
         queue.append((sequence, values, program, self.world.clock.now))
         if len(queue) == 1:

@@ -197,9 +197,8 @@ class Dispatcher:
         self._begun = time.perf_counter()
 
     def _watcher(self, program: PreparedProgram) -> _Watcher:
-        """The watcher of a program's values. Launches on other devices must not wait behind them, so each device set
-        has a watcher of its own; the hosts of an island report in the one order in which they enqueue."""
-        devices = () if self.multi_host else program.plan.devices
+        """The watcher of a program's values."""
+        devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
             watcher = self._watchers[devices] = _Watcher()

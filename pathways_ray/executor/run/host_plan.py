@@ -146,6 +146,12 @@ class HostPlan:
         return tuple(sorted({device for placed in slices for device in placed.devices}))
 
     @functools.cached_property
+    def watched_with(self) -> tuple[Device, ...]:
+        """The devices whose launches are awaited and reported in one order. Launches on other devices must not wait
+        behind them; but the hosts of an island report all launches in the order in which they enqueue."""
+        return () if self.multi_host else self.devices
+
+    @functools.cached_property
     def own_devices(self) -> tuple[Device, ...]:
         return tuple(device for device in self.devices if device.host == self.host)
 
