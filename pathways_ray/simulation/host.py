@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver
-from pathways_ray.executor.run.host_plan import HostPlan, has_part
-from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, PreparationFailed, Prepared
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
-from pathways_ray.ir.plan import IslandPlan, PlacedSlice
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, Message, Peer, Program
+from pathways_ray.transport.messages import Done, Heartbeat, HostUp, Message, Peer
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.world import World
@@ -70,7 +70,7 @@ class SimulatedHost:
         self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
         world.checker.host_serves(self)
         self.core = HostCore(self.host, tuple(self.members))
-        self.driver = HostDriver(self.core, self.store, self.transfer, self)
+        self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self):
@@ -101,21 +101,11 @@ class SimulatedHost:
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    def prepare(self, message: Program) -> Event | None:
-        plan = decoded(message.plan)
-        if not has_part(plan, self.host):
-            return self._prepared(message, plan)
-        self.compile_later(lambda: self._happened(self._prepared(message, plan)))
-        return None
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> Event:
-        try:
-            parts = SimulatedParts(plan, self.devices, self.transfer, self._made)
-            host_plan = HostPlan(plan, self.host, len(self.members) > 1)
-            self.driver.programs[message.program] = parts.program(host_plan, self.store)
-        except PathwaysError as error:
-            return PreparationFailed(message.program, to_failure(error, host=self.host))
-        return Prepared(message.program, host_plan, parts.temporary_bytes)
+    def in_background(self, work: Callable[[], Event]) -> None:
+        self.compile_later(lambda: self._happened(work()))
 
     def _made(self, session: int, buffer: int, value: Any) -> None:
         self.world.checker.result(self, session, buffer, value)

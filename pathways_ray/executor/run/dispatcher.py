@@ -12,29 +12,26 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import msgspec
 
 from pathways_ray import limits
-from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
-from pathways_ray.executor.run.host_plan import HostPlan, has_part
-from pathways_ray.executor.run.instructions import Event, InputsArrived, PreparationFailed, Prepared
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
-from pathways_ray.ir.plan import Device, IslandPlan
-from pathways_ray.transport.messages import Message, Peer, Program
-
-_PLAN = msgspec.msgpack.Decoder(IslandPlan)
+from pathways_ray.ir.plan import Device
+from pathways_ray.transport.messages import Message, Peer
 
 
 class _Watched(NamedTuple):
@@ -144,27 +141,11 @@ class Dispatcher:
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, message: Program) -> Event | None:
-        plan = _PLAN.decode(message.plan)
-        if not has_part(plan, self.host):
-            # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
-            # compile it would come too late.
-            return self._prepared(message, plan)
-        self._preparing.submit(lambda: self.inbox.put([self._prepared(message, plan)]))
-        return None
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return PreparedProgram(plan, CompiledParts(plan.plan, functions, self.compiler), self.store, self.transfer)
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> Event:
-        try:
-            parts = CompiledParts(plan, message.functions, self.compiler)
-            host_plan = HostPlan(plan, self.host, self.multi_host)
-            prepared = PreparedProgram(host_plan, parts, self.store, self.transfer)
-        except PathwaysError as error:
-            return PreparationFailed(message.program, to_failure(error, host=self.host))
-        except Exception as error:
-            failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=self.host)
-            return PreparationFailed(message.program, failure)
-        self.driver.programs[message.program] = prepared
-        return Prepared(message.program, host_plan, prepared.temporary_bytes)
+    def in_background(self, work: Callable[[], Event]) -> None:
+        self._preparing.submit(lambda: self.inbox.put([work()]))
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)

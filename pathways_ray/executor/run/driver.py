@@ -7,11 +7,14 @@ Options plug in as observers (the order check, the profiler); by default, a host
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pathways_ray.errors import Failure
+import msgspec
+
+from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.instructions import (
     AwaitInputs,
     Complete,
@@ -24,18 +27,23 @@ from pathways_ray.executor.run.instructions import (
     FreeSession,
     InputsArrived,
     Measure,
+    PreparationFailed,
     Prepare,
+    Prepared,
     Send,
     SetPeers,
     Start,
 )
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
+
+_PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 class HostIO(Protocol):
-    """The threads, devices and connections of a host. No method waits."""
+    """The threads, devices and connections of a host. No method but `compile` waits."""
 
     def send(self, message: Message) -> None:
         """Sends to the scheduler."""
@@ -43,8 +51,11 @@ class HostIO(Protocol):
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls from these hosts from now on."""
 
-    def prepare(self, message: Program) -> Event | None:
-        """Compiles a program. Returns what came of it, or None: that will be handled as an event later."""
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        """Makes a program ready. Raises `PathwaysError`. May be called from the thread of `in_background`."""
+
+    def in_background(self, work: Callable[[], Event]) -> None:
+        """Does work in another thread, in order, and has the driver handle its event."""
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
@@ -71,13 +82,25 @@ class LaunchObserver(Protocol):
 
 
 class HostDriver:
-    """Carries out the instructions of `core`. For one thread, which is the only one that enqueues."""
+    """Carries out the instructions of `core`. For one thread, which is the only one that enqueues.
 
-    def __init__(self, core: HostCore, store: Store, transfer: Transfer, io: HostIO) -> None:
+    Args:
+        decode: reads the plan of a `Program`.
+    """
+
+    def __init__(
+        self,
+        core: HostCore,
+        store: Store,
+        transfer: Transfer,
+        io: HostIO,
+        decode: Callable[[bytes], IslandPlan] = _PLAN.decode,
+    ) -> None:
         self.core = core
         self.store = store
         self.transfer = transfer
         self.io = io
+        self.decode = decode
         self.programs: dict[int, PreparedProgram] = {}
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
@@ -91,7 +114,7 @@ class HostDriver:
             Complete: self._complete,
             Free: self._free,
             FreeSession: lambda free: store.drop_session(free.session),
-            Prepare: lambda prepare: io.prepare(prepare.message),
+            Prepare: self._prepare,
             Forget: self._forget,
             SetPeers: lambda change: io.set_peers(change.peers),
             Send: lambda send: io.send(send.message),
@@ -112,6 +135,31 @@ class HostDriver:
                 came = do[type(instruction)](instruction)
                 if came is not None:
                     events.append(came)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, prepare: Prepare) -> Event | None:
+        message = prepare.message
+        plan = self.decode(message.plan)
+        if not has_part(plan, self.core.host):
+            # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
+            # compile it would come too late.
+            return self._prepared(message, plan)
+        self.io.in_background(lambda: self._prepared(message, plan))
+        return None
+
+    def _prepared(self, message: Program, plan: IslandPlan) -> Event:
+        host = self.core.host
+        try:
+            host_plan = HostPlan(plan, host, self.core.multi_host)
+            prepared = self.io.compile(host_plan, message.functions)
+        except PathwaysError as error:
+            return PreparationFailed(message.program, to_failure(error, host=host))
+        except Exception as error:
+            failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=host)
+            return PreparationFailed(message.program, failure)
+        self.programs[message.program] = prepared
+        return Prepared(message.program, host_plan, prepared.temporary_bytes)
 
     # --- the values of launches ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ events and instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -35,7 +35,6 @@ from pathways_ray.executor.run.instructions import (
     Forward,
     InputsArrived,
     Joined,
-    Prepared,
     Send,
     Start,
 )
@@ -93,7 +92,7 @@ class Host:
         self.store = BufferStore()
         self.multi_host = multi_host
         self.core = HostCore(host, (0, 1) if multi_host else (host,))
-        self.driver = HostDriver(self.core, self.store, self, self)
+        self.driver = HostDriver(self.core, self.store, self, self, self.planned)
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
         self.messages: list[Message] = []
@@ -103,6 +102,12 @@ class Host:
         self.awaited: dict[tuple[int, int], list[Any]] = {}
         self.lent: set[str] = set()
         self.plan: IslandPlan | None = None
+        self.compiling: list[Callable[[], Event]] = []
+
+    def planned(self, data: bytes) -> IslandPlan:
+        """The plan of the program that is sent next."""
+        assert self.plan is not None
+        return self.plan
 
     def handle(self, *events: Event) -> None:
         self.driver.handle_batch(events, now=0.0)
@@ -118,14 +123,13 @@ class Host:
 
     def ready(self, number: int) -> None:
         self.handle(Program(number, b"", {}))
-        self.compiled(number)
+        self.compiled()
         self.messages = [message for message in self.messages if not isinstance(message, Ready)]
 
-    def compiled(self, number: int) -> None:
-        assert self.plan is not None
-        plan = HostPlan(self.plan, self.host, self.multi_host)
-        self.driver.programs[number] = PreparedProgram(plan, self, self.store, self)
-        self.handle(Prepared(number, plan, self.temporary_bytes))
+    def compiled(self) -> None:
+        """Everything that is being compiled is ready."""
+        while self.compiling:
+            self.handle(self.compiling.pop(0)())
 
     def buffers(self, session: int = 1) -> dict[int, Any]:
         return dict(self.store.of_session(session))
@@ -183,8 +187,12 @@ class Host:
         self.awaited[sequence, barrier] = values
         return None
 
-    def prepare(self, message: Program) -> None:
-        """The test says when it is compiled."""
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return PreparedProgram(plan, self, self.store, self)
+
+    def in_background(self, work: Callable[[], Event]) -> None:
+        """The test says when it is done."""
+        self.compiling.append(work)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls of tests need no peers."""
@@ -275,7 +283,7 @@ def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> N
 def test_a_program_that_was_dropped_while_it_was_compiled_does_not_stay() -> None:
     host = host_with_call()
     host.handle(Program(2, b"", {}), DropProgram(1, 2))
-    host.compiled(2)
+    host.compiled()
     assert set(host.core.programs) == {1}
     assert set(host.driver.programs) == {1}
 
@@ -292,7 +300,7 @@ def test_a_host_without_a_part_in_a_program_does_not_count_as_one_that_is_ready(
     here = sketch.slice("0.0")
     host.plan = sketch.planned(sketch.call("f", sketch.argument(here), slice=here)).plans[0]
     host.handle(Program(1, b"", {}))
-    host.compiled(1)
+    assert set(host.core.programs) == {1}
     assert host.messages == []
     host.handle(run(1, 1))
     assert host.watched == [(1, [])]
