@@ -37,6 +37,7 @@ from pathways_ray.executor.run.instructions import (
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
 from pathways_ray.ir.plan import IslandPlan
+from pathways_ray.ir.verify_plan import verify_plan
 from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
@@ -151,7 +152,7 @@ class HostDriver:
     def _prepared(self, message: Program, plan: IslandPlan) -> Event:
         host = self.core.host
         try:
-            host_plan = HostPlan(plan, host, self.core.multi_host)
+            host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
             prepared = self.io.compile(host_plan, message.functions)
         except PathwaysError as error:
             return PreparationFailed(message.program, to_failure(error, host=host))
