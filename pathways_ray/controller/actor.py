@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -72,6 +72,7 @@ class Controller:
         runtime: its name, by which the resource manager is found.
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
+        islands: the numbers of all islands.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Controller:
         fusion: bool,
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
+        islands: Sequence[int] = (),
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
@@ -95,7 +97,8 @@ class Controller:
         self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, CrossIslandWindow(policy_named(policy)))
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
-        self.core = ControllerCore(self.launches, clients, token, data_secret)
+        expected = islands if self.restarted else ()  # at first they start after this process
+        self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.islands: dict[int, streams.AsyncOutbox] = {}

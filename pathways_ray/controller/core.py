@@ -10,7 +10,7 @@ and so is a resource manager that twice does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pathways_ray.controller import status
@@ -62,6 +62,10 @@ TICK_S = 1.0
 SCHEDULER_LIMIT_S = 8.0
 """A scheduler that says nothing for this long, which tells every second how much waits there, is taken for dead."""
 
+SCHEDULER_ABSENCE_LIMIT_S = 60.0
+"""A scheduler that does not join for this long is killed: one that was stopped when the controller before this one died
+is on no stream that could break. That is long, since Ray may take its time to start one on a busy machine."""
+
 MANAGER_LIMIT_S = 4.0
 """A resource manager that twice does not answer for this long is taken for dead."""
 
@@ -76,9 +80,17 @@ class ControllerCore:
         clients: the clients of `launches`.
         token: the operator's.
         data_secret: signs what clients show to hosts.
+        expected: islands whose schedulers run when the controller starts, and have to join.
     """
 
-    def __init__(self, launches: Launches, clients: Clients, token: str = "", data_secret: str = "") -> None:
+    def __init__(
+        self,
+        launches: Launches,
+        clients: Clients,
+        token: str = "",
+        data_secret: str = "",
+        expected: Iterable[int] = (),
+    ) -> None:
         self.launches = launches
         self.clients = clients
         self.report = status.Report()
@@ -86,6 +98,8 @@ class ControllerCore:
         self.story = launches.story
         self.islands: dict[int, int] = {}
         self.schedulers: Liveness[int] = Liveness(SCHEDULER_LIMIT_S)
+        self.expected = tuple(expected)
+        self.absent: Liveness[int] = Liveness(SCHEDULER_ABSENCE_LIMIT_S)
         self.manager: Liveness[str] = Liveness(MANAGER_LIMIT_S)
         self.manager_incarnation = ""
         self.manager_missed = 0
@@ -130,6 +144,7 @@ class ControllerCore:
             commands += [c for c in ended if not (isinstance(c, SendIsland) and c.island == island)]
         self.islands[island] = event.link
         self.schedulers.hear(island, now)
+        self.absent.forget(island)
         self.story.note(Entry(now, "scheduler joined", f"island {island} at {event.hello.address}"))
         return commands + self.launches.island_up(island)
 
@@ -143,6 +158,7 @@ class ControllerCore:
         """What an island's scheduler knew of hosts is worth nothing any more."""
         del self.islands[island]
         self.schedulers.forget(island)
+        self.absent.hear(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
         commands: list[Command] = []
         for host in [h for h in self.launches.hosts.values() if h.island == island]:
@@ -175,6 +191,23 @@ class ControllerCore:
                     commands.append(CallManager("leave", (message.host, message.epoch)))
                 case IslandUp():
                     pass
+        return commands
+
+    def _watch_schedulers(self, now: float) -> list[Command]:
+        """Has schedulers killed that say nothing, or do not join. Ray starts them again; their hosts end with their
+        streams and follow."""
+        for island in self.expected:
+            self.absent.hear(island, now)
+        self.expected = ()
+        commands: list[Command] = []
+        for island in self.schedulers.silent(now):
+            reason = f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
+            commands += [*self._island_ended(island, reason), KillScheduler(island)]
+        for island in self.absent.silent(now):
+            self.absent.hear(island, now)
+            reason = f"it did not join for {SCHEDULER_ABSENCE_LIMIT_S:.0f} s"
+            self.story.note(Entry(now, "scheduler absent", f"island {island}", reason))
+            commands.append(KillScheduler(island))
         return commands
 
     # --- the resource manager -----------------------------------------------------------------------------------------
@@ -221,11 +254,7 @@ class ControllerCore:
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
         self.report.note(now, self.launches.ledger.usages.values())
-        commands: list[Command] = []
-        for island in self.schedulers.silent(now):
-            reason = f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
-            # Ray starts it again; its hosts end with their streams and follow.
-            commands += [*self._island_ended(island, reason), KillScheduler(island)]
+        commands = self._watch_schedulers(now)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         return commands + self._watch_manager(now)

@@ -218,6 +218,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.fusion,
             options.policy,
             metrics_at,
+            sorted(islands),
         )
         made.append(controller)
         schedulers = []

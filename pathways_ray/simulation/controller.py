@@ -70,14 +70,14 @@ class SimulatedController:
         self.launches = Launches(settings.parallel, settings.max_in_flight, window)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
-        self.core = ControllerCore(self.launches, clients)
+        self.core = ControllerCore(self.launches, clients, expected=settings.islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
         self.clients: dict[int, End] = {}
         self.calls: dict[int, Callable[[Reply], None]] = {}
         self.numbers = itertools.count(1)
-        self._tick()
+        world.network.after(self.process, 0.0, self._tick)
 
     def _tick(self) -> None:
         self.handle(Tick())
@@ -112,6 +112,11 @@ class SimulatedController:
                 case ReportFault(text):
                     raise AssertionError(text)
         self.world.checker.controller_bounded(self)
+
+    def watches(self, process: Process) -> bool:
+        """Whether a process is one that the controller has to have killed when it says nothing."""
+        joined = {end.peer.owner for _, end in self.islands.values() if end.open}
+        return self.process.alive and (process is self.world.manager.process or process in joined)
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 

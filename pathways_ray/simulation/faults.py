@@ -14,6 +14,8 @@ KINDS = {
     "pause scheduler": 1,
     "pause client": 1,
     "pause controller": 1,
+    "silence scheduler": 0.5,
+    "silence manager": 0.3,
     "part": 2,
     "drop": 2,
     "duplicate": 1,
@@ -21,7 +23,7 @@ KINDS = {
     "delay": 2,
     "slow host": 1,
 }
-"""Faults and how often they come, against each other."""
+"""Faults and how often they come, against each other. A silent process is stopped for good, until it is killed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
         elif what == "pause":
             longest = {"host": 12.0, "scheduler": 12.0, "client": 25.0, "controller": 6.0}[who]
             faults.append(Fault(time, kind, random.choice(nodes[who]), _length(random, longest)))
+        elif what == "silence":
+            faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif kind == "slow host":
             faults.append(Fault(time, kind, random.choice(nodes["host"]), 5.0))
         elif kind == "part" and random.random() < 0.2:

@@ -37,6 +37,9 @@ FAULT_SPAN_S = 8.0
 GROUP_SILENCE_S = 100.0
 """What `jax.distributed` waits for a member of a group (its `heartbeat_timeout_seconds`) before it ends the others."""
 
+NOTICED_LIMIT_S = 30.0
+"""A controller has a silent process killed within this time, its own pauses included."""
+
 LIMIT_S = 400.0
 """A run that has not come to rest by then never will."""
 
@@ -335,7 +338,7 @@ class World:
 
     def _strike(self, fault: Fault, again: int = 5) -> None:
         what, _, who = fault.kind.partition(" ")
-        if what in ("kill", "pause"):
+        if what in ("kill", "pause", "silence"):
             process = next((p for p in self.network.alive.values() if p.node == fault.where), None)
             if (process is None or process.paused) and who != "client" and again:
                 self.disturbed_until = max(self.disturbed_until, self.clock.now + 1.0 + fault.seconds)
@@ -351,6 +354,12 @@ class World:
         elif what == "pause":
             assert process is not None
             self.network.pause(process, fault.seconds)
+        elif what == "silence":
+            assert process is not None
+            self.network.pause(process, LIMIT_S)
+            self.disturbed_until = max(self.disturbed_until, self.clock.now + NOTICED_LIMIT_S)
+            if self.controller is not None and self.controller.watches(process):
+                self.clock.after(NOTICED_LIMIT_S, self.checker.silence_noticed, process, self.controller)
         elif fault.kind == "slow host":
             host = int(fault.where[4:])
             self.slowness[host] = self.random.choice([20.0, 300.0])

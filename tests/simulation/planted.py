@@ -17,7 +17,9 @@ from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import Runs
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.outcomes import Outcomes
@@ -29,6 +31,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.progress import HostProgress
 from pathways_ray.executor.run.steps import GateStep, ReceiveStep
 from pathways_ray.ir import plan
+from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Kill, ToController, ToHosts
@@ -505,3 +508,29 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
         return 1
 
     wrapped(patch, Inventory, "join", join)
+
+
+# --- processes that say nothing ---------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=150)
+def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
+    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_LIMIT_S else original(self, now)
+
+    wrapped(patch, Liveness, "silent", silent)
+
+
+@bug(faults=12, seeds=150)
+def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
+    patch.setattr(ControllerCore, "_watch_manager", lambda self, now: [ReportToManager()])
+
+
+@bug(faults=12, seeds=300)
+def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
+    """It was stopped when the controller died that would have missed it."""
+
+    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now)
+
+    wrapped(patch, Liveness, "silent", silent)

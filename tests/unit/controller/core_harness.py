@@ -43,9 +43,9 @@ C = TypeVar("C", bound=Command)
 class CoreHarness:
     """A core whose reports the resource manager answers at once, with islands and hosts where `hosts` asks for them."""
 
-    def __init__(self, hosts: bool = False, parallel: bool = True) -> None:
+    def __init__(self, hosts: bool = False, parallel: bool = True, expected: tuple[int, ...] = ()) -> None:
         launches = Launches(parallel, 100)
-        self.core = ControllerCore(launches, Clients(launches, fusion=True), TOKEN, "data secret")
+        self.core = ControllerCore(launches, Clients(launches, fusion=True), TOKEN, "data secret", expected)
         self.now = 0.0
         self.calls = 0
         self.answering = True

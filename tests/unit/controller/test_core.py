@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.controller.channel import Carrier
-from pathways_ray.controller.core import MANAGER_LIMIT_S, SCHEDULER_LIMIT_S
+from pathways_ray.controller.core import MANAGER_LIMIT_S, SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S
 from pathways_ray.controller.events import (
     AnswerCall,
     CallManager,
@@ -185,6 +185,18 @@ def test_a_controller_that_did_not_run_itself_judges_no_scheduler() -> None:
     assert of(KillScheduler, core.handle(Tick())) == []
     assert of(KillScheduler, core.tick(core.now + SCHEDULER_LIMIT_S)) == []
     assert len(of(KillScheduler, core.tick(core.now + 1.0))) == 3
+
+
+def test_a_scheduler_that_does_not_join_is_killed() -> None:
+    """A controller after a restart expects islands 0 and 1; island 1 was stopped when its predecessor died."""
+    core = CoreHarness(expected=(0, 1))
+    core.tick(1.0)
+    core.connect(0)
+    killed = []
+    while core.now < SCHEDULER_ABSENCE_LIMIT_S + 5.0:
+        killed += of(KillScheduler, core.tick(core.now + 1.0))
+        core.from_island(0, Load(0, {}))
+    assert killed == [KillScheduler(1)]
 
 
 def test_a_new_scheduler_takes_the_place_of_the_old_one() -> None:
