@@ -43,6 +43,9 @@ _OURS = ("pathways_call", "pathways_capture")
 _LARGEST_ARRAY = 1 << 58
 """Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
 
+_LOOP = b"while"
+"""The operation in the code of a function that has loops."""
+
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
 
@@ -62,6 +65,7 @@ class Exported:
     donated: tuple[int, ...]
     no_fusion: bool
     estimated_us: int
+    has_loop: bool
 
 
 def export_function(
@@ -101,7 +105,8 @@ def export_function(
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jitted.trace(*avals)
             _check_shippable(name, traced.jaxpr)
-            blob = bytes(export.export(jitted, platforms=platforms)(*avals).serialize())
+            exported = export.export(jitted, platforms=platforms)(*avals)
+            blob = bytes(exported.serialize())
     except PathwaysError:
         raise
     except Exception as error:
@@ -123,6 +128,7 @@ def export_function(
         donated=donated,
         no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
         estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
+        has_loop=_LOOP in exported.mlir_module_serialized,
     )
 
 

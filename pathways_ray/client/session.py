@@ -45,7 +45,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
-from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport import grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import joined
 from pathways_ray.transport.messages import (
@@ -120,7 +120,7 @@ class Session:
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
         address, trust = _endpoint(url, ca)
-        self._channel = streams.channel(address, trust)
+        self._channel = grpc_streams.channel(address, trust)
         self._token = token
         self._unary = self._channel.unary_unary(streams.CALL)
         opened = self._call(OpenSession(VERSION, name), timeout, token)
@@ -150,14 +150,14 @@ class Session:
         self._data = DataLinks(self.id, opened.data_token, opened.hosts, self._uploads_changed, there)
         metadata = {"session": str(self.id), "authorization": self._secret}
         self._runs = Runs(self._programs.__next__)
-        self._outbox: streams.ThreadOutbox | thread_links.Outbox
-        self._quiet = streams.ThreadOutbox(self._pending.__len__, self._runs.composed)
+        self._outbox: grpc_streams.GrpcOutbox | thread_links.Outbox
+        self._quiet = grpc_streams.GrpcOutbox(self._pending.__len__, self._runs.composed)
         self._link = self._dialled(address, trust, opened.link_port, timeout)
         if self._link is None:
             self._outbox = self._quiet
         else:
             metadata["link"] = "1"  # the stream carries nothing then; it shows that this client lives
-        self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._quiet, metadata)
+        self._stream = grpc_streams.stream_call(self._channel, streams.CLIENT_STREAM, self._quiet, metadata)
         self._readers = [threading.Thread(target=self._read, name="pathways-reader", daemon=True)]
         if self._link is not None:
             self._readers.append(threading.Thread(target=self._read_link, name="pathways-link", daemon=True))

@@ -20,7 +20,6 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import grpc
 import ray
 
 from pathways_ray import limits, names
@@ -55,7 +54,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.scheduler.plugins import policy_named
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
 
@@ -101,7 +100,7 @@ class Controller:
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
-        self.islands: dict[int, streams.AsyncOutbox] = {}
+        self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -249,22 +248,22 @@ class Controller:
     # --- islands ------------------------------------------------------------------------------------------------------
 
     async def _island_stream(self, context: links.AsyncLink) -> None:
-        if not streams.authorised(streams.metadata_of(context), self.link_secret):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
-        data = await streams.reading(context)
+        if not streams.authorised(context.metadata, self.link_secret):
+            context.refuse("wrong link secret")
+        data = await context.read()
         messages = FROM_ISLAND.decode_batch(data) if data else []
         hello = messages[0] if messages else None
         if not isinstance(hello, IslandUp):
             return
         link, island = next(self.link_numbers), hello.island
         self.links[link] = context
-        outbox = self.islands[island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
+        outbox = self.islands[island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
         self.handle(IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
             while True:
                 self.handle(IslandMessages(link, island, messages))
-                if (data := await streams.reading(context)) is None:
+                if (data := await context.read()) is None:
                     break
                 messages = FROM_ISLAND.decode_batch(data)
         finally:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 
@@ -35,7 +36,7 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.tenants import TenantsFile
 from pathways_ray.errors import PathwaysError, WireError, to_failure
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import grpc_streams, links, outboxes, streams
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
@@ -68,8 +69,8 @@ class Connections:
     """
 
     def __init__(self, depth: Callable[[], int]) -> None:
-        self.stream_outbox = streams.AsyncOutbox(depth)
-        self.link_outbox = streams.AsyncOutbox(depth)
+        self.stream_outbox = outboxes.AsyncOutbox(depth)
+        self.link_outbox = outboxes.AsyncOutbox(depth)
         self.outbox = self.stream_outbox
         self.streaming = asyncio.Event()
         self.upgraded = asyncio.Event()
@@ -118,12 +119,11 @@ class ClientService:
     async def serve(self) -> str:
         """Listens for clients; returns `address:port`."""
         self._tenants_read()
-        self.server, address = await streams.serve(
+        self.server, address = await grpc_streams.serve(
             {streams.CLIENT_STREAM: self._client_stream, streams.CALL: self._call},
             streams.bind_address(self.listen.front),
             self.listen.port,
             self.listen.tls,
-            facing_clients=True,
         )
         self.links, link_address = await links.serve(
             {streams.CLIENT_STREAM: self._client_link},
@@ -167,7 +167,7 @@ class ClientService:
     # --- connections --------------------------------------------------------------------------------------------------
 
     async def _client_stream(self, context: grpc.aio.ServicerContext) -> None:
-        client = self.core.clients.find(streams.metadata_of(context), lambda client: client.secret)
+        client = self.core.clients.find(grpc_streams.metadata_of(context), lambda client: client.secret)
         if client is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_SESSION)
             return
@@ -176,7 +176,9 @@ class ClientService:
             return
         connections = self.connections[client.session]
         pump = asyncio.ensure_future(connections.stream_outbox.pump(context.write))
-        connections.reader = reader = asyncio.ensure_future(self._read(client.session, Carrier.STREAM, context))
+        connections.reader = reader = asyncio.ensure_future(
+            self._read(client.session, Carrier.STREAM, partial(grpc_streams.reading, context))
+        )
         self.handle(StreamOpened(client.session))
         connections.streaming.set()
         try:
@@ -191,32 +193,29 @@ class ClientService:
             await _finish(pump)
 
     async def _client_link(self, link: links.AsyncLink) -> None:
-        """A direct link. Its answer tag goes out once the session has its stream; nothing is read before the upgrade."""
-        client = self.core.clients.find(streams.metadata_of(link), _link_tag)
+        """A direct link: its answer tag goes out once the session has its stream; it is read after the upgrade."""
+        client = self.core.clients.find(link.metadata, _link_tag)
         if client is None:
-            await link.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_SESSION)
-            return
+            link.refuse(UNKNOWN_SESSION)
         connections = self.connections[client.session]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STREAM_LIMIT_S):
                 await connections.streaming.wait()
         if not connections.streaming.is_set() or connections.closed:
-            await link.abort(grpc.StatusCode.UNAVAILABLE, NO_STREAM)
-            return
+            link.refuse(NO_STREAM)
         if not client.channel.allows(ChannelEvent.LINK_OPENED):
-            await link.abort(grpc.StatusCode.ALREADY_EXISTS, SECOND_CONNECTION)
-            return
+            link.refuse(SECOND_CONNECTION)
         self.handle(LinkOpened(client.session))
         link.put(link_tags(client.secret, client.session)[1].encode())
         try:
             if await _first(connections.upgraded.wait(), link.wait_closed()) and not connections.closed:
-                reading = self._read(client.session, Carrier.LINK, link)
+                reading = self._read(client.session, Carrier.LINK, link.read)
                 await _first(connections.link_outbox.carry(link), reading)
         finally:
             self.handle(LinkEnded(client.session))
 
-    async def _read(self, session: int, carrier: Carrier, context: streams.Context) -> None:
-        while (data := await streams.reading(context)) is not None and session in self.connections:
+    async def _read(self, session: int, carrier: Carrier, read: Callable[[], Awaitable[bytes | None]]) -> None:
+        while (data := await read()) is not None and session in self.connections:
             try:
                 messages = TO_CONTROLLER.decode_batch(data)
             except WireError as error:
@@ -230,8 +229,8 @@ class ClientService:
 
     async def _call(self, context: grpc.aio.ServicerContext) -> None:
         try:
-            caller = self.core.requests.caller(streams.metadata_of(context))
-            data = await streams.reading(context) or b""
+            caller = self.core.requests.caller(grpc_streams.metadata_of(context))
+            data = await grpc_streams.reading(context) or b""
             reply = await self.request(caller, REQUEST.decode(data), len(data))
         except PathwaysError as error:
             reply = Refused(to_failure(error))

@@ -30,7 +30,7 @@ from pathways_ray.controller.state import SendClient, Session
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import PathwaysError, WireError, from_failure
 from pathways_ray.story import Entry
-from pathways_ray.transport import streams
+from pathways_ray.transport import batcher, streams
 from pathways_ray.transport.messages import Register, SessionEnded, ToController, Upgrade
 
 STREAM_LIMIT_S = 20.0
@@ -194,7 +194,7 @@ class Clients:
         into one are fine, and a program is refused by itself."""
         if client.tenant.quota.message_bytes is None:
             return
-        small = len(messages) > 1 and size <= streams.BATCH_BYTES + len(messages)
+        small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
         if not small and not any(isinstance(message, Register) for message in messages):
             refused = quotas.message_bytes(client.tenant, size, "a message")
             if refused is not None:

@@ -15,6 +15,7 @@ from pathways_ray.controller.programs import (
 )
 from pathways_ray.controller.state import Session
 from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.transport.messages import Register
 
 
@@ -58,7 +59,7 @@ class Registration:
         if refused is not None:
             return refused
         check_size(graph)
-        for digest in (part.function for recipe in graph.recipes for part in recipe.parts):
+        for digest in (part.function for recipe in graph.recipes for part in functions_in(recipe.parts)):
             if digest in self.withheld and digest not in self.functions:
                 return self.withheld[digest]
         # A program may arrive after a release that was called later: released slices are still known.

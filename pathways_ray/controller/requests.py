@@ -18,7 +18,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import check_size, decode_graph, order_text, placed_graph
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import AuthenticationError, PathwaysError, SessionClosed, WireError, from_failure, to_failure
-from pathways_ray.ir.plan import plan_text
+from pathways_ray.ir.text import plan_text
 from pathways_ray.transport import streams
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.messages import (

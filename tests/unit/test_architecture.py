@@ -36,6 +36,7 @@ PURE = {
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
     "pathways_ray/story.py",
+    "pathways_ray/transport/batcher.py",
     "pathways_ray/transport/capabilities.py",
     "pathways_ray/transport/endpoints.py",
     "pathways_ray/transport/messages.py",

@@ -29,7 +29,7 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient
 from pathways_ray.errors import from_failure
-from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport import grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig, Tls
 from pathways_ray.transport.messages import (
@@ -122,12 +122,12 @@ class Peer:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.trust = trust_of(service.tls)
-        self.channel = streams.channel(service.address, self.trust)
+        self.channel = grpc_streams.channel(service.address, self.trust)
         opened = self.request(OpenSession(VERSION, "scripted"), {"authorization": TOKEN})
         assert isinstance(opened, SessionOpened)
         self.session, self.secret, self.port = opened.session, opened.secret, opened.link_port
         self.shown = {"session": str(self.session), "authorization": self.secret}
-        self.outbox = streams.ThreadOutbox()
+        self.outbox = grpc_streams.GrpcOutbox()
         self.link: thread_links.ThreadLink | None = None
         self.reads_link = False
         self.by_stream: queue.Queue[ToClient | str] = queue.Queue()
@@ -138,7 +138,7 @@ class Peer:
         return REPLY.decode(unary(encode(request), timeout=LIMIT_S, metadata=tuple(metadata.items())))
 
     def open_stream(self) -> None:
-        self.stream: Any = streams.stream_call(self.channel, streams.CLIENT_STREAM, self.outbox, self.shown)
+        self.stream: Any = grpc_streams.stream_call(self.channel, streams.CLIENT_STREAM, self.outbox, self.shown)
         _reading(self.stream, self.by_stream)
 
     def link_to_service(self, **shown: str) -> thread_links.ThreadLink:
@@ -369,7 +369,7 @@ def test_a_stream_needs_the_secret_of_its_session(peer: Peer) -> None:
     tag, _ = link_tags(peer.secret, peer.session)
 
     def said(**shown: str) -> str:
-        call: Any = streams.stream_call(peer.channel, streams.CLIENT_STREAM, streams.ThreadOutbox(), shown)
+        call: Any = grpc_streams.stream_call(peer.channel, streams.CLIENT_STREAM, grpc_streams.GrpcOutbox(), shown)
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
         return str(caught.value.details())
