@@ -34,7 +34,7 @@ from pathways_ray.controller.events import (
     StreamOpened,
     TenantsRead,
 )
-from pathways_ray.controller.tenants import TenantsFile
+from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.errors import PathwaysError, WireError, to_failure
 from pathways_ray.transport import grpc_streams, links, outboxes, streams
 from pathways_ray.transport.capabilities import link_tags

@@ -63,6 +63,7 @@ SHELLS = {
     "megatron_ptdp/planner/probes.py",
     "pathways_ray/controller/client_service.py",
     "pathways_ray/controller/metrics_server.py",
+    "pathways_ray/controller/tenants_file.py",
     "pathways_ray/scheduler/plugins.py",
 }
 
