@@ -53,6 +53,7 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.endpoints import ListenConfig
@@ -100,6 +101,7 @@ class Controller:
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.core.story.sink = ProcessLog(runtime, "controller").write
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import ALONE_MICROS, LENGTHS, SHARED_MICROS, Runs
-from pathways_ray.ir.graph import Graph
+from pathways_ray.ir.graph import Compute, Graph, calls_in
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
@@ -54,7 +54,9 @@ class Client:
         for message in self.asked:
             made = msgspec.msgpack.decode(message.graph, type=Graph)
             self.graphs[message.program] = made
-            self.lengths[message.program] = len(made.nodes) - sum(PROGRAMS[message.repeats][:1]) - 1
+            self.lengths[message.program] = sum(
+                calls_in(made.recipes[node.recipe].parts) for node in made.nodes if isinstance(node, Compute)
+            )
             self.runs.prepared(Prepared(message.program))
         self.asked.clear()
 
