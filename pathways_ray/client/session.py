@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -541,7 +541,7 @@ class Session:
         for reader in self._readers:
             reader.join(5.0)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -27,7 +27,6 @@ PURE = {
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/run/barriers.py",
-    "pathways_ray/executor/compile/loops.py",
     "pathways_ray/executor/profiling/order_check.py",
     "pathways_ray/executor/run/progress.py",
     "pathways_ray/executor/run/prepared.py",
