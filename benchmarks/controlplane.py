@@ -1,7 +1,7 @@
 """A control plane without processes, for `benchmarks.scale`: real decisions, real messages, hosts answered for.
 
-The controller's `Launches` and the schedulers' `IslandOrder` are those of the runtime, and so are the outboxes and the
-bytes between them. What is left out are links, which end in lists here, and the hosts, which answer at once that
+The controller's `Launches` and the schedulers' `SchedulerCore` are those of the runtime, and so are the outboxes and
+the bytes between them. What is left out are links, which end in lists here, and the hosts, which answer at once that
 they have what a gang waits for and that a launch is done. What runs between two looks at the clock is the work of one
 process for one batch, so the CPU time in between is that process's.
 """
@@ -22,8 +22,8 @@ from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
-from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.scheduler.state import ToController, ToHosts
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.events import ControllerMessage, Event, HostConnected, HostMessage, ToController, ToHosts
 from pathways_ray.transport import batcher, outboxes
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -134,15 +134,16 @@ class Scheduler:
     def __init__(self, shape: Shape, island: int) -> None:
         first = island * shape.per_island
         self.island, self.hosts = island, range(first, first + shape.per_island)
-        self.order = IslandOrder(island, frozenset(self.hosts), limits.ISLAND_WINDOW)
-        self.fan = outboxes.FanOut(self.order.outstanding.__len__)
+        self.core = SchedulerCore(island, self.hosts, limits.ISLAND_WINDOW)
+        depth = self.core.order.outstanding.__len__
+        self.fan = outboxes.FanOut(depth)
         self.sinks = {host: Sink() for host in self.hosts}
-        self.controller, self.up = outboxes.AsyncOutbox(self.order.outstanding.__len__), Sink()
+        self.controller, self.up = outboxes.AsyncOutbox(depth), Sink()
         self.pumps = [asyncio.ensure_future(self.fan.open(h).pump(self.sinks[h].write)) for h in self.hosts]
         self.pumps.append(asyncio.ensure_future(self.controller.pump(self.up.write)))
 
-    def do(self, commands: list[Any]) -> None:
-        for command in commands:
+    def do(self, event: Event) -> None:
+        for command in self.core.handle(event, time.monotonic()):
             match command:
                 case ToHosts(message):
                     self.fan.send(message)
@@ -152,11 +153,11 @@ class Scheduler:
     def from_controller(self, batches: list[bytes]) -> None:
         for data in batches:
             for message in TO_ISLAND.decode_batch(data):
-                self.do(self.order.from_controller(message))
+                self.do(ControllerMessage(message))
 
     def from_host(self, host: int, data: bytes) -> None:
         for message in FROM_HOST.decode_batch(data):
-            self.do(self.order.from_host(host, 1, message))
+            self.do(HostMessage(host, 1, message))
 
 
 class ControlPlane:
@@ -185,7 +186,7 @@ class ControlPlane:
         for scheduler in self.schedulers:
             for host in scheduler.hosts:
                 hello = HostUp(host, 1, "10.0.0.1:40000", "10.0.0.1:40001", self.shape.devices_per_host, 1)
-                scheduler.order.host_up(hello)
+                scheduler.core.handle(HostConnected(hello), time.monotonic())
                 before = time.thread_time()
                 commands = self.launches.host_up(scheduler.island, hello)
                 spent = time.thread_time() - before
@@ -203,7 +204,8 @@ class ControlPlane:
             commands = self.launches.register(SESSION, number, program)
             for command in commands:
                 assert isinstance(command, SendIsland)
-                self.schedulers[command.island].order.from_controller(command.message)
+                scheduler = self.schedulers[command.island]
+                scheduler.core.handle(ControllerMessage(command.message), time.monotonic())
             for host in program.hosts:
                 self.launches.ready(Ready(host, number, 0))
             # Buffer k is the argument of program k.

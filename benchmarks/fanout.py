@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 from pathways_ray import limits
-from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.scheduler.state import ToController, ToHosts
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.events import ControllerMessage, Event, HostConnected, HostMessage, ToController, ToHosts
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -79,22 +79,22 @@ class Island:
     """A scheduler with real streams to its hosts."""
 
     hosts: int
-    order: IslandOrder = field(init=False)
+    core: SchedulerCore = field(init=False)
     fan: outboxes.FanOut = field(init=False)
     made: int = 0
     over: int = 0
 
     async def start(self) -> None:
-        self.order = IslandOrder(0, frozenset(range(self.hosts)), limits.ISLAND_WINDOW)
-        self.fan = outboxes.FanOut(self.order.outstanding.__len__)
+        self.core = SchedulerCore(0, range(self.hosts), limits.ISLAND_WINDOW)
+        self.fan = outboxes.FanOut(self.core.order.outstanding.__len__)
         self.changed = asyncio.Event()
         self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
         self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
         self.process.start()
         async with asyncio.timeout(JOIN_LIMIT_S):
-            while not self.order.up:
+            while not self.core.members.complete:
                 await self._change()
-        self._do(self.order.from_controller(Program(1, b"", {}, "add", self.hosts)))
+        self._do(ControllerMessage(Program(1, b"", {}, "add", self.hosts)))
 
     async def _change(self) -> None:
         self.changed.clear()
@@ -106,16 +106,16 @@ class Island:
         (hello,) = FROM_HOST.decode_batch(data)
         assert isinstance(hello, HostUp)
         branch = self.fan.open(hello.host)
-        self._do(self.order.host_up(hello))
+        self._do(HostConnected(hello))
         pump = asyncio.ensure_future(branch.carry(context))
         self.changed.set()
         while (data := await context.read()) is not None:
             for message in FROM_HOST.decode_batch(data):
-                self._do(self.order.from_host(hello.host, 1, message))
+                self._do(HostMessage(hello.host, 1, message))
         pump.cancel()
 
-    def _do(self, commands: list[Any]) -> None:
-        for command in commands:
+    def _do(self, event: Event) -> None:
+        for command in self.core.handle(event, time.monotonic()):
             match command:
                 case ToHosts(message):
                     self.fan.send(message)
@@ -128,7 +128,7 @@ class Island:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.made += 1
-            self._do(self.order.from_controller(IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)))
+            self._do(ControllerMessage(IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)))
         while self.over < self.made:
             await self._change()
         return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))

@@ -14,9 +14,6 @@ from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Se
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Drop, Enqueued, IslandLaunch, Launch
 
-UNMEASURED_S = 0.005
-"""Device seconds that a launch is taken for until the first one of its program has been measured."""
-
 
 class Dispatch:
     """Sends launches to islands.
@@ -59,7 +56,7 @@ class Dispatch:
         session.in_flight += 1
         tables.story.note_launch(Entry(tables.now, "admitted", program.name, "", session.id, sequence))
         if program.cross_island:
-            record.estimate = program.device_seconds or UNMEASURED_S
+            record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
         if not self.parallel:
             return record, self._send_gang(record) if program.plans else []

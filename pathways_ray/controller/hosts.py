@@ -7,7 +7,7 @@ from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.story import Entry
+from pathways_ray.story import LAST_ENTRIES, Entry
 from pathways_ray.transport.messages import BuffersLost, HostAddress, HostDown, HostUp, Peer, Peers
 
 HOST_ABSENCE_LIMIT_S = 20.0
@@ -65,9 +65,9 @@ class Hosts:
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in tables.sessions]
         for program in tables.programs.values():
             program.ready.discard(host.host)
-        story = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
+        seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
         text = f"host {host.host} was lost: {message.reason}"
-        failure = Failure(message.kind, text, host=host.host, story=story)
+        failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
         candidates = [record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None]
         if candidates:
             tables.circuit_breaker.attribute({p.digest: p.name for p in candidates}, members, failure)

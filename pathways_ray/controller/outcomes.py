@@ -43,7 +43,7 @@ class Outcomes:
             if record is None:
                 continue
             if k < len(device_us):
-                record.device_seconds += device_us[k] * 1e-6
+                record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
             if island in record.pending:
                 record.pending.remove(island)
                 if not record.pending:
@@ -115,7 +115,7 @@ class Outcomes:
         actual = record.estimate
         if record.failure is None:
             actual = record.device_seconds
-            program.measure(actual)
+            program.device_time.measure(actual)
             self.tables.circuit_breaker.clear(program.digest)
         if program.cross_island:
             self.window.end(program.plans)

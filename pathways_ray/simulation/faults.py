@@ -14,8 +14,10 @@ KINDS = {
     "pause scheduler": 1,
     "pause client": 1,
     "pause controller": 1,
-    "silence scheduler": 0.5,
-    "silence manager": 0.3,
+    "stop host": 0.3,
+    "stop controller": 0.2,
+    "stop scheduler": 0.5,
+    "stop manager": 0.3,
     "part": 2,
     "drop": 2,
     "duplicate": 1,
@@ -23,7 +25,8 @@ KINDS = {
     "delay": 2,
     "slow host": 1,
 }
-"""Faults and how often they come, against each other. A silent process is stopped for good, until it is killed."""
+"""Faults and how often they come, against each other. A stopped process neither runs nor ends until one that watches it
+has it killed."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,13 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
         time = 1.0 + random.random() * span
         kind = random.choices(kinds, weights)[0]
         what, _, who = kind.partition(" ")
-        if what == "kill":
+        if what == "stop" and any(fault.kind.startswith("stop") for fault in faults):
+            continue  # of two that are stopped at once, one may be the only one that watches the other
+        if what in ("kill", "stop"):
             faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif what == "pause":
             longest = {"host": 12.0, "scheduler": 12.0, "client": 25.0, "controller": 6.0}[who]
             faults.append(Fault(time, kind, random.choice(nodes[who]), _length(random, longest)))
-        elif what == "silence":
-            faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif kind == "slow host":
             faults.append(Fault(time, kind, random.choice(nodes["host"]), 5.0))
         elif kind == "part" and random.random() < 0.2:

@@ -1,12 +1,13 @@
 """One run: a cluster, its clients and its faults, all drawn from a seed, in one thread and without waiting.
 
 The shells of this folder do what the real ones do; whatever is decided, the real pure classes decide: `Launches`,
-`IslandOrder`, `Inventory`, `HostProgress`, `BufferStore`, the lowering and the planning.
+`SchedulerCore`, `ManagerCore`, `HostProgress`, `BufferStore`, the lowering and the planning.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -202,13 +203,14 @@ class World:
 
     def is_whole(self) -> bool:
         """Whether all processes serve and know each other."""
-        if self.controller is None or not self.controller.process.alive:
+        if self.controller is None or not self.controller.process.alive or self.controller.process.paused:
             return False
         launches = self.controller.launches
         if launches.away or launches.hosts.keys() != self.island_of.keys():
             return False
         return all(
-            h.process.alive and h.under_epoch and launches.hosts[n].epoch == h.epoch for n, h in self.hosts.items()
+            h.process.alive and not h.process.paused and h.under_epoch and launches.hosts[n].epoch == h.epoch
+            for n, h in self.hosts.items()
         )
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -216,8 +218,7 @@ class World:
     def _start_manager(self) -> None:
         """Its first epoch is above all before. Processes that waited for an answer of its predecessor end: Ray tells
         them that it died."""
-        self.manager = SimulatedManager(self)
-        self.manager.inventory.last_epoch = round(1000 * self.clock.now)
+        self.manager = SimulatedManager(self, last_epoch=round(1000 * self.clock.now))
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
             s.process for s in self.schedulers.values() if s.controller is None
@@ -338,7 +339,7 @@ class World:
 
     def _strike(self, fault: Fault, again: int = 5) -> None:
         what, _, who = fault.kind.partition(" ")
-        if what in ("kill", "pause", "silence"):
+        if what in ("kill", "pause", "stop"):
             process = next((p for p in self.network.alive.values() if p.node == fault.where), None)
             if (process is None or process.paused) and who != "client" and again:
                 self.disturbed_until = max(self.disturbed_until, self.clock.now + 1.0 + fault.seconds)
@@ -354,9 +355,9 @@ class World:
         elif what == "pause":
             assert process is not None
             self.network.pause(process, fault.seconds)
-        elif what == "silence":
+        elif what == "stop":
             assert process is not None
-            self.network.pause(process, LIMIT_S)
+            self.network.pause(process, math.inf)
             self.disturbed_until = max(self.disturbed_until, self.clock.now + NOTICED_LIMIT_S)
             if self.controller is not None and self.controller.watches(process):
                 self.clock.after(NOTICED_LIMIT_S, self.checker.silence_noticed, process, self.controller)

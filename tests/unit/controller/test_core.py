@@ -120,7 +120,7 @@ def test_a_launch_from_its_registration_to_its_outcome() -> None:
     launch = IslandLaunch(1, 1, key, (1,), 2)
     assert commands == [SendClient(1, Prepared(1)), SendIsland(0, launch), SendIsland(1, launch)]
     assert core.from_island(0, Done((1,), (100,))) == []
-    assert core.from_island(1, Done((1,), (300,))) == [SendClient(1, Completed((1,), (100,)))]
+    assert core.from_island(1, Done((1,), (100,))) == [SendClient(1, Completed((1,), (100,)))]
 
 
 def test_a_lost_host_has_a_story() -> None:

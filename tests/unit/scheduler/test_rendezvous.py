@@ -1,4 +1,4 @@
-"""Hosts that enqueue their common gangs in different orders are found, and nobody else is."""
+"""Hosts that enqueue their common gangs in different orders are found, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_ray.scheduler.orders_seen import OrdersSeen
+from pathways_ray.scheduler.rendezvous import OrderCheck
 from pathways_ray.transport.messages import Gang
 from tests.unit.strategies import repeatable
 
@@ -16,24 +16,24 @@ A, B, C = (Gang(number, 0, BOTH) for number in (1, 2, 3))
 
 
 def test_the_same_order_is_right_however_the_news_come() -> None:
-    seen = OrdersSeen()
+    check = OrderCheck()
     for host, gangs in ((0, [A]), (1, [A, B]), (0, [B, C]), (1, [C])):
-        assert seen.add(host, gangs) is None
-    assert not any(seen.unmatched.values()), "what all have reported is forgotten"
+        assert check.add(host, gangs) is None
+    assert not any(check.unmatched.values()), "what all have reported is forgotten"
 
 
 def test_two_gangs_in_different_orders_are_named() -> None:
-    seen = OrdersSeen()
-    assert seen.add(0, [C, A, B]) is None
-    assert seen.add(1, [C, B]) == (A, B)
+    check = OrderCheck()
+    assert check.add(0, [C, A, B]) is None
+    assert check.add(1, [C, B]) == (A, B)
 
 
 def test_gangs_of_one_host_have_no_order_for_others() -> None:
-    seen = OrdersSeen()
+    check = OrderCheck()
     alone = Gang(9, 0, 0b01)
-    assert seen.add(0, [alone, A]) is None
-    assert seen.add(1, [A, Gang(8, 0, 0b10)]) is None
-    assert not any(seen.unmatched.values())
+    assert check.add(0, [alone, A]) is None
+    assert check.add(1, [A, Gang(8, 0, 0b10)]) is None
+    assert not any(check.unmatched.values())
 
 
 HOSTS = 3
@@ -55,8 +55,8 @@ def test_one_exchange_of_common_gangs_is_found_and_one_order_is_not(masks: list[
     if exchanged is not None:
         host, k = exchanged
         orders[host][k], orders[host][k + 1] = orders[host][k + 1], orders[host][k]
-    seen, clashes = OrdersSeen(), []
+    check, clashes = OrderCheck(), []
     news = data.draw(st.permutations([host for host, order in orders.items() for _ in order]))
     for host in news:
-        clashes.append(seen.add(host, [orders[host].pop(0)]))
+        clashes.append(check.add(host, [orders[host].pop(0)]))
     assert any(clashes) == (exchanged is not None)
