@@ -103,7 +103,7 @@ class Inventory:
         return found
 
     def load(self) -> dict[Device, int]:
-        """How many slices share each device."""
+        """Number of slices on each device."""
         load = {Device(h.host, k): 0 for h in self.hosts.values() for k in range(h.devices)}
         for record in self.slices.values():
             for device in record.placed.devices:

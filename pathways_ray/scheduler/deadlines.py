@@ -18,7 +18,7 @@ MAX_STRANDED_S = 5.0
 
 @dataclass
 class Deadlines:
-    """When each launch was first seen at the head of its devices' queue.
+    """Times at which launches were first seen at the head of their devices' queues.
 
     Args:
         limit_s: seconds that a launch may stay there.
