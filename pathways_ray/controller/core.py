@@ -155,7 +155,7 @@ class ControllerCore:
         return [*commands, CallManager("withdraw", (f"scheduler-{event.island}", event.address))]
 
     def _island_ended(self, island: int, reason: str) -> list[Command]:
-        """What an island's scheduler knew of hosts is worth nothing any more."""
+        """Forgets an island's scheduler; its word for its hosts is worth nothing any more."""
         del self.islands[island]
         self.schedulers.forget(island)
         self.absent.hear(island, self.launches.tables.now)

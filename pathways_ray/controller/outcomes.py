@@ -19,7 +19,7 @@ from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed,
 
 
 class Settled(NamedTuple):
-    """What clients hear of launches that have ended, and the sessions that may have room for further ones."""
+    """Messages about launches that have ended, and the sessions that may have room for further ones."""
 
     commands: list[Send]
     sessions: list[Session]

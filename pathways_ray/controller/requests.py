@@ -70,7 +70,7 @@ class Requests:
         data_secret: signs what clients show to hosts.
         book: the table of tenants.
         about: what status shows of the controller itself.
-        link_port: the port for direct links; 0 is none.
+        link_port: the port for direct links; 0 where there is no such port.
     """
 
     launches: Launches
