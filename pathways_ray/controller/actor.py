@@ -56,6 +56,7 @@ from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
 
@@ -250,7 +251,7 @@ class Controller:
     # --- islands ------------------------------------------------------------------------------------------------------
 
     async def _island_stream(self, context: links.AsyncLink) -> None:
-        if not streams.authorised(context.metadata, self.link_secret):
+        if not authorised(context.metadata, self.link_secret):
             context.refuse("wrong link secret")
         data = await context.read()
         messages = FROM_ISLAND.decode_batch(data) if data else []

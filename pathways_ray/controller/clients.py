@@ -30,7 +30,8 @@ from pathways_ray.controller.state import SendClient, Session
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import PathwaysError, WireError, from_failure
 from pathways_ray.story import Entry
-from pathways_ray.transport import batcher, streams
+from pathways_ray.transport import batcher
+from pathways_ray.transport.capabilities import authorised, session_of
 from pathways_ray.transport.messages import Register, SessionEnded, ToController, Upgrade
 
 STREAM_LIMIT_S = 20.0
@@ -133,8 +134,8 @@ class Clients:
 
     def find(self, metadata: Mapping[str, str], secret: Callable[[Client], str]) -> Client | None:
         """The client that a connection names, if the connection shows its `secret`."""
-        client = self.known.get(streams.session_of(dict(metadata)))
-        if client is None or not streams.authorised(dict(metadata), secret(client)):
+        client = self.known.get(session_of(dict(metadata)))
+        if client is None or not authorised(dict(metadata), secret(client)):
             return None
         return client
 

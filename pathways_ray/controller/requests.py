@@ -19,8 +19,7 @@ from pathways_ray.controller.programs import check_size, decode_graph, order_tex
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import AuthenticationError, PathwaysError, SessionClosed, WireError, from_failure, to_failure
 from pathways_ray.ir.text import plan_text
-from pathways_ray.transport import streams
-from pathways_ray.transport.capabilities import data_token, slice_tag
+from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
     Accepted,
@@ -94,11 +93,11 @@ class Requests:
         if "session" in metadata:
             client = self.clients.find(metadata, lambda client: client.secret)
             if client is None:
-                number = streams.session_of(metadata)
+                number = session_of(metadata)
                 raise SessionClosed(f"session {number} is not open, or the secret is not its own")
             return client.session
         tenant = self.book.owner(metadata.get("authorization", ""))
-        if streams.authorised(metadata, self.token):
+        if authorised(metadata, self.token):
             return None
         if tenant is None:
             raise AuthenticationError(UNKNOWN_TOKEN)
