@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.paper_rows import GPT_530B, Row, gpt
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.model import Model
+from megatron_ptdp.config import load
+from megatron_ptdp.config.model import Model
 from megatron_ptdp.planner.plan import Plan
 
 H100_CALIBRATION = (("Llama 3", "405B on 8192"), ("Nemotron-4", "340B on 6144"), ("MPT, FSDP, H100", "70b on 64, b=8"))

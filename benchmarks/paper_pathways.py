@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.paper_rows import pathways_plans
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Cluster
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.config.model import Model
 from megatron_ptdp.planner.estimate import Estimate, Question
-from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import estimate_exactly, search
 from megatron_ptdp.planner.traffic import traffic

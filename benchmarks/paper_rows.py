@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_ptdp.planner.model import Model
+from megatron_ptdp.config.model import Model
 from megatron_ptdp.planner.plan import Plan
 
 CALIBRATION = ("1.7B", "18.4B", "529.6B")

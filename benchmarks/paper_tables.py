@@ -25,8 +25,8 @@ from rich.table import Table
 from benchmarks.paper_others import H100_CALIBRATION, SEEN, other_rows
 from benchmarks.paper_pathways import ratios
 from benchmarks.paper_rows import CALIBRATION, Row, ptdp_rows, ptdp_table_1
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster, Software
 from megatron_ptdp.planner.estimate import Question, estimate
 from megatron_ptdp.planner.search import estimate_exactly
 

@@ -24,9 +24,11 @@ from rich.table import Table
 from benchmarks import measure
 from benchmarks.training_model import Sizes
 from benchmarks.training_runtime import ACROSS, INSIDE, SPMD, Case, Runtime, cluster, cores_listed
-from megatron_ptdp.planner import Model, Plan, Question, estimate_exactly, load
-from megatron_ptdp.planner.calibrate import cluster_of, cluster_text, step_seconds
-from megatron_ptdp.planner.cluster import Cluster
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.planner import Model, Plan, Question, estimate_exactly
+from megatron_ptdp.planner.calibration.file import cluster_text
+from megatron_ptdp.planner.calibration.fit import cluster_of, step_seconds
 
 SOFTWARE = "xla-f32"
 MEMORY = 8e9  # bytes of a device; all of it fits
@@ -90,7 +92,7 @@ def run(
     wanted: Sequence[Run], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Measures and returns the result as it is written to JSON; makes a cluster of its own. `say` is told how far."""
-    from megatron_ptdp.planner.measure import Bench
+    from megatron_ptdp.planner.calibration.measure import Bench
 
     machine, software = measure.machine(), load.software(SOFTWARE)
     with cores_listed() as cores, cluster(fusion=False) as session:

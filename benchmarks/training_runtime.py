@@ -171,7 +171,7 @@ class Runtime:
     def recorded(self, case: Case) -> timeline.Measured:
         """One step, alone, as it ran."""
         here = self.prepared[case]
-        (here.state, _), seen = timeline.record(self.session, here.step, here.state, here.batch)
+        (here.state, _), seen = timeline.record(here.step, here.state, here.batch)
         return timeline.measured(case.schedule(), here.layout.slices[0], seen)
 
     def stage_costs(self, devices: int, records: int) -> tuple[Costs, float]:

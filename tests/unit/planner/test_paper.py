@@ -17,10 +17,11 @@ from benchmarks.paper_rows import (
     ptdp_table_2,
 )
 from benchmarks.paper_tables import Line, calibrate, calibrate_h100, html, predict, show, summaries, winners
-from megatron_ptdp.planner import load
+from megatron_ptdp.config import load
 from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.layers import Split, layer_cost
-from megatron_ptdp.planner.plan import Plan, check
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.settings import check
 from tests.unit.planner.helpers import asked, gpt, selene
 
 

@@ -1,8 +1,8 @@
-"""Measures a cluster through the runtime, for `calibrate`. With `probes` the one part that loads JAX and Ray.
+"""Measures a cluster through the runtime, all probes round by round.
 
 All probes are made first, then measured in turn, round by round: what disturbs the machine disturbs all of them alike,
 and more rounds are better. Computation is measured with all devices of an island at work at once, as in training.
-Nothing here decides; `calibrate` makes a cluster file of the numbers.
+Nothing here decides; `fit` makes a cluster of the numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 import pathways_ray as pw
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.planner import probes
-from megatron_ptdp.planner.calibrate import Joined, Measured, Reference
+from megatron_ptdp.planner.calibration import probes
+from megatron_ptdp.planner.calibration.fit import Measured, MeasuredLevel, Reference
 
 PRODUCTS = {"cpu": (64, 128, 256, 512), "gpu": (1024, 2048, 4096, 8192), "tpu": (1024, 2048, 4096, 8192)}
 COPIED = {"cpu": 1 << 19, "gpu": 1 << 28, "tpu": 1 << 28}
@@ -65,14 +65,14 @@ class Bench:
         self.dtype = jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
         self.arrays = 1
         self.probes: dict[Hashable, probes.Probe] = {}
-        self.joined = self._links(island, pair)
+        self.links = self._links(island, pair)
         one = self.devices[0]
         self.probes["launch"] = probes.empty(one)
         self.probes["action"] = probes.action(self.devices)
         for size in PRODUCTS[platform]:
             self.probes["product", size] = probes.product(self.devices, size, self.dtype)
         self.probes["copy"] = probes.copy(self.devices, COPIED[platform])
-        for name, (here, there), whole in self.joined:
+        for name, (here, there), whole in self.links:
             for size in MESSAGES:
                 self.probes["message", name, size] = probes.message(here, there, size, 0)
             self.probes["still", name] = probes.message(here, there, MESSAGES[1], 1)
@@ -84,11 +84,11 @@ class Bench:
             self.probes[reference], self.arrays = probes.Quartile(steps), steps.arrays
 
     def _links(self, island: int, pair: tuple[int, int] | None) -> list[Link]:
-        """From the inside out."""
+        """The levels of the network, from the inside out."""
         hosts: dict[int, list[pw.VirtualSlice]] = defaultdict(list)
         for one in self.devices:
             hosts[probes.host_of(one)].append(one)
-        sizes = {len(held) for held in hosts.values()}
+        sizes = {len(devices) for devices in hosts.values()}
         if len(sizes) > 1:
             raise ConfigError(f"the hosts of island {island} have {sorted(sizes)} devices: calibrate with equal hosts")
         found: list[Link] = []
@@ -97,7 +97,7 @@ class Bench:
             # A slice of one host's devices; where the island has more hosts, the resource manager takes one host's.
             found.append(("host", (first[0], first[1]), pw.virtual_slice((len(first),), ("x",), island=island)))
         if len(hosts) > 1:
-            heads = [held[0] for held in hosts.values()]
+            heads = [devices[0] for devices in hosts.values()]
             whole = pw.virtual_slice((len(self.devices),), ("x",), island=island)
             found.append(("island", (heads[0], heads[1]), whole))
         if pair is not None:
@@ -111,7 +111,7 @@ class Bench:
             probe()
 
     def seen(self) -> Measured:
-        """What all rounds came to."""
+        """The measurements of all rounds."""
         found = {key: probe.value for key, probe in self.probes.items()}
         hosts = len({probes.host_of(one) for one in self.devices})
         sizes = {"host": len(self.devices) // hosts, "island": len(self.devices), "dcn": 0}
@@ -122,7 +122,7 @@ class Bench:
             launch=found["launch"],
             action=found["action"],
             levels=[
-                Joined(
+                MeasuredLevel(
                     name,
                     sizes[name],
                     [(float(size), found["reduction", name, size]) for size in REDUCTIONS if whole is not None],
@@ -130,7 +130,7 @@ class Bench:
                     found["still", name],
                     self.arrays,
                 )
-                for name, _, whole in self.joined
+                for name, _, whole in self.links
             ],
             steps={reference: found[reference] for reference in REFERENCES[self.platform]},
         )

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from megatron_ptdp.planner.errors import NothingFits, PlanningError
+from megatron_ptdp.config.parallel import RECOMPUTE
+from megatron_ptdp.errors import NothingFits, PlanningError
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit, estimate, pipeline_work
-from megatron_ptdp.planner.plan import RECOMPUTE, Plan, illegal
+from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.planner.space import divisors
 
@@ -69,14 +70,14 @@ def difference(plan: Plan, other: Plan) -> str:
 
 
 def why_slower(winner: Estimate, other: Estimate) -> str:
-    """Where the time of a slower plan goes that the winner does not spend."""
+    """The time that a slower plan spends and the winner does not, by part."""
     slower = other.seconds / winner.seconds - 1
     deltas = {
         part.name: (getattr(other.time, part.name) - getattr(winner.time, part.name)) / winner.seconds
         for part in fields(TimeSplit)
     }
-    told = sorted((name for name in deltas if abs(deltas[name]) >= 0.001), key=lambda name: -abs(deltas[name]))[:4]
-    parts = ", ".join(f"{PARTS[name]} {deltas[name]:+.1%}" for name in told) or "no part by more than 0.1%"
+    largest = sorted((name for name in deltas if abs(deltas[name]) >= 0.001), key=lambda name: -abs(deltas[name]))[:4]
+    parts = ", ".join(f"{PARTS[name]} {deltas[name]:+.1%}" for name in largest) or "no part by more than 0.1%"
     verdict = f"{slower:+.1%} time" + (" (equal within the model)" if abs(slower) < CLOSE else "")
     return f"{verdict}: {parts}; {difference(winner.plan, other.plan)}"
 
@@ -100,16 +101,16 @@ class Heuristic:
 
 def heuristics(question: Question, best: Estimate, fixed: dict[str, Any] | None = None) -> list[Heuristic]:
     """PTD-P's takeaways 1, 2 and 3 beside what the search found under the same fixed settings."""
-    held = fixed or {}
+    fixed = fixed or {}
     return [
-        _tensor_in_server(question, best, held),
-        _smallest_model_parallel(question, best, held),
+        _tensor_in_server(question, best, fixed),
+        _smallest_model_parallel(question, best, fixed),
         _microbatch(question, best),
     ]
 
 
 def _with(question: Question, fixed: dict[str, Any], **more: Any) -> Estimate | None:
-    """The best plan with some settings, or None where there is none."""
+    """The best plan with some settings, or None where no plan is legal and fits."""
     if any(fixed.get(name, value) != value for name, value in more.items()):
         return None
     try:

@@ -6,16 +6,16 @@ range is refused with the file's name, the field and what was expected.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
-from megatron_ptdp.planner.errors import BadFigure, PlanningError, UnknownName
-from megatron_ptdp.planner.model import Model
+from megatron_ptdp.config.cluster import Cluster, Device, Level, Operations, Software
+from megatron_ptdp.config.files import read_toml
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.errors import BadFigure, PlanningError, UnknownName
 
 PRESETS = Path(__file__).parent / "presets"
 T = TypeVar("T")
@@ -33,8 +33,8 @@ SHARES = {
     "attention_efficiency",
 }  # fmt: skip
 
-LEAST, MOST = 1e-15, 1e25
-"""Of any figure that may not be 0, in SI units, and of any: beyond, times would be 0 or infinite."""
+MIN_FIGURE, MAX_FIGURE = 1e-15, 1e25
+"""Bounds of a figure that may not be 0, in SI units: beyond, times would be 0 or infinite."""
 
 
 def names(kind: str) -> list[str]:
@@ -124,8 +124,9 @@ def _checked(name: str, kind: str, value: Any, where: str) -> Any:
         raise BadFigure(f"{where}: {name} is {value}, must be a finite number")
     if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
         raise BadFigure(f"{where}: {name} is {value}, must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}")
-    if value > MOST or (value < LEAST and name not in MAY_BE_ZERO):
-        raise BadFigure(f"{where}: {name} is {value:g}, must be {LEAST:g} to {MOST:g}: nothing is so small or large")
+    if value > MAX_FIGURE or (value < MIN_FIGURE and name not in MAY_BE_ZERO):
+        between = f"{MIN_FIGURE:g} to {MAX_FIGURE:g}"
+        raise BadFigure(f"{where}: {name} is {value:g}, must be {between}: nothing is so small or large")
     if name in SHARES and value > 1:
         raise BadFigure(f"{where}: {name} is {value}, must be a share, 1 at most")
     if name == "oversubscription" and value < 1:
@@ -147,7 +148,8 @@ def _tile(tile: Any, where: str) -> tuple[int, int, float]:
 
 @lru_cache(maxsize=64)
 def _parsed(path: Path, modified: float) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    """The tables of a file as it was at that time."""
+    return read_toml(path)
 
 
 def _read(kind: str, folder: str, name: str) -> tuple[str, str, dict[str, Any]]:
@@ -158,9 +160,4 @@ def _read(kind: str, folder: str, name: str) -> tuple[str, str, dict[str, Any]]:
         if path.suffix == ".toml" or path.parent != Path():
             raise PlanningError(f"there is no {kind} file {name}; shipped: {', '.join(names(folder))}")
         raise UnknownName.of(kind, name, names(folder))
-    try:
-        return path.name, path.stem, dict(_parsed(path, path.stat().st_mtime))
-    except tomllib.TOMLDecodeError as error:
-        raise PlanningError(f"{path.name} is no TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanningError(f"{path.name} cannot be read: {error}") from error
+    return path.name, path.stem, dict(_parsed(path, path.stat().st_mtime))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Device, Software
-from megatron_ptdp.planner.errors import BadFigure, PlanningError, UnknownName
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Device, Software
+from megatron_ptdp.errors import BadFigure, PlanningError, UnknownName
 
 A100 = tomllib.loads((load.PRESETS / "clusters" / "a100-80g.toml").read_text())
 
@@ -67,7 +67,7 @@ def test_files_load_by_path(tmp_path: Path) -> None:
     with pytest.raises(PlanningError, match="there is no model file"):
         load.model(str(tmp_path / "yours.toml"))
     path.write_text("layers = = 2")
-    with pytest.raises(PlanningError, match=r"mine\.toml is no TOML"):
+    with pytest.raises(PlanningError, match=r"mine\.toml cannot be read: Invalid value.*; it must be a TOML file"):
         load.model(str(path))
 
 

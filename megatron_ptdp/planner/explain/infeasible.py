@@ -1,19 +1,19 @@
-"""Why a search found nothing: which setting is in the way, by how many bytes, and what would do."""
+"""Explains a search without a result: the setting in the way, the missing bytes, and a change that would do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from megatron_ptdp.planner.errors import Illegal
+from megatron_ptdp.errors import Illegal
 from megatron_ptdp.planner.estimate import Question
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.space import divisors, families, members
 
 
-def why_none(question: Question, fixed: dict[str, Any]) -> str:
-    """Why no plan is legal, with what to change."""
+def why_illegal(question: Question, fixed: dict[str, Any]) -> str:
+    """The reason why no plan is legal, with what to change."""
     model, n, batch = question.model, question.devices, question.batch
     settings = ", ".join(f"{name}={value}" for name, value in fixed.items())
     asked = f"{model.name} on {n} devices with batch {batch}" + (f" and {settings}" if settings else "")
@@ -34,7 +34,7 @@ def why_none(question: Question, fixed: dict[str, Any]) -> str:
 
 
 def why_nothing_fits(question: Question, fixed: dict[str, Any]) -> str:
-    """By how much the least plan misses, and the smallest change that would fit."""
+    """The bytes that the smallest plan lacks, and the smallest change that would fit."""
     needed = least_memory(question, fixed)
     limit = question.cluster.device.memory_bytes
     text = (
@@ -84,4 +84,4 @@ def least_memory(question: Question, fixed: dict[str, Any]) -> tuple[float, Plan
                     best = (needed, plan)
         if best is not None:
             return best
-    raise Illegal(why_none(question, fixed))
+    raise Illegal(why_illegal(question, fixed))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.errors import BadFigure
+from megatron_ptdp.config import load
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.errors import BadFigure
 from megatron_ptdp.planner.layers import Split, score_products, weight_products
-from megatron_ptdp.planner.model import Model
 from tests.unit.planner.helpers import gpt
 
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.calibrate import (
-    Joined,
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.errors import PlanningError
+from megatron_ptdp.planner.calibration.file import cluster_text
+from megatron_ptdp.planner.calibration.fit import (
     Measured,
+    MeasuredLevel,
     Reference,
     cluster_of,
-    cluster_text,
     line,
     nonnegative,
     step_seconds,
     tile_depth,
 )
-from megatron_ptdp.planner.cluster import Cluster
-from megatron_ptdp.planner.errors import PlanningError
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, message
 from megatron_ptdp.planner.operations import Product, copy_seconds, product_seconds
 
@@ -82,7 +82,10 @@ def measured(devices: int = 4) -> Measured:
         copy_rate=20e9,
         launch=1e-3,
         action=2e-4,
-        levels=[Joined("host", devices, reductions, inside, 1e-4, 19), Joined("dcn", 0, [], between, 5e-4, 19)],
+        levels=[
+            MeasuredLevel("host", devices, reductions, inside, 1e-4, 19),
+            MeasuredLevel("dcn", 0, [], between, 5e-4, 19),
+        ],
         steps={},
     )
 
@@ -107,7 +110,7 @@ def test_the_file_gives_back_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_messages_whose_bytes_are_lost_in_noise_have_a_latency_alone() -> None:
-    noisy = Joined("dcn", 0, [], [(1e4, 3e-4), (1e5, 0.0), (1e6, 2e-4)], 1e-4, 1)
+    noisy = MeasuredLevel("dcn", 0, [], [(1e4, 3e-4), (1e5, 0.0), (1e6, 2e-4)], 1e-4, 1)
     level = noisy.level(2, 5e9)
     assert 5e-5 < level.message_latency < 2e-4
     assert 1e9 < level.message_bandwidth <= 5e9
@@ -122,8 +125,8 @@ def test_gradients_are_summed_array_by_array_where_the_file_says_so(tmp_path: Pa
 
 def test_hosts_in_an_island_are_a_level_of_their_own(tmp_path: Path) -> None:
     """Two hosts of two devices each: an all-reduce of all four, above one of the two of a host."""
-    inner = Joined("host", 2, [(1e4, 1e-4), (1e6, 2e-3)], [(1e4, 1e-4), (1e6, 1e-3)], 0.0, 19)
-    outer = Joined("island", 4, [(1e4, 1e-3), (1e6, 4e-3)], [(1e4, 1e-3), (1e6, 4e-3)], 0.0, 19)
+    inner = MeasuredLevel("host", 2, [(1e4, 1e-4), (1e6, 2e-3)], [(1e4, 1e-4), (1e6, 1e-3)], 0.0, 19)
+    outer = MeasuredLevel("island", 4, [(1e4, 1e-3), (1e6, 4e-3)], [(1e4, 1e-3), (1e6, 4e-3)], 0.0, 19)
     cluster = written(replace(measured(), levels=[inner, outer]), tmp_path / "here.toml")
     assert [level.size for level in cluster.levels] == [2, 4]
     assert crossed(cluster, 1, 4) == (cluster.levels[0], cluster.levels[1], cluster.levels[0])

@@ -1,7 +1,7 @@
 """The probes of `measure`: each is made and compiled once, and measured again whenever it is called.
 
 Loops on the device are as long as needed for a launch to be little beside them. Where two programs differ in one thing
-alone (a message, say), both are run one after the other; the least that each ever took is what it takes undisturbed,
+(a message, say), both are run one after the other; the least that each ever took is what it takes undisturbed,
 and the difference of these is the answer, never below zero. Of training steps the lower quartile counts.
 """
 
@@ -22,10 +22,10 @@ from megatron_ptdp import schedules
 from megatron_ptdp.models import Compute, Gpt, ModelConfig, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, build_step
 from megatron_ptdp.parallel import Sizes as Cut
-from megatron_ptdp.planner.calibrate import VOCABULARY, Reference
+from megatron_ptdp.planner.calibration.fit import VOCABULARY, Reference
 
 LIMIT_S = 120.0
-LEAST_S = 0.02  # that a loop on the device takes, about
+MIN_LOOP_S = 0.02  # that a loop on the device takes, about
 WORK_S = 0.004  # of a computation between two messages, about
 TURNS = 8  # such computations of each device
 FEWER = 4  # times fewer launches, to see what one costs
@@ -113,7 +113,7 @@ def put(value: Any, where: pw.VirtualSlice, spec: Any = None) -> Any:
 
 
 def looped(run: Callable[[Any], Any], places: Sequence[pw.VirtualSlice]) -> Probe:
-    """Seconds of one turn of a loop on devices, of so many turns that a launch is little beside them.
+    """Seconds of one turn of a loop on devices, with enough turns for a launch to be little beside them.
 
     Args:
         run: launches the loop, of as many turns as the number that it is given for each of `places`
@@ -129,9 +129,9 @@ def looped(run: Callable[[Any], Any], places: Sequence[pw.VirtualSlice]) -> Prob
     base = min(seconds(none) for _ in range(3))
     while turns < 1 << 20:
         taken = min(seconds(of(turns)) for _ in range(2)) - base
-        if taken >= LEAST_S:
+        if taken >= MIN_LOOP_S:
             break
-        turns *= max(2, min(16, round(LEAST_S / max(taken, 1e-4))))
+        turns *= max(2, min(16, round(MIN_LOOP_S / max(taken, 1e-4))))
     return Difference(of(turns), none, turns)
 
 
@@ -195,7 +195,7 @@ def reduction(where: pw.VirtualSlice, size: int) -> Probe:
 
 
 def message(here: pw.VirtualSlice, there: pw.VirtualSlice, size: int, ahead: int) -> Probe:
-    """What a message of `size` bytes costs two devices that compute and exchange what they make.
+    """Seconds that a message of `size` bytes takes from two devices that compute and exchange their outputs.
 
     Each device takes what the other made, against the same with values that stay. With `ahead` 0 it takes them at once,
     and waits for the whole message. With 1 it has a computation to do first, so what is left is what sending and
@@ -217,13 +217,14 @@ def message(here: pw.VirtualSlice, there: pw.VirtualSlice, size: int, ahead: int
 
         return pw.program(run, name=name)
 
-    apart, together = exchange(True, "exchange"), exchange(False, "keep")
+    exchanged, kept = exchange(True, "exchange"), exchange(False, "keep")
     # With 1, a turn of two computations has a message in and one out, and a stage is charged for each computation.
-    return Difference(lambda: apart(*values), lambda: together(*values), TURNS * (1 + ahead))
+    return Difference(lambda: exchanged(*values), lambda: kept(*values), TURNS * (1 + ahead))
 
 
 def action(devices: Sequence[pw.VirtualSlice]) -> Probe:
-    """What a launch takes from a device, with as many arrays as a stage has: the same work in many launches and few."""
+    """Seconds that a launch with as many arrays as a stage has takes from a device: the same work in many launches and
+    in few."""
     work = [spender(one, WORK_S / FEWER, ARRAYS) for one in devices]
     values = [[put(np.zeros((2048,), np.float32), one) for _ in range(ARRAYS)] for one in devices]
 
@@ -240,8 +241,8 @@ def action(devices: Sequence[pw.VirtualSlice]) -> Probe:
 
 
 def spender(where: pw.VirtualSlice, duration: float, arrays: int) -> Callable[[Any, int], Any]:
-    """A computation on a device that takes some arrays, spends about `duration` s (or so many times that), and gives
-    them again."""
+    """A computation on a device that takes some arrays, spends about `duration` s (or a multiple of it), and returns
+    them."""
 
     def spend(values: Any, turns: Any) -> Any:
         start = jnp.full((96, 96), 1 / 96, jnp.float32) + values[0][0]

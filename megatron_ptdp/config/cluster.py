@@ -1,4 +1,4 @@
-"""What it runs on: a device, the levels of network that join devices, power, price and failures; and the software.
+"""A cluster: its device, the levels of network between devices, power, price and failures; and the software on it.
 
 A cluster is a tree. Level 0 joins `size` devices (a server, a torus), level 1 joins such groups, and so on; the last
 level joins whatever there is. Rates are per device and direction: a device has its share of its group's links, so eight
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ptdp.planner.errors import BadFigure
+from megatron_ptdp.errors import BadFigure
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What it costs to run, and how often it breaks.
+    """Power, price and failures of a cluster.
 
     Attributes:
         power_busy, power_idle: watts per device in training and waiting, with its share of the server and the cooling.
@@ -112,7 +112,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """How the training system works, as far as time and memory show it. Bytes are per parameter.
+    """A training system, as far as time and memory show it. Bytes are per parameter.
 
     Attributes:
         weight_bytes, gradient_bytes, optimizer_bytes: stored; gradients as they are accumulated and reduced.
@@ -133,7 +133,7 @@ class Software:
         compiled_stages: an action of a schedule is one compiled program. It costs `Device.action`; forward and backward
             of the last stage are one action where one follows the other; and where a schedule splits the backward
             pass, the first stage has no gradients of inputs to give.
-        inputs_share: of a compiled stage's backward pass, what the gradients of its inputs alone take.
+        inputs_share: of a compiled stage's backward pass, the gradients of its inputs.
     """
 
     name: str

@@ -1,14 +1,14 @@
-"""Measurements of a cluster as a cluster file. Pure: `measure` takes the measurements, this makes sense of them.
+"""The cluster that measurements describe: latencies and rates of lines, and constants that are fitted.
 
 Directly measured are products of several sizes, an elementwise pass, an empty launch, what a launch takes from devices
 that compute, all-reduces and messages of several sizes at each level of the network, and what a message takes from
 devices that compute. Two points or more on a line give a latency and a rate.
 
 Four constants have no probe of their own, because a training step's products and other operations are neither large nor
-alone. They are fitted, once, to the steps of a few small reference models on one device each (`Reference`):
+isolated. They are fitted, once, to the steps of a few small reference models on one device each (`Reference`):
 
-    matrix_efficiency    of what the products alone reached, at most 1
-    memory_efficiency    of what the elementwise pass reached, at most 1: exponentials, reductions, copies into and
+    matrix_efficiency    of the rate of the measured products, at most 1
+    memory_efficiency    of the rate of the elementwise pass, at most 1: exponentials, reductions, copies into and
                          out of loops over layers cost more than a pass
     kernel_overhead      of an operation
     step                 of an iteration
@@ -22,16 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from megatron_ptdp.planner.cluster import Cluster, Device, Level, Operations, Software
-from megatron_ptdp.planner.errors import PlanningError
+from megatron_ptdp.config.cluster import Cluster, Device, Level, Operations, Software
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.errors import PlanningError
 from megatron_ptdp.planner.estimate import Question, time_split
-from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.plan import Plan
 
 VOCABULARY = 256
 NOT_MEASURED = Operations(100, 50, 0, 100_000, 1e8, 1e9, 60)
-SHORTEST = 1e-6  # seconds of a message: less is noise
-FITS = 4  # of linear equations: products that are bound by their bytes change sides
+MIN_MESSAGE_S = 1e-6  # seconds of a message: less is noise
+FITS = 4  # least squares in a row: products that are bound by their bytes change sides
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A level of the network as it was seen.
+class MeasuredLevel:
+    """Measurements of one level of the network.
 
     Attributes:
-        devices: joined up to here; 0 for no limit
-        reductions: bytes of an all-reduce over all of them, and its seconds; empty where none was measured
+        devices: that it joins; 0 for no limit
+        reductions: bytes of an all-reduce over all of them, and its seconds; empty where not measured
         messages: bytes from a device to another, and their seconds
         still: seconds that an overlapped message of the middle size takes from devices that compute
-        arrays: of which gradients are, each summed by itself where all-reduces are measured
+        arrays: of the gradients, each summed in a collective of its own where all-reduces are measured
     """
 
     name: str
@@ -73,10 +73,10 @@ class Joined:
     arrays: int
 
     def level(self, inner: int, fastest: float) -> Level:
-        """As a level above one of `inner` devices, whose memory has a rate of `fastest` bytes/s.
+        """The level of a cluster, above one of `inner` devices whose memory has a rate of `fastest` bytes/s.
 
         An all-reduce of S bytes over n groups sends 2 (n-1)/n S and has 2 (n-1) steps, or 2 log2 n above the first
-        level. Where none was measured, messages are what carries it.
+        level. Where no all-reduce was measured, messages carry it.
         """
         latency, rate = self._messages(fastest)
         middle = sorted(size for size, _ in self.messages)[len(self.messages) // 2]
@@ -104,12 +104,12 @@ class Joined:
         *small, (size, seconds) = sorted(self.messages)
         mean_size, mean_seconds = (fmean(values) for values in zip(*small, strict=True))
         slope = max((seconds - mean_seconds) / (size - mean_size), 1 / fastest)
-        return max(SHORTEST, fmean(taken - slope * bytes_ for bytes_, taken in self.messages)), 1 / slope
+        return max(MIN_MESSAGE_S, fmean(taken - slope * bytes_ for bytes_, taken in self.messages)), 1 / slope
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was seen.
+    """Measurements of a cluster.
 
     Attributes:
         name: of the devices.
@@ -126,7 +126,7 @@ class Measured:
     copy_rate: float
     launch: float
     action: float
-    levels: Sequence[Joined]
+    levels: Sequence[MeasuredLevel]
     steps: Mapping[Reference, float]
 
 
@@ -188,9 +188,9 @@ def cluster_of(seen: Measured, memory_bytes: float, software: Software, name: st
         action=seen.action,
     )
     levels, inner = [], 1
-    for joined in seen.levels:
-        levels.append(joined.level(inner, seen.copy_rate))
-        inner = joined.devices or inner
+    for level in seen.levels:
+        levels.append(level.level(inner, seen.copy_rate))
+        inner = level.devices or inner
     found = Cluster(name, device, tuple(levels), NOT_MEASURED, software.name, "pathways-plan calibrate")
     return fitted(found, seen.steps, software) if seen.steps else found
 
@@ -222,13 +222,13 @@ def fitted(cluster: Cluster, steps: Mapping[Reference, float], software: Softwar
 
 
 def step_seconds(cluster: Cluster, one: Reference, software: Software) -> float:
-    """What the model says of a reference step."""
+    """Seconds of a reference step by the time model."""
     plan = one.plan()
     return time_split(Question(one.model(), cluster, software, 1, plan.batch), plan).total
 
 
 def _amounts(device: Device) -> list[float]:
-    """What a step's time is linear in: seconds of a FLOP, of a byte, of a kernel, of a step."""
+    """The amounts that a step's time is linear in: seconds of a FLOP, of a byte, of a kernel, of a step."""
     return [
         1 / (device.peak_flops * device.matrix_efficiency),
         1 / (device.memory_bandwidth * device.memory_efficiency),
@@ -249,7 +249,7 @@ def _with(device: Device, amounts: Sequence[float]) -> Device:
 
 
 def _slope(cluster: Cluster, one: Reference, position: int, software: Software) -> float:
-    """How a step's seconds grow with an amount."""
+    """The derivative of a step's seconds by an amount."""
     amounts = _amounts(cluster.device)
     by = max(1e-4 * amounts[position], 1e-15 if position < 2 else 1e-9)
     amounts[position] += by
@@ -273,49 +273,3 @@ def nonnegative(columns: Sequence[Sequence[float]], wanted: Sequence[float], lea
             found[position] += change
             rest = [left - change * value for value, left in zip(column, rest, strict=True)]
     return found
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """The TOML of a cluster file."""
-    device = cluster.device
-    lines = [
-        "# Measured through the runtime. Shared machines wander: measure again when plans and runs disagree.",
-        f'source = "{cluster.source}"',
-        f'software = "{cluster.software}"',
-        *(() if cluster.levels else ("network = []  # one device",)),
-        "",
-        "[device]",
-        f'name = "{device.name}"',
-        _field("peak_flops", device.peak_flops, "the limit of products alone"),
-        _field("matrix_efficiency", device.matrix_efficiency, "(r) fitted to the steps of the reference models"),
-        f"units = {device.units}",
-        f"tiles = {[list(tile) for tile in device.tiles]}",
-        f"tile_depth = {device.tile_depth}",
-        _field("memory_bytes", device.memory_bytes, "given"),
-        _field("memory_bandwidth", device.memory_bandwidth, "an elementwise pass over what a microbatch has"),
-        _field("memory_efficiency", device.memory_efficiency, "(r)"),
-        _field("kernel_overhead", device.kernel_overhead, "(r)"),
-        _field("launch", device.launch, "an empty launch that is waited for"),
-        _field("reserved_bytes", device.reserved_bytes),
-        _field("fragmentation", device.fragmentation),
-        _field("action", device.action, "what a launch of a schedule takes from devices that compute"),
-        _field("step", device.step, "(r) of an iteration"),
-    ]
-    for level in cluster.levels:
-        lines += ["", "[[network]]", f'name = "{level.name}"', f"size = {level.size}"]
-        lines += [_field("bandwidth", level.bandwidth, "of all-reduces"), "efficiency = 1.0"]
-        lines += [_field("latency", level.latency, "of a step of an all-reduce")]
-        lines += [_field("message_bandwidth", level.message_bandwidth, "of messages between devices")]
-        lines += [_field("message_latency", level.message_latency)]
-        lines += [_field("message_share", level.message_share, "of its time it takes from devices that compute")]
-        lines += [f"collectives = {level.collectives}  # gradients are summed array by array"] * (level.collectives > 1)
-    lines += ["", "[operations]                 # not measured"]
-    lines += [_field(name, getattr(cluster.operations, name)) for name in Operations.__dataclass_fields__]
-    return "\n".join(lines) + "\n"
-
-
-def _field(name: str, value: float, why: str = "") -> str:
-    return f"{name} = {value:.4g}" + (f"  # {why}" if why else "")

@@ -1,4 +1,4 @@
-"""What is trained: the shape of a transformer, and how often it computes what.
+"""The shape of a transformer, its parameters and its FLOPs.
 
 A model is a row of layers between an embedding and the logits. Most layers of a model are alike; an encoder-decoder has
 two kinds. Counts here are of the whole model, not of a device. FLOPs are multiply and add counted as two.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from megatron_ptdp.planner.errors import BadFigure
+from megatron_ptdp.errors import BadFigure
 
-MOST = {
+MAX_SIZES = {
     "layers": 10**4,
     "encoder_layers": 10**4,
     "hidden": 10**7,
@@ -23,7 +24,7 @@ MOST = {
     "vocabulary": 10**9,
     "ffn": 10**8,
 }
-"""Sizes beyond these were never meant; the search goes through layers and heads one by one."""
+"""Larger sizes are typing errors; the planner's search goes through layers and heads one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +84,71 @@ class Layer:
         return weights + self.score_flops
 
 
-@dataclass(frozen=True)
-class Model:
-    """A transformer language model.
+class Dimensions:
+    """Sizes that every description of a transformer has: what can be planned (`Model`), and what can be trained
+    (`models.ModelConfig`). A base of frozen dataclasses with these fields; `COMMON` names them.
 
     Attributes:
-        layers: decoder layers; `encoder_layers` come before them and see `encoder_sequence` tokens per example.
-        positions: whether positions are learned, and so parameters (GPT); others (rotary, ALiBi, relative) have none.
+        layers: of the decoder; `encoder_layers` come before them.
+        head_size: 0 stands for hidden / heads, `ffn` 0 for 4 hidden.
+        sequence: tokens per example that the decoder reads; `encoder_sequence` those that the encoder reads.
         tied: whether the logits use the embedding's matrix.
         bias: whether matrices and norms have biases.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    head_size: int
+    ffn: int
+    encoder_layers: int
+    encoder_sequence: int
+    tied: bool
+    bias: bool
+
+    def fault(self) -> str | None:
+        """The first size that is out of range or does not divide; None where all are sound."""
+        for name in NEEDED:
+            if getattr(self, name) < 1:
+                return f"{name} is {getattr(self, name)}, must be at least 1"
+        for name, most in MAX_SIZES.items():
+            if getattr(self, name) > most:
+                return f"{name} is {getattr(self, name):,}, must be {most:,} at most"
+        for name in ("head_size", "ffn", "encoder_layers", "encoder_sequence"):
+            if getattr(self, name) < 0:
+                return f"{name} is {getattr(self, name)}, must not be negative"
+        if not self.head_size and self.hidden % self.heads:
+            return f"hidden {self.hidden} is no multiple of heads {self.heads}: set head_size"
+        return None
+
+    def complete(self) -> None:
+        """Fills in the sizes that are 0 and follow from others."""
+        object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
+        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
+
+    def common(self) -> dict[str, Any]:
+        """The fields of this class by name."""
+        return {name: getattr(self, name) for name in COMMON}
+
+
+NEEDED = ("layers", "hidden", "heads", "sequence", "vocabulary")
+"""Sizes without a default."""
+COMMON = tuple(Dimensions.__annotations__)
+
+
+@dataclass(frozen=True)
+class Model(Dimensions):
+    """A transformer language model; see `Dimensions` for the sizes that every description has.
+
+    Attributes:
+        encoder_sequence: 0 stands for `sequence`, `key_heads` 0 for `heads`.
+        gated: the feed-forward part has two matrices in (SwiGLU).
+        positions: whether positions are learned, and so parameters (GPT); others (rotary, ALiBi, relative) have none.
         parallel: whether a layer's attention and feed-forward part run side by side (GPT-J, PaLM); decoders only.
         dropout: whether training drops activations; the masks are then stored.
-        source: where the figures come from.
+        source: of the figures.
     """
 
     name: str
@@ -120,32 +174,27 @@ class Model:
         return hash((self.name, self.layers, self.hidden))
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
-            if getattr(self, field) <= 0:
-                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must be at least 1")
-        for field, most in MOST.items():
-            if getattr(self, field) > most:
-                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field):,}, must be {most:,} at most")
-        for field in ("key_heads", "head_size", "ffn", "encoder_layers", "encoder_sequence"):
-            if getattr(self, field) < 0:
-                raise BadFigure(f"model {self.name!r}: {field} is {getattr(self, field)}, must not be negative")
-        if not self.head_size and self.hidden % self.heads:
-            raise BadFigure(f"model {self.name!r}: hidden {self.hidden} is no multiple of heads {self.heads}")
-        defaults = {
-            "key_heads": self.heads,
-            "head_size": self.hidden // self.heads,
-            "ffn": 4 * self.hidden,
-            "encoder_sequence": self.sequence,
-        }
-        for field, value in defaults.items():
-            if not getattr(self, field):
-                object.__setattr__(self, field, value)
+        if fault := self.fault():
+            raise BadFigure(f"model {self.name!r}: {fault}")
+        self.complete()
+        if not self.encoder_sequence:
+            object.__setattr__(self, "encoder_sequence", self.sequence)
+
+    def fault(self) -> str | None:
+        if fault := super().fault():
+            return fault
+        if self.key_heads < 0:
+            return f"key_heads is {self.key_heads}, must not be negative"
         if self.parallel and self.encoder_layers:
-            raise BadFigure(
-                f"model {self.name!r}: parallel layers are decoders'; encoder_layers is {self.encoder_layers}"
-            )
-        if self.heads % self.key_heads:
-            raise BadFigure(f"model {self.name!r}: heads {self.heads} is no multiple of key_heads {self.key_heads}")
+            return f"parallel layers are decoders'; encoder_layers is {self.encoder_layers}"
+        if self.key_heads and self.heads % self.key_heads:
+            return f"heads {self.heads} is no multiple of key_heads {self.key_heads}"
+        return None
+
+    def complete(self) -> None:
+        super().complete()
+        if not self.key_heads:
+            object.__setattr__(self, "key_heads", self.heads)
 
     @cached_property
     def row(self) -> tuple[Layer, ...]:
@@ -157,8 +206,13 @@ class Model:
         return (encoder,) * self.encoder_layers + (decoder,) * self.layers
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens per example that the decoder reads; and those that the encoder reads, where there is one."""
+        return (self.sequence, self.encoder_sequence) if self.encoder_layers else (self.sequence,)
+
+    @property
     def tokens_per_example(self) -> int:
-        return self.sequence + (self.encoder_sequence if self.encoder_layers else 0)
+        return sum(self.lengths)
 
     def layer_parameters(self, layer: Layer) -> int:
         """Parameters of one layer: 12 h² + 13 h for GPT (PTD-P eq. 2)."""

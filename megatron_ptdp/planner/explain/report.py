@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit
+from megatron_ptdp.planner.explain.reasons import Heuristic, shares, what_binds, why_slower
 from megatron_ptdp.planner.goodput import goodput
 from megatron_ptdp.planner.memory import Memory
-from megatron_ptdp.planner.reasons import Heuristic, shares, what_binds, why_slower
 from megatron_ptdp.planner.search import Found
 from megatron_ptdp.planner.traffic import traffic
 
