@@ -358,6 +358,7 @@ class World:
         elif what == "stop":
             assert process is not None
             self.network.pause(process, math.inf)
+            self.losses += 1  # it is as good as lost before it is killed
             self.disturbed_until = max(self.disturbed_until, self.clock.now + NOTICED_LIMIT_S)
             if self.controller is not None and self.controller.watches(process):
                 self.clock.after(NOTICED_LIMIT_S, self.checker.silence_noticed, process, self.controller)
