@@ -185,7 +185,7 @@ class Checker:
 
     def silence_noticed(self, process: Process, controller: SimulatedController) -> None:
         """A process that the controller watched has been silent for long."""
-        if process.alive and controller.process.alive:
+        if process.paused and process.alive and controller.process.alive:
             self.report(f"{process} is silent, and the controller did not have it killed")
 
     def heard_from(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
