@@ -1,51 +1,64 @@
-"""The controller as a Ray actor: the root of all island streams; clients come in by its `ClientService`.
+"""The controller as a Ray actor: a driver of `ControllerCore`, with the islands' streams and the calls of Ray.
 
-`Launches` decides; this file reads the islands' streams. When its process or the resource manager's dies, Ray starts it
-anew, without sessions; schedulers and hosts join again (ADR 0014).
+Clients come in by its `ClientService`. When its process or the resource manager's dies, Ray starts it again, without
+sessions; schedulers and hosts join again (ADR 0014).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import secrets
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import ray
 
 from pathways_ray import limits, names
 from pathways_ray.controller import metrics
 from pathways_ray.controller.client_service import ClientService
+from pathways_ray.controller.clients import Clients
+from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.events import (
+    AnswerCall,
+    CallManager,
+    CloseChannel,
+    CloseIsland,
+    Command,
+    Event,
+    Exit,
+    IslandConnected,
+    IslandDisconnected,
+    IslandMessages,
+    KillManager,
+    KillScheduler,
+    ManagerAnswered,
+    ManagerKnows,
+    ManagerLost,
+    OpenChannel,
+    ReportFault,
+    ReportToManager,
+    SwitchToLink,
+    Tick,
+)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
-from pathways_ray.controller.state import Command, SendIsland
+from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.messages import (
-    FROM_ISLAND,
-    Done,
-    Enqueued,
-    FromIsland,
-    HostDown,
-    HostUp,
-    IslandLaunchFailed,
-    IslandUp,
-    Load,
-    Ready,
-)
-
-MANAGER_LIMIT_S = 4.0
-"""A resource manager that twice does not answer for this long is taken for dead."""
-
-SCHEDULER_LIMIT_S = 8.0
-"""A scheduler that says nothing for this long, which tells every second how much waits there, is taken for dead."""
+from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
 
 METRICS_LIMIT_S = 5.0
 
@@ -60,6 +73,7 @@ class Controller:
         runtime: its name, by which the resource manager is found.
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
+        islands: the numbers of all islands.
     """
 
     def __init__(
@@ -72,33 +86,37 @@ class Controller:
         fusion: bool,
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
+        islands: Sequence[int] = (),
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
         self.listen = listen
-        self.data_secret, self.link_secret = link_secrets
+        data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
-        self.fusion = fusion
-        self.launches = Launches(
-            parallel=parallel,
-            max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT,
-            cross_island=CrossIslandWindow(policy_named(policy)),
-        )
-        self.policy = policy
+        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, CrossIslandWindow(policy_named(policy)))
+        # Hosts know a session by its number: one from before a restart must not come again.
+        clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
+        expected = islands if self.restarted else ()  # at first they start after this process
+        self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
+        dispatch = "parallel" if parallel else "sequential"
+        self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.core.story.sink = ProcessLog(runtime, "controller").write
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
-        self.heard: dict[int, float] = {}
+        self.link_numbers = itertools.count(1)
+        self.links: dict[int, links.AsyncLink] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
 
     def start(self) -> str:
-        """`address:port` of the front door; answers once it serves."""
+        """`address:port` of the client service; answers once it serves."""
         return self.address.result()
 
     def access(self) -> tuple[str, str, str]:
-        """Url, token and CA file of the front door, for who can reach Ray, and so can do as he likes anyway."""
+        """Url, token and CA file of the client service, for those who can reach Ray, which gives them all rights."""
         ca = self.listen.tls.ca if self.listen.tls is not None else ""
         return self.listen.scheme + self.address.result(), self.token, ca
 
@@ -109,157 +127,151 @@ class Controller:
         except BaseException as error:
             traceback.print_exc()
             if not self.address.done() and not self.restarted:
-                self.address.set_exception(error)  # for who starts the runtime, and will end this process
+                self.address.set_exception(error)  # the process that starts the runtime will end this one
                 return
         time.sleep(RESTART_PAUSE_S)
         os._exit(1)
 
     async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
-        self.front = ClientService(
-            launches=self.launches,
-            do=self._do,
-            listen=self.listen,
-            token=self.token,
-            data_secret=self.data_secret,
-            fusion=self.fusion,
-            # Hosts know a session by its number: one from before a restart must not come again.
-            sessions_made=int(time.time() * 100) if self.restarted else 0,
-            strict=not self.restarted,
-        )
-        dispatch = "parallel" if self.launches.parallel else "sequential"
-        self.front.about = {"policy": self.policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.front = ClientService(self.core, self.handle, self.listen, strict=not self.restarted)
         if self.metrics_at is not None:
-            self.front.about["metrics"] = self._serve_metrics(*self.metrics_at)
-        self.server, link = await links.serve(
+            self.core.requests.about["metrics"] = self._serve_metrics(*self.metrics_at)
+        self.server, self.link_address = await links.serve(
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.listen.links),
             tls=self.listen.tls,
         )
-        address = await self.front.serve(self.resource_manager)
-        self.clock = asyncio.ensure_future(self._tick())
-        manager = await self._report(link)
-        self.address.set_result(address)
-        while not self.clock.done():
-            await asyncio.wait([self.clock], timeout=1.0)
-            if await self._report(link) != manager:
-                print("a new resource manager, which knows of no slice: starting anew", flush=True)
-                return
-        self.clock.result()
+        self.client_address = await self.front.serve()
+        clock = asyncio.ensure_future(self._tick())
+        await asyncio.wait({clock, self.exit}, return_when=asyncio.FIRST_COMPLETED)
+        for ended in (clock, self.exit):
+            if ended.done():
+                ended.result()
+
+    async def _tick(self) -> None:
+        while True:
+            self.handle(Tick())
+            self.front.refresh()
+            await asyncio.sleep(TICK_S)
 
     def _serve_metrics(self, address: str, port: int) -> str:
-        loop = asyncio.get_running_loop()
+        async def status() -> dict[str, Any]:
+            reply = await self.front.request(None, Status(0))
+            if not isinstance(reply, StatusReply):
+                raise RuntimeError(f"no status: {reply}")
+            found: dict[str, Any] = json.loads(reply.text)
+            return found
 
         def page() -> bytes:
-            asked = asyncio.run_coroutine_threadsafe(self.front.status(), loop)
-            return metrics.text(asked.result(METRICS_LIMIT_S))
+            return metrics.text(asyncio.run_coroutine_threadsafe(status(), self.loop).result(METRICS_LIMIT_S))
 
         return serve_page(address, port, self.listen.tls, self.token, metrics.CONTENT_TYPE, page)
 
-    async def _report(self, address: str) -> str:
-        """Tells the resource manager that this controller serves; returns what the resource manager is known by.
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-        Raises:
-            ray.exceptions.RayError: it is gone.
-            TimeoutError: it has not answered for so long that it was killed.
-        """
-        for last in (False, True):
-            try:
-                # Twice: after a pause of this process the time may be over before an answer that is there is seen.
-                async with asyncio.timeout(MANAGER_LIMIT_S):
-                    name = names.controller(self.runtime)
-                    known: str = await self.resource_manager.controller_serves.remote(self.incarnation, address, name)
-                    return known
-            except TimeoutError:
-                if last:
-                    break
-        ray.kill(self.resource_manager, no_restart=False)
-        raise TimeoutError(f"the resource manager did not answer for {2 * MANAGER_LIMIT_S:.0f} s")
-
-    async def _tick(self) -> None:
-        before = time.monotonic()
-        while True:
-            now = time.monotonic()
-            if now - before > SCHEDULER_LIMIT_S / 2:
-                self.heard = dict.fromkeys(self.heard, now)  # this process did not run either: it cannot judge others
-            before = now
-            for island in [island for island, heard in self.heard.items() if now - heard > SCHEDULER_LIMIT_S]:
-                self._island_ended(
-                    island, self.islands[island], f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
-                )
-                # Ray starts it anew; its hosts end with their streams and follow.
-                scheduler = names.scheduler(self.runtime, island)
-                with contextlib.suppress(ValueError):  # it ends just now
-                    ray.kill(ray.get_actor(scheduler, names.NAMESPACE), no_restart=False)
-            self._do(self.launches.tick(now))
-            await self.front.tick(now)
-            await asyncio.sleep(1.0)
-
-    def _do(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if not isinstance(command, SendIsland):
+    def handle(self, event: Event) -> None:
+        """Takes an event to the core, and carries out its commands."""
+        for command in self.core.handle(event, time.monotonic()):
+            if type(command) is SendIsland:
+                outbox = self.islands.get(command.island)
+                if outbox is not None:
+                    outbox.send(command.message)
+            elif type(command) is SendClient:
                 self.front.send(command.session, command.message)
-            elif (outbox := self.islands.get(command.island)) is not None:
-                outbox.send(command.message)
+            else:
+                self._do(command)
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case OpenChannel(session):
+                self.front.open(session)
+            case SwitchToLink(session):
+                self.front.switch(session)
+            case CloseChannel():
+                self.front.close(command)
+            case AnswerCall():
+                self.front.answer(command)
+            case CallManager():
+                self._call_manager(command)
+            case ReportToManager():
+                self._later(self._report_to_manager())
+            case CloseIsland(link):
+                if link in self.links:
+                    self.links[link].close()
+            case KillScheduler(island):
+                with contextlib.suppress(ValueError):  # it ends just now
+                    ray.kill(ray.get_actor(names.scheduler(self.runtime, island), names.NAMESPACE), no_restart=False)
+            case KillManager():
+                ray.kill(self.resource_manager, no_restart=False)
+            case Exit(reason):
+                if not self.exit.done():
+                    print(reason, flush=True)
+                    self.exit.set_exception(RuntimeError(reason))
+            case ReportFault(text):
+                print(text, file=sys.stderr, flush=True)
+
+    def _call_manager(self, command: CallManager) -> None:
+        # Here and now, and not in a task: Ray keeps the order of calls.
+        result = getattr(self.resource_manager, command.method).remote(*command.arguments)
+        self._later(self._manager_answers(command.call, result))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _manager_answers(self, call: int, result: Any) -> None:
+        answer: Any
+        try:
+            answer = await result
+        except ray.exceptions.RayActorError as error:
+            self.handle(ManagerLost(str(error)))
+            return
+        except Exception as error:
+            traceback.print_exc()
+            answer = error
+        if call:
+            self.handle(ManagerAnswered(call, answer))
+
+    async def _report_to_manager(self) -> None:
+        """Tells the resource manager that this controller serves. Once it knows, the controller has an address."""
+        name = names.controller(self.runtime)
+        try:
+            known: str = await self.resource_manager.controller_serves.remote(self.incarnation, self.link_address, name)
+        except ray.exceptions.RayError as error:
+            self.handle(ManagerLost(str(error)))
+            return
+        self.handle(ManagerKnows(known))
+        if not self.address.done():
+            self.address.set_result(self.client_address)
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
     async def _island_stream(self, context: links.AsyncLink) -> None:
-        if not streams.authorised(context.metadata, self.link_secret):
+        if not authorised(context.metadata, self.link_secret):
             context.refuse("wrong link secret")
         data = await context.read()
-        rest = FROM_ISLAND.decode_batch(data) if data else []
-        hello = rest.pop(0) if rest else None
+        messages = FROM_ISLAND.decode_batch(data) if data else []
+        hello = messages[0] if messages else None
         if not isinstance(hello, IslandUp):
             return
-        # A new scheduler may be heard of before the end of the old one's stream.
-        self._island_ended(hello.island, self.islands.get(hello.island))
-        outbox = self.islands[hello.island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
-        self.heard[hello.island] = time.monotonic()
-        self._do(self.launches.island_up(hello.island))
+        link, island = next(self.link_numbers), hello.island
+        self.links[link] = context
+        outbox = self.islands[island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
+        self.handle(IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
             while True:
-                for message in rest:
-                    await self._from_island(hello.island, message)
+                self.handle(IslandMessages(link, island, messages))
                 if (data := await context.read()) is None:
                     break
-                if self.islands.get(hello.island) is not outbox:
-                    break  # another scheduler took its place; with its stream this one ends, and starts anew
-                self.heard[hello.island] = time.monotonic()
-                rest = FROM_ISLAND.decode_batch(data)
+                messages = FROM_ISLAND.decode_batch(data)
         finally:
             pump.cancel()
-            self._island_ended(hello.island, outbox)
-            await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}", hello.address)
-
-    def _island_ended(
-        self, island: int, outbox: outboxes.AsyncOutbox | None, reason: str = "its island's scheduler ended"
-    ) -> None:
-        """The stream that `outbox` belongs to is over: what it knew of hosts is worth nothing any more."""
-        if outbox is None or self.islands.get(island) is not outbox:
-            return
-        del self.islands[island], self.heard[island]
-        for host in [h for h in self.launches.hosts.values() if h.island == island]:
-            self._do(self.launches.host_down(HostDown(host.host, host.epoch, reason)))
-
-    async def _from_island(self, island: int, message: FromIsland) -> None:
-        match message:
-            case Done():
-                self._do(self.launches.done(island, message))
-            case IslandLaunchFailed():
-                self._do(self.launches.run_failed(island, message))
-            case Enqueued():
-                self._do(self.launches.enqueued(island, message))
-            case Ready():
-                self._do(self.launches.ready(message))
-                await self.front.programs_changed()
-            case HostUp():
-                self._do(self.launches.host_up(island, message))
-            case HostDown():
-                self._do(self.launches.host_down(message))
-                await self.resource_manager.leave.remote(message.host, message.epoch)
-            case Load():
-                self.launches.load(message)
-            case IslandUp():
-                pass
+            del self.links[link]
+            if self.islands.get(island) is outbox:
+                del self.islands[island]
+            self.handle(IslandDisconnected(link, island, hello.address))

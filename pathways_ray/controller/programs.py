@@ -25,7 +25,7 @@ _GRAPH = msgspec.msgpack.Decoder(Graph)
 
 @dataclass(frozen=True)
 class BufferType:
-    """What a buffer holds, as its owner sees it: type, slice and spec; and the bytes its shards take on devices."""
+    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on devices."""
 
     type: ArrayType
     slice: int
@@ -34,7 +34,7 @@ class BufferType:
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
-        """On a slice with this mesh; what is not cut along an axis lies on every device of it."""
+        """On a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
         return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
 
@@ -45,8 +45,8 @@ class PlannedProgram:
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
     `digest` names what it computes, whoever registered it. `device_time` is the time of a launch, summed over its
-    `devices`. `number` is the client's for it; it `repeats` another one when it stands for a run
-    of launches, and the client waits to hear that it is compiled.
+    `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
+    compiled it.
     """
 
     key: int
@@ -64,7 +64,7 @@ class PlannedProgram:
     digest: str = ""
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
-    repeats: bool = False
+    announced: bool = False
     devices: int = 1
 
     @property
@@ -80,7 +80,7 @@ class PlannedProgram:
     @property
     def result_bytes(self) -> int:
         """Bytes on devices of all its results."""
-        return sum(held.device_bytes for held in self.results)
+        return sum(kind.device_bytes for kind in self.results)
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -181,8 +181,8 @@ def _digest(graph: Graph, functions: set[str]) -> str:
 
 
 def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
-    """What an island gets of a program. `device_set` is a number for its set of devices there: that two sets share one is
-    unlikely, and would only make their launches wait for each other."""
+    """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
+    share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     return Program(
         program=key,

@@ -1,39 +1,43 @@
-"""The controller's tables: sessions, buffers, launches on their islands, hosts; and the commands it gives."""
+"""The controller's tables: sessions, buffers, launches in flight, hosts; and the messages that it sends."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
-from pathways_ray.controller.deferred import DeferredLaunches
+import msgspec
+
+from pathways_ray.controller.circuit_breaker import CircuitBreaker
+from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.scheduler.policies import Usage
-from pathways_ray.transport.messages import Free, Launch, Put, ToClient, ToIsland
+from pathways_ray.scheduler.policies import Ledger, Usage
+from pathways_ray.story import Story
+from pathways_ray.transport.messages import ToClient, ToIsland
 
 
-@dataclass(frozen=True, slots=True)
-class SendIsland:
+class SendIsland(msgspec.Struct, frozen=True):
+    """A message for the scheduler of an island."""
+
     island: int
     message: ToIsland
 
 
-@dataclass(frozen=True, slots=True)
-class SendClient:
+class SendClient(msgspec.Struct, frozen=True):
+    """A message for the client of a session."""
+
     session: int
     message: ToClient
 
 
-Command = SendIsland | SendClient
+Send = SendIsland | SendClient
 
 
-@dataclass(slots=True)
-class Buffer:
-    """One logical array: what it is, the launch that makes it (0: it is there), why it failed."""
+class Buffer(msgspec.Struct, eq=False):
+    """One logical array: its type, the launch that makes it (0: it is there), why it failed."""
 
-    held: BufferType
+    type: BufferType
     producer: int
     failure: Failure | None = None
 
@@ -42,9 +46,8 @@ class Buffer:
 class Session:
     """One connection of a tenant.
 
-    `waiting` keeps the session's order while its head cannot be admitted, `admitting` is set while it is worked off;
-    calls in `aside` come before it, and may be passed.
-    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is what its buffers take.
+    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
+    on devices, `in_flight` counts its launches on islands.
     """
 
     id: int
@@ -54,16 +57,8 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    waiting: deque[Launch | Put | Free] = field(default_factory=deque)
-    aside: DeferredLaunches = field(default_factory=DeferredLaunches)
     in_flight: int = 0
     device_bytes: int = 0
-    admitting: bool = False
-
-    @property
-    def backlog(self) -> int:
-        """Calls that wait."""
-        return len(self.aside.calls) + len(self.waiting)
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -71,31 +66,34 @@ class Session:
         return buffer is not None and buffer.failure is None
 
     def keep(self, number: int, buffer: Buffer) -> None:
-        """A buffer under the client's number for it."""
+        """Enters a buffer under the client's number for it."""
         self.buffers[number] = buffer
         if buffer.failure is None:
-            self.device_bytes += buffer.held.device_bytes
+            self.device_bytes += buffer.type.device_bytes
 
     def forget(self, number: int) -> Buffer | None:
-        """The buffer, out of the table; None when there is none."""
+        """Takes a buffer out of the table; None when there is none."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None and buffer.failure is None:
-            self.device_bytes -= buffer.held.device_bytes
+            self.device_bytes -= buffer.type.device_bytes
         return buffer
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
-        """A buffer that will not be: it takes no memory."""
+        """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None:
-            self.device_bytes -= buffer.held.device_bytes
+            self.device_bytes -= buffer.type.device_bytes
         buffer.failure = failure
 
 
-@dataclass(slots=True)
-class InFlight:
-    """A launch on its islands. `producers` are launches it consumes from that had no outcome at admission, `consumers`
-    those that consume from it in turn; `root` is the failure of the first producer that failed. `device_seconds` is
-    what it took so far, `estimate` what it was charged in advance."""
+class InFlight(msgspec.Struct, eq=False):
+    """A launch on its islands.
+
+    `pending` are the islands that have not reported. `producers` are launches it consumes from that had no outcome at
+    admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
+    outcome; `root` is the failure of the first producer that failed. `device_seconds` is its device time so far,
+    `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch.
+    """
 
     sequence: int
     session: int
@@ -106,14 +104,15 @@ class InFlight:
     arguments: tuple[int, ...]
     pending: set[int]
     producers: tuple[int, ...]
+    state: LaunchState
     estimate: float = 0.0
     device_seconds: float = 0.0
     next_gang: int = 0
-    awaiting: set[int] = field(default_factory=set)
+    awaiting: set[int] = msgspec.field(default_factory=set)
     failure: Failure | None = None
     root: Failure | None = None
-    dependents: list[int] = field(default_factory=list)
-    consumers: list[int] = field(default_factory=list)
+    dependents: list[int] = msgspec.field(default_factory=list)
+    consumers: list[int] = msgspec.field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -129,3 +128,27 @@ class HostState:
     pid: int
     down_since: float | None = None
     since: int = 0
+
+
+@dataclass
+class Tables:
+    """The state that admission, dispatch, outcomes and hosts share.
+
+    `programs` are all by their key, `away` the hosts that are down, `sequence` the number of the last launch of the
+    cluster, `now` the time of the event that is handled, in seconds.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    story: Story = field(default_factory=lambda: Story("controller"))
+    hosts: dict[int, HostState] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    programs: dict[int, PlannedProgram] = field(default_factory=dict)
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+    sequence: int = 0
+    now: float = 0.0
+
+    def islands(self) -> list[int]:
+        """The islands that have, or had, a host."""
+        return sorted({host.island for host in self.hosts.values()})

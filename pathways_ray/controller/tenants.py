@@ -1,4 +1,4 @@
-"""Who may use the cluster, and how much of it: the operator's table of tenants.
+"""The operator's table of tenants: the users of the cluster, and how much of it each may use.
 
 A tenant is known by its token; each connection with that token is a session of the tenant. What a session makes is its
 own; weight, priority and quotas are the tenant's, over all its sessions together. The cluster's own token is the
@@ -14,22 +14,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from pathways_ray.errors import QuotaExceeded, UsageError
-from pathways_ray.limits import MAX_SESSIONS
+from pathways_ray.errors import UsageError
 
-SHORTEST_TOKEN = 16
+MIN_TOKEN_CHARACTERS = 16
 """Characters of a token; a shorter one could be guessed."""
 
-LONGEST_NAME = 64
+MAX_NAME_CHARACTERS = 64
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a tenant may hold at once; None is no limit but the runtime's own.
+    """Limits of what a tenant may hold at once; None leaves the runtime's own.
 
     `devices` counts the devices of its virtual slices (a device in two slices counts twice), `device_bytes` the bytes
     its buffers take on devices (a replicated array counts on every device), `launches` those without an outcome,
@@ -99,7 +97,7 @@ def operators(session: int) -> Tenant:
 
 
 def token_digest(token: str) -> str:
-    """What the table keeps of a token."""
+    """The digest of a token, as the table keeps it."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -107,7 +105,7 @@ def decode(data: bytes) -> TenantBook:
     """The table that a file holds.
 
     Raises:
-        UsageError: it is none; the message names the entry and never its token.
+        UsageError: it is invalid; the message names the entry and never its token.
     """
     try:
         found = _FILE.decode(data)
@@ -115,11 +113,13 @@ def decode(data: bytes) -> TenantBook:
         raise UsageError(f"the tenants file is not a table of tenants: {error}") from None
     book = TenantBook()
     for number, entry in enumerate(found.tenants):
-        what = f"entry {number} of the tenants file ({entry.name[:LONGEST_NAME]!r})"
+        what = f"entry {number} of the tenants file ({entry.name[:MAX_NAME_CHARACTERS]!r})"
         if bool(entry.token) == bool(entry.token_sha256):
             raise UsageError(f"{what} needs a token or a token_sha256, and not both")
-        if entry.token and len(entry.token) < SHORTEST_TOKEN:
-            raise UsageError(f"{what} has a token of {len(entry.token)} characters; {SHORTEST_TOKEN} are the least")
+        if entry.token and len(entry.token) < MIN_TOKEN_CHARACTERS:
+            raise UsageError(
+                f"{what} has a token of {len(entry.token)} characters; {MIN_TOKEN_CHARACTERS} are the least"
+            )
         tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota)
         try:
             book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
@@ -140,7 +140,7 @@ def add(book: TenantBook, tenant: Tenant, token_sha256: str) -> TenantBook:
     """The table with one tenant more.
 
     Raises:
-        UsageError: the name or the token is there already, or a value is none.
+        UsageError: the name or the token is there already, or a value is invalid.
     """
     _check(tenant)
     digest = token_sha256.lower()
@@ -164,8 +164,10 @@ def remove(book: TenantBook, name: str) -> TenantBook:
 
 def _check(tenant: Tenant) -> None:
     name = tenant.name
-    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or name != name.strip():
-        raise UsageError(f"a tenant's name has 1 to {LONGEST_NAME} printable characters, not {name[:LONGEST_NAME]!r}")
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        raise UsageError(
+            f"a tenant's name has 1 to {MAX_NAME_CHARACTERS} printable characters, not {name[:MAX_NAME_CHARACTERS]!r}"
+        )
     if name.startswith("session "):
         raise UsageError(f"{name!r} is what sessions of the operator are called; choose another name")
     if not (math.isfinite(tenant.weight) and tenant.weight > 0):
@@ -176,44 +178,3 @@ def _check(tenant: Tenant) -> None:
         value = getattr(tenant.quota, field)
         if value is not None and not 0 <= value < 1 << 62:
             raise UsageError(f"tenant {name!r} has quota {field} {value}; a quota is 0 or more, or null for no limit")
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def check_devices(tenant: Tenant, asked: int, held: Iterable[int]) -> None:
-    """Raises `QuotaExceeded` when slices of sizes `held` and one more of `asked` devices are over the quota."""
-    allowed, there = tenant.quota.devices, sum(held)
-    if allowed is not None and there + asked > allowed:
-        raise QuotaExceeded(
-            f"tenant {tenant.name!r} asks for a slice of {asked} devices and holds {there} in other slices; "
-            f"{allowed} are allowed. Release a slice, or ask for a smaller one"
-        )
-
-
-def check_message(tenant: Tenant, asked: int, what: str) -> None:
-    """Raises `QuotaExceeded` for a message of `asked` bytes over the quota."""
-    allowed = tenant.quota.message_bytes
-    if allowed is not None and asked > allowed:
-        raise QuotaExceeded(
-            f"{what} of {asked} bytes from tenant {tenant.name!r} is too big: {allowed} are allowed in a message. "
-            "Pass big constants as arguments, or cut the program into several"
-        )
-
-
-def check_nodes(tenant: Tenant, asked: int, program: str) -> None:
-    """Raises `QuotaExceeded` for a program of `asked` nodes over the quota."""
-    allowed = tenant.quota.nodes
-    if allowed is not None and asked > allowed:
-        raise QuotaExceeded(
-            f"program {program!r} of tenant {tenant.name!r} has {asked} nodes; {allowed} are allowed in a program. "
-            "Cut it into several"
-        )
-
-
-def check_sessions(tenant: Tenant, held: int) -> None:
-    """Raises `QuotaExceeded` when a tenant has as many sessions as anybody may have."""
-    if held >= MAX_SESSIONS:
-        raise QuotaExceeded(
-            f"tenant {tenant.name!r} asks for one more session and has {held}; {MAX_SESSIONS} are allowed. Close some"
-        )

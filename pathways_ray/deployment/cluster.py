@@ -23,8 +23,8 @@ from ray.util.placement_group import remove_placement_group
 
 from pathways_ray import limits, names
 from pathways_ray.controller.actor import Controller
-from pathways_ray.controller.client_service import TenantsFile
 from pathways_ray.controller.metrics_server import metrics_url
+from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.deployment import detached, placement
 from pathways_ray.deployment.ray_connection import connect_ray
 from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
@@ -224,6 +224,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.fusion,
             options.policy,
             metrics_at,
+            sorted(islands),
         )
         made.append(controller)
         schedulers = []

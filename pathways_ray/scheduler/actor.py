@@ -37,6 +37,7 @@ from pathways_ray.scheduler.events import (
 )
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
@@ -120,7 +121,7 @@ class IslandScheduler:
         task.add_done_callback(self.tasks.discard)
 
     async def _host_link(self, link: links.AsyncLink) -> None:
-        if not streams.authorised(link.metadata, self.link_secret):
+        if not authorised(link.metadata, self.link_secret):
             link.refuse("wrong link secret")
         data = await link.read()
         batch = FROM_HOST.decode_batch(data) if data else []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathways_ray.simulation.client import SimulatedClient
     from pathways_ray.simulation.controller import SimulatedController
     from pathways_ray.simulation.host import SimulatedHost
+    from pathways_ray.simulation.network import Process
     from pathways_ray.simulation.scheduler import SimulatedScheduler
     from pathways_ray.simulation.world import World
 
@@ -181,6 +182,11 @@ class Checker:
         known = controller.launches.hosts.get(hello.host)
         if known is not None and hello.epoch <= known.epoch:
             self.report(f"the controller hears of host {hello.host} under epoch {hello.epoch} after {known.epoch}")
+
+    def silence_noticed(self, process: Process, controller: SimulatedController) -> None:
+        """A process that the controller watched has been silent for long."""
+        if process.paused and process.alive and controller.process.alive:
+            self.report(f"{process} is silent, and the controller did not have it killed")
 
     def heard_from(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
         """A scheduler acted on a message that a host sent under an epoch."""

@@ -1,40 +1,62 @@
-"""The simulated controller: what `controller/actor.py` does, around the real `Launches`."""
+"""The simulated controller: `ControllerCore` on simulated streams and calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.clients import Clients
+from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.events import (
+    AnswerCall,
+    CallManager,
+    ClientMessages,
+    CloseChannel,
+    CloseIsland,
+    Event,
+    Exit,
+    IslandConnected,
+    IslandDisconnected,
+    IslandMessages,
+    KillManager,
+    KillScheduler,
+    ManagerAnswered,
+    ManagerKnows,
+    ManagerLost,
+    ReportFault,
+    ReportToManager,
+    Requested,
+    StreamEnded,
+    StreamOpened,
+    Tick,
+)
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.programs import PlannedProgram, decode_graph, plan_program
-from pathways_ray.controller.state import Command, SendIsland
+from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import PathwaysError, to_failure
-from pathways_ray.ir.graph import Graph
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import (
-    Done,
-    Enqueued,
-    HostAddress,
-    HostDown,
+    VERSION,
+    CloseSession,
+    CreateSlice,
     HostUp,
-    IslandLaunchFailed,
     IslandUp,
-    Load,
-    Ready,
+    OpenSession,
     Refused,
     Register,
+    Reply,
+    SessionOpened,
     SliceCreated,
+    encode,
 )
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.world import World
-
-STREAM_LIMIT_S = 20.0
-TICK_S = 1.0
 
 
 class SimulatedController:
@@ -44,147 +66,152 @@ class SimulatedController:
         self.world = world
         self.process = world.network.process("controller", "controller")
         settings = world.settings
-        policy = POLICIES[settings.policy]
-        self.launches = Launches(
-            settings.parallel, settings.max_in_flight, CrossIslandWindow(policy, settings.crossing_window)
-        )
-        self.islands: dict[int, End] = {}
-        self.clients: dict[int, tuple[End | None, float]] = {}
-        self.programs_made = 0
-        self.functions: dict[int, dict[str, bytes]] = {}
+        window = CrossIslandWindow(POLICIES[settings.policy], settings.crossing_window)
+        self.launches = Launches(settings.parallel, settings.max_in_flight, window)
+        # Functions are names here, without content; sessions of different incarnations have different numbers.
+        clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
+        self.core = ControllerCore(self.launches, clients, expected=settings.islands)
         self.incarnation = str(self.process.number)
-        self._tick()
+        self.islands: dict[int, tuple[int, End]] = {}
+        self.links: dict[int, End] = {}
+        self.clients: dict[int, End] = {}
+        self.calls: dict[int, Callable[[Reply], None]] = {}
+        self.numbers = itertools.count(1)
+        world.network.after(self.process, 0.0, self._tick)
 
     def _tick(self) -> None:
-        now = self.world.clock.now
-        self.world.manager.controller_serves(self.process, self.incarnation)
-        self._do(self.launches.tick(now))
-        for session, (end, opened) in list(self.clients.items()):
-            if end is None and now - opened > STREAM_LIMIT_S:
-                self.close(session)
+        self.handle(Tick())
         self.world.network.after(self.process, TICK_S, self._tick)
 
-    def _do(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, SendIsland):
-                end = self.islands.get(command.island)
-            else:
-                end = self.clients.get(command.session, (None, 0.0))[0]
-            if end is not None:
-                end.send(command.message)
+    def handle(self, event: Event) -> None:
+        for command in self.core.handle(event, self.world.clock.now):
+            match command:
+                case SendIsland(island, message):
+                    if island in self.islands:
+                        self.islands[island][1].send(message)
+                case SendClient(session, message):
+                    if session in self.clients:
+                        self.clients[session].send(message)
+                case AnswerCall(call, reply):
+                    self.calls.pop(call)(reply)
+                case CloseChannel(session):
+                    if session in self.clients:
+                        self.clients.pop(session).close()
+                case CloseIsland(link):
+                    self.links[link].close()
+                case CallManager():
+                    self._call_manager(command)
+                case ReportToManager():
+                    self._report_to_manager()
+                case KillScheduler(island):
+                    self.world.kill_scheduler(island)
+                case KillManager():
+                    self.world.kill_manager()
+                case Exit(reason):
+                    self.world.kill(self.process, reason)
+                case ReportFault(text):
+                    raise AssertionError(text)
         self.world.checker.controller_bounded(self)
+
+    def watches(self, process: Process) -> bool:
+        """Whether a process is one that the controller has to have killed when it says nothing."""
+        joined = {end.peer.owner for _, end in self.islands.values() if end.open}
+        return self.process.alive and (process is self.world.manager.process or process in joined)
+
+    # --- the resource manager -----------------------------------------------------------------------------------------
+
+    def _call_manager(self, command: CallManager) -> None:
+        manager = self.world.manager
+        match command.method:
+            case "platforms":
+                self.handle(ManagerAnswered(command.call, ("cpu",)))
+            case "create_slice":
+                session, *wanted = command.arguments
+                request = SliceRequest(*wanted)
+                answer = partial(self._manager_answered, command.call)
+                manager.create_slice(self.process, session, request, lambda reply: answer(encode(reply)))
+            case _:
+                getattr(manager, command.method)(self.process, *command.arguments)
+
+    def _manager_answered(self, call: int, answer: Any) -> None:
+        self.handle(ManagerAnswered(call, answer))
+
+    def _report_to_manager(self) -> None:
+        """There and back, as a call of Ray's goes."""
+        manager, post = self.world.manager, self.world.network.post
+        if not manager.process.alive:
+            self.handle(ManagerLost("its process ended"))
+            return
+        manager.controller_serves(self.process, self.incarnation)
+        knows = partial(self.handle, ManagerKnows(str(manager.process.number)))
+        post(self.process, manager.process, lambda: post(manager.process, self.process, knows))
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
     def island_connects(self, near: End, address: str) -> None:
-        island = int(address.split("/")[0])
+        island, link = int(address.split("/")[0]), next(self.numbers)
         end = End(
             self.world.network,
             self.process,
-            lambda batch: self._from_island(end, island, batch),
-            lambda: self._stream_ended(end, island, address),
+            lambda batch: self._from_island(link, island, batch),
+            lambda: self.handle(IslandDisconnected(link, island, address)),
         )
+        self.links[link] = end
         self.world.network.stream(near, end)
 
-    def _stream_ended(self, end: End, island: int, address: str) -> None:
-        if self.islands.get(island) is end:
-            self._island_ended(island)
-        self.world.manager.withdraw(self.process, f"scheduler-{island}", address)
-
-    def _island_ended(self, island: int) -> None:
-        self.islands.pop(island, None)
-        for host in [h for h in self.launches.hosts.values() if h.island == island]:
-            self._do(self.launches.host_down(HostDown(host.host, host.epoch, "its island's scheduler ended")))
-
-    def _from_island(self, end: End, island: int, batch: list[Any]) -> None:
+    def _from_island(self, link: int, island: int, batch: list[Any]) -> None:
         if isinstance(batch[0], IslandUp):
-            if island in self.islands:
-                self._island_ended(island)
-            self.islands[island] = end
-            self._do(self.launches.island_up(island))
-        elif self.islands.get(island) is not end:
-            end.close()
-            return
-        launches = self.launches
-        for message in batch:
-            match message:
-                case Done():
-                    self._do(launches.done(island, message))
-                case IslandLaunchFailed():
-                    self._do(launches.run_failed(island, message))
-                case Enqueued():
-                    self._do(launches.enqueued(island, message))
-                case Ready():
-                    self._do(launches.ready(message))
-                case HostUp():
+            self.islands[island] = (link, self.links[link])
+            self.handle(IslandConnected(link, batch[0]))
+        if self.islands[island][0] == link:
+            for message in batch:
+                if isinstance(message, HostUp):
                     self.world.checker.host_known(self, message)
-                    self._do(launches.host_up(island, message))
-                case HostDown():
-                    self._do(launches.host_down(message))
-                    self.world.manager.leave(self.process, message.host, message.epoch)
-                case Load():
-                    launches.load(message)
+        self.handle(IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def open(self, caller: Process, tenant: Tenant, answer: Callable[..., None]) -> None:
         """A client's first call; answers with the session's number and the hosts that are up."""
-        session = self.world.next_session()
-        self.clients[session] = (None, self.world.clock.now)
-        self._do(self.launches.open_session(session, tenant))
-        hosts = [h for h in self.launches.hosts.values() if h.down_since is None]
-        addresses = [HostAddress(h.host, h.epoch, h.data_address) for h in hosts]
-        self.world.network.post(self.process, caller, answer, session, addresses, self)
+
+        def opened(reply: Reply) -> None:
+            assert isinstance(reply, SessionOpened)
+            self.world.network.post(self.process, caller, answer, reply.session, list(reply.hosts), self)
+
+        self._request(tenant, OpenSession(VERSION, ""), opened)
+        self.world.sessions = self.core.clients.sessions_made
+
+    def create_slice(
+        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
+    ) -> None:
+        request = CreateSlice(session, wish.shape, wish.axes, wish.island, wish.platform, wish.name)
+        self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
+
+    def close(self, session: int) -> None:
+        self._request(session, CloseSession(session), lambda reply: None)
+
+    def _request(self, caller: int | Tenant, request: Any, answer: Callable[[Reply], None]) -> None:
+        call = next(self.numbers)
+        self.calls[call] = answer
+        self.handle(Requested(call, caller, request, 0, f"secret {call}"))
 
     def client_connects(self, session: int, near: End) -> bool:
-        if session not in self.clients:
+        if session not in self.core.clients.known:
             return False
         end = End(
             self.world.network,
             self.process,
             lambda batch: self._from_client(session, batch),
-            lambda: self.close(session),
+            lambda: self.handle(StreamEnded(session)),
         )
-        self.clients[session] = (end, 0.0)
+        self.clients[session] = end
         self.world.network.stream(near, end)
+        self.handle(StreamOpened(session))
         return True
 
     def _from_client(self, session: int, batch: list[Any]) -> None:
-        for message in batch:
-            if session not in self.launches.sessions:
-                return
-            if isinstance(message, tuple):
-                self._register(session, *message)
-            elif isinstance(message, Register):
-                self._register(session, message.program, decode_graph(message.graph), {}, message.repeats)
-            else:
-                self._do(self.launches.from_client(session, message))
-
-    def _register(
-        self, session: int, number: int, graph: Graph, functions: dict[str, bytes], repeats: int = -1
-    ) -> None:
-        self.programs_made += 1
-        functions = self.functions.setdefault(session, {}) | functions
-        self.functions[session] = functions
-        slices = self.launches.sessions[session].places
-        try:
-            program = plan_program(self.programs_made, session, graph, functions, slices, self.world.settings.fusion)
-        except PathwaysError as error:
-            program = PlannedProgram(self.programs_made, session, "", failure=to_failure(error))
-        self._do(self.launches.register(session, number, program, repeats))
-
-    def create_slice(
-        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
-    ) -> None:
-        def created(reply: SliceCreated | Refused) -> None:
-            if isinstance(reply, SliceCreated) and session in self.launches.sessions:
-                self.launches.add_slice(session, reply.placed)
-            self.world.network.post(self.process, caller, answer, reply)
-
-        if session in self.clients:
-            self.world.manager.create_slice(self.process, session, wish, created)
-
-    def close(self, session: int) -> None:
-        if self.clients.pop(session, None) is not None:
-            self._do(self.launches.close_session(session))
-            self.world.manager.release_session(self.process, session)
+        messages = [
+            Register(message[0], encode(message[1]), message[2]) if isinstance(message, tuple) else message
+            for message in batch
+        ]
+        self.handle(ClientMessages(session, Carrier.STREAM, 0, messages))

@@ -16,6 +16,8 @@ KINDS = {
     "pause controller": 1,
     "stop host": 0.3,
     "stop controller": 0.2,
+    "stop scheduler": 0.5,
+    "stop manager": 0.3,
     "part": 2,
     "drop": 2,
     "duplicate": 1,
@@ -53,6 +55,8 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
         time = 1.0 + random.random() * span
         kind = random.choices(kinds, weights)[0]
         what, _, who = kind.partition(" ")
+        if what == "stop" and any(fault.kind.startswith("stop") for fault in faults):
+            continue  # of two that are stopped at once, one may be the only one that watches the other
         if what in ("kill", "stop"):
             faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif what == "pause":

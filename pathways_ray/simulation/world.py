@@ -38,6 +38,9 @@ FAULT_SPAN_S = 8.0
 GROUP_SILENCE_S = 100.0
 """What `jax.distributed` waits for a member of a group (its `heartbeat_timeout_seconds`) before it ends the others."""
 
+NOTICED_LIMIT_S = 30.0
+"""A controller has a silent process killed within this time, its own pauses included."""
+
 LIMIT_S = 400.0
 """A run that has not come to rest by then never will."""
 
@@ -138,7 +141,7 @@ class World:
         self.losses = self.struck = 0
         self.disturbed_until = self.quiet_since = 0.0
         self.over = 0
-        self.manager = SimulatedManager(self)
+        self._start_manager()
         self.controller: SimulatedController | None = None
         self._start_controller()
         for island in settings.islands:
@@ -212,6 +215,24 @@ class World:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
+    def _start_manager(self) -> None:
+        """Its first epoch is above all before. Processes that waited for an answer of its predecessor end: Ray tells
+        them that it died."""
+        self.manager = SimulatedManager(self, last_epoch=round(1000 * self.clock.now))
+        self.restarts[self.manager.process.number] = self._start_manager
+        for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
+            s.process for s in self.schedulers.values() if s.controller is None
+        ]:
+            self.kill(process, "the resource manager died with its call")
+
+    def kill_manager(self) -> None:
+        self.kill(self.manager.process, "the controller was not answered")
+
+    def kill_scheduler(self, island: int) -> None:
+        for scheduler in list(self.schedulers.values()):
+            if scheduler.island == island:
+                self.kill(scheduler.process, "the controller did not hear from it")
+
     def _start_controller(self) -> None:
         self.controller = SimulatedController(self)
         self.restarts[self.controller.process.number] = self._start_controller
@@ -258,10 +279,6 @@ class World:
 
     def client_over(self, client: SimulatedClient) -> None:
         self.say(f"{client.process} is over: {client.ended or 'it left'}")
-
-    def next_session(self) -> int:
-        self.sessions += 1
-        return self.sessions
 
     def compile_seconds(self) -> float:
         return float(self.random.choice([0.002, 0.02, 0.1, 0.4]))
@@ -341,6 +358,10 @@ class World:
         elif what == "stop":
             assert process is not None
             self.network.pause(process, math.inf)
+            self.losses += 1  # it is as good as lost before it is killed
+            self.disturbed_until = max(self.disturbed_until, self.clock.now + NOTICED_LIMIT_S)
+            if self.controller is not None and self.controller.watches(process):
+                self.clock.after(NOTICED_LIMIT_S, self.checker.silence_noticed, process, self.controller)
         elif fault.kind == "slow host":
             host = int(fault.where[4:])
             self.slowness[host] = self.random.choice([20.0, 300.0])

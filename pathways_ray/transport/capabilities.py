@@ -63,3 +63,14 @@ def link_tags(secret: str, session: int) -> tuple[str, str]:
     """What a client shows on its lane, and what the controller answers: each knows the session's secret, and says it to
     nobody, since the port of the lane may be somebody else's where the client is."""
     return _sign(secret, "lane", session), _sign(secret, "welcome", session)
+
+
+def authorised(metadata: dict[str, str], secret: str) -> bool:
+    """Whether the metadata carry the secret; compared in constant time."""
+    return hmac.compare_digest(metadata.get("authorization", "").encode(), secret.encode())
+
+
+def session_of(metadata: dict[str, str]) -> int:
+    """The session that the metadata name; 0, which no session has, when they name none."""
+    text = metadata.get("session", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0

@@ -1,25 +1,12 @@
-"""Names of the runtime's streams, and what shows that a caller may open one."""
+"""Names of the runtime's streams, and the address to serve them at."""
 
 from __future__ import annotations
-
-import hmac
 
 CALL = "/pathways.Front/Call"
 CLIENT_STREAM = "/pathways.Front/Stream"
 ISLAND_STREAM = "/pathways.Link/Island"
 HOST_STREAM = "/pathways.Link/Host"
 DATA_STREAM = "/pathways.Data/Stream"
-
-
-def authorised(metadata: dict[str, str], secret: str) -> bool:
-    """Whether the metadata carry the secret; compared in constant time."""
-    return hmac.compare_digest(metadata.get("authorization", "").encode(), secret.encode())
-
-
-def session_of(metadata: dict[str, str]) -> int:
-    """The session that the metadata name; 0, which no session has, when they name none."""
-    text = metadata.get("session", "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 def bind_address(bind: str) -> str:

@@ -16,8 +16,15 @@ import pytest
 
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import Runs
+from pathways_ray.controller import admission, buffers, refusals
+from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.events import ReportToManager
+from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.state import SendClient
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run import host_plan
@@ -30,6 +37,7 @@ from pathways_ray.executor.run.instructions import Copy, InputsArrived
 from pathways_ray.executor.run.steps import ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
+from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.scheduler import order
@@ -132,33 +140,32 @@ def a_completion_is_lost(patch: Patch) -> None:
 
 @bug()
 def a_launch_completes_twice(patch: Patch) -> None:
-    def succeed(original: Original, self: Launches, session: Any, record: Any, commands: list[Any]) -> None:
-        original(self, session, record, commands)
-        if record.launch % 5 == 0:
-            commands.append(commands[-1])
+    def settle(original: Original, self: Outcomes, records: Any) -> Any:
+        settled = original(self, records)
+        again = [c for c in settled.commands if isinstance(c.message, Completed) and c.message.launches[0] % 5 == 0]
+        return settled._replace(commands=settled.commands + again)
 
-    wrapped(patch, Launches, "_succeed", succeed)
+    wrapped(patch, Outcomes, "settle", settle)
 
 
 @bug()
 def a_failed_launch_is_reported_as_complete(patch: Patch) -> None:
-    def fail(original: Original, self: Launches, session: Any, record: Any, failure: Failure, commands: Any) -> None:
-        original(self, session, record, failure, commands)
-        last = commands.pop()
-        commands.append(type(last)(session.id, Completed((record.launch,))))
+    def fail(original: Original, self: Outcomes, session: Any, record: Any, failure: Failure) -> Any:
+        original(self, session, record, failure)
+        return SendClient(session.id, Completed((record.launch,)))
 
-    wrapped(patch, Launches, "_fail", fail)
+    wrapped(patch, Outcomes, "_fail", fail)
 
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
 def the_loss_of_a_host_ends_no_launches(patch: Patch) -> None:
-    def host_down(original: Original, self: Launches, message: HostDown) -> Any:
-        kept, self.in_flight = self.in_flight, {}
-        commands = original(self, message)
-        self.in_flight = kept
-        return commands
+    def down(original: Original, self: Hosts, message: HostDown) -> Any:
+        kept, self.tables.in_flight = self.tables.in_flight, {}
+        settled = original(self, message)
+        self.tables.in_flight = kept
+        return settled
 
-    wrapped(patch, Launches, "host_down", host_down)
+    wrapped(patch, Hosts, "down", down)
 
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
@@ -173,13 +180,13 @@ def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
 def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
-    def host_up(original: Original, self: Launches, island: int, message: Any) -> Any:
-        kept, self.programs = self.programs, {}
+    def up(original: Original, self: Hosts, island: int, message: Any) -> Any:
+        kept, self.tables.programs = self.tables.programs, {}
         commands = original(self, island, message)
-        self.programs = kept
+        self.tables.programs = kept
         return commands
 
-    wrapped(patch, Launches, "host_up", host_up)
+    wrapped(patch, Hosts, "up", up)
 
 
 @bug()
@@ -464,7 +471,7 @@ def slices_are_not_released(patch: Patch) -> None:
 
 @bug(faults=0)
 def handles_that_go_free_nothing(patch: Patch) -> None:
-    patch.setattr(Launches, "_free", lambda self, session, numbers, commands: None)
+    patch.setattr(buffers, "free", lambda session, numbers: [])
 
 
 @bug(faults=0)
@@ -487,19 +494,20 @@ def drops_overtake_the_launches_before_them(patch: Patch) -> None:
 
 @bug(faults=0, seeds=250)
 def a_session_can_name_buffers_of_others(patch: Patch) -> None:
-    def argument_failure(original: Original, self: Launches, session: Any, program: Any, launch: Any) -> Any:
+    def arguments_unfit(tables: Any, session: Any, program: Any, launch: Any) -> Any:
         mine = dict(session.buffers)
-        for other in self.sessions.values():
+        for other in tables.sessions.values():
             for number, buffer in other.buffers.items():
                 session.buffers.setdefault(number, buffer)
-        failure = original(self, session, program, launch)
+        failure = refusals.arguments_unfit(tables, session, program, launch)
         if failure is not None and failure.kind != "BufferDeleted":
             failure = None
         if failure is not None:
             session.buffers = mine
         return failure
 
-    wrapped(patch, Launches, "_argument_failure", argument_failure)
+    found = tuple(arguments_unfit if rule is refusals.arguments_unfit else rule for rule in refusals.REFUSALS)
+    patch.setattr(admission, "REFUSALS", found)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -516,11 +524,11 @@ def the_window_of_an_island_is_not_kept(patch: Patch) -> None:
 
 @bug(faults=0)
 def the_window_of_a_session_is_not_kept(patch: Patch) -> None:
-    def init(original: Original, self: Launches, *arguments: Any) -> None:
+    def init(original: Original, self: Admission, *arguments: Any) -> None:
         original(self, *arguments)
         self.max_in_flight = 1 << 20
 
-    wrapped(patch, Launches, "__init__", init)
+    wrapped(patch, Admission, "__init__", init)
 
 
 @bug(faults=0)
@@ -540,3 +548,29 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
         return 1
 
     wrapped(patch, Inventory, "join", join)
+
+
+# --- processes that say nothing ---------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=150)
+def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
+    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_LIMIT_S else original(self, now)
+
+    wrapped(patch, Liveness, "silent", silent)
+
+
+@bug(faults=12, seeds=150)
+def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
+    patch.setattr(ControllerCore, "_watch_manager", lambda self, now: [ReportToManager()])
+
+
+@bug(faults=12, seeds=300)
+def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
+    """It was stopped when the controller died that would have missed it."""
+
+    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now)
+
+    wrapped(patch, Liveness, "silent", silent)

@@ -39,7 +39,7 @@ from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, dev
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
-from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag
+from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
     TO_HOST_DATA,
@@ -177,7 +177,7 @@ class DataServer:
 
     async def _stream(self, link: links.AsyncLink) -> None:
         metadata = link.metadata
-        grant = grant_of(self.data_secret, streams.session_of(metadata), metadata.get("authorization", ""))
+        grant = grant_of(self.data_secret, session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
             link.refuse("wrong data token, or its session has ended")
         stream = _Stream(link, grant, self.quotas.setdefault(grant.session, UploadQuota()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathways_ray.transport.messages import Drop, DropProgram, DropSession, IslandLaunch, Program
-from tests.unit.controller.front import SLICES, Front, completed, program_over, release_slice, to_island
+from tests.unit.controller.harness import SLICES, Harness, completed, program_over, release_slice, to_island
 
 
 def test_freed_buffers_are_dropped_on_the_islands_that_hold_them() -> None:
-    front = Front()
+    front = Harness()
     front.put(1, slice=1)
     front.put(2, slice=2)
     front.put(3, slice=1)
@@ -19,7 +19,7 @@ def test_freed_buffers_are_dropped_on_the_islands_that_hold_them() -> None:
 
 
 def test_a_result_freed_before_it_is_there_is_dropped_behind_its_launch() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     sent = to_island(front.launch(1, (1,), 2), 0) + to_island(front.free(1, 2), 0)
@@ -29,7 +29,7 @@ def test_a_result_freed_before_it_is_there_is_dropped_behind_its_launch() -> Non
 
 
 def test_arrays_stay_on_a_released_slice_until_they_are_freed() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     assert release_slice(front, SLICES[0])
@@ -44,7 +44,7 @@ def test_closing_a_session_frees_all_it_held() -> None:
     2. It closes: every island drops what it has of the session, the program is dropped where it was sent.
     3. Reports about its launch come in late; nobody hears of them.
     """
-    front = Front(max_in_flight=1, sessions=(1, 2))
+    front = Harness(max_in_flight=1, sessions=(1, 2))
     program = front.register(program_over(1, 2), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -64,7 +64,7 @@ def test_closing_a_session_frees_all_it_held() -> None:
 
 
 def test_programs_of_a_closed_session_are_not_sent_to_hosts_that_come_up() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     front.register(program_over(1), 1)
     front.launches.close_session(1)
     front.down(0)

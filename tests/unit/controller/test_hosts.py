@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.launches import HOST_ABSENCE_LIMIT_S
+from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import (
     BuffersLost,
@@ -17,11 +17,11 @@ from pathways_ray.transport.messages import (
     Peers,
     Program,
 )
-from tests.unit.controller.front import BOOM, Front, program_over, to_client, to_island
+from tests.unit.controller.harness import BOOM, Harness, program_over, to_client, to_island
 
 
 def test_a_host_that_comes_up_is_made_known_to_everybody() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     commands = front.up(3, epoch=2)
     for island in (0, 1, 2):
         (peers,) = to_island(commands, island)
@@ -37,7 +37,7 @@ def test_a_lost_host_fails_what_is_in_flight_on_its_island_at_once() -> None:
     2. Host 2 of island 1 is lost. Launch 1 fails and its results are taken back on both islands, should they come.
     3. The others go on.
     """
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.register(program_over(1, key=2), 2)
     front.register(program_over(3, key=3), 3)
@@ -60,7 +60,7 @@ def test_buffers_on_a_lost_host_are_lost_and_their_owners_are_told() -> None:
     1. Buffer 1 lies on hosts 0, buffer 2 on host 2; result 3 is still being made on host 2.
     2. Host 2 is lost: buffer 2 is lost now, and a launch with it fails; buffer 3 fails with its launch.
     """
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     front.register(program_over(2), 1)
     front.put(1, slice=1)
     front.put(2, slice=2)
@@ -74,7 +74,7 @@ def test_buffers_on_a_lost_host_are_lost_and_their_owners_are_told() -> None:
 
 
 def test_everybody_is_told_that_a_host_is_gone_once() -> None:
-    front = Front()
+    front = Harness()
     commands = front.down(2)
     (peers,) = to_island(commands, 0, Peers)
     assert {peer.host for peer in peers.peers} == {0, 1, 3}
@@ -92,7 +92,7 @@ def test_a_failed_launch_that_waits_for_its_producer_ends_with_the_host() -> Non
     2. Launch 2 has failed on island 0 and waits for the outcome of launch 1, which island 1 has yet to give.
     3. Host 0 is lost: both are on its island, and each ends once.
     """
-    front = Front()
+    front = Harness()
     sketch_program = program_over(1, 2, 1)
     front.register(sketch_program, 1)
     front.register(program_over(1, key=2), 2)
@@ -111,7 +111,7 @@ def test_a_launch_that_lost_its_host_does_not_wait_for_its_producers() -> None:
     1. Launch 1 runs on island 1; launch 2 consumes its result on islands 1 and 0.
     2. Host 0 is lost: launch 2 fails at once, though launch 1 goes on and completes.
     """
-    front = Front()
+    front = Harness()
     front.register(program_over(2), 1)
     front.register(program_over(2, 1, key=2), 2)
     front.put(1, slice=2)
@@ -126,7 +126,7 @@ def test_what_a_lost_host_sets_free_goes_on() -> None:
     1. One launch may be in flight: launch 1 on island 1, launch 2 on island 0 waits for it.
     2. Host 2 is lost. Launch 1 fails, and launch 2 leaves at once.
     """
-    front = Front(max_in_flight=1)
+    front = Harness(max_in_flight=1)
     front.register(program_over(2), 1)
     front.register(program_over(1, key=2), 2)
     front.put(1, slice=2)
@@ -143,7 +143,7 @@ def test_the_successor_of_a_host_gets_its_programs_before_launches_go_on() -> No
     1. Host 0 goes and comes back under epoch 2: its island gets the program again, others do not.
     2. A launch waits until the new incarnation has compiled it.
     """
-    front = Front()
+    front = Harness()
     program = front.register(program_over(1, 2), 1)
     front.register(program_over(3, key=2), 2)
     front.down(0)
@@ -162,7 +162,7 @@ def test_a_launch_waits_for_a_successor_but_not_for_ever() -> None:
     2. Just within the limit it still waits; past the limit it fails and says how long the host has been down.
     3. A later launch fails at once, until the host is back.
     """
-    front = Front()
+    front = Harness()
     program = front.register(program_over(1, 2), 1)
     front.put(1)
     assert front.tick(100.0) == []
@@ -183,7 +183,7 @@ def test_a_launch_does_not_wait_for_ever_for_another_host_of_its_island() -> Non
     1. The program needs host 0 only, but host 1 of the same island is lost for good.
     2. A launch is not sent into the queue of an island that stands still: it waits here, and fails past the limit.
     """
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     front.tick(100.0)
@@ -195,7 +195,7 @@ def test_a_launch_does_not_wait_for_ever_for_another_host_of_its_island() -> Non
 
 
 def test_another_host_of_the_island_comes_back() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     front.down(1)
@@ -205,7 +205,7 @@ def test_another_host_of_the_island_comes_back() -> None:
 
 @pytest.mark.parametrize("late", ["done", "failed"])
 def test_reports_about_a_launch_that_failed_with_its_host_are_ignored(late: str) -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -215,7 +215,7 @@ def test_reports_about_a_launch_that_failed_with_its_host_are_ignored(late: str)
 
 def test_the_cause_of_a_lost_argument_is_handed_on() -> None:
     """A launch in flight whose argument was lost with the host fails with what became of the argument."""
-    front = Front()
+    front = Harness()
     front.register(program_over(2), 1)
     front.put(1, slice=2)
     front.launch(1, (1,), 2)

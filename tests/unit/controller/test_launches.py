@@ -1,15 +1,15 @@
-"""Launches and buffers: what the controller sends for what it is told. `front.py` has the cluster tests start from."""
+"""Launches and buffers: the messages that the controller sends. `harness.py` has the cluster that tests start from."""
 
 from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.deferred import MOST
+from pathways_ray.controller.admission import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.messages import Completed, Done, Drop, IslandLaunch, LaunchFailed, Prepared, Put
-from tests.unit.controller.front import BOOM, Front, completed, failure_of, program_over, to_client, to_island
+from tests.unit.controller.harness import BOOM, Harness, completed, failure_of, program_over, to_client, to_island
 
 # --- the life of a launch ---------------------------------------------------------------------------------------------
 
@@ -20,7 +20,7 @@ def test_a_launch_goes_to_its_island_and_completes_once() -> None:
     2. The island gets one IslandLaunch, with the sequence number of the cluster.
     3. The island reports; the client hears it once, and a second report changes nothing.
     """
-    front = Front()
+    front = Harness()
     program = front.register(program_over(1), 1)
     front.put(1)
     commands = front.launch(7, (1,), 2)
@@ -33,7 +33,7 @@ def test_a_launch_goes_to_its_island_and_completes_once() -> None:
 
 
 def test_a_result_is_an_argument_before_it_is_there() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     runs = [to_island(front.launch(k, (k,), k + 1), 0)[0] for k in (1, 2, 3)]
@@ -42,7 +42,7 @@ def test_a_result_is_an_argument_before_it_is_there() -> None:
 
 
 def test_a_launch_on_two_islands_ends_when_both_have_reported() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.put(1)
     commands = front.launch(1, (1,), 2)
@@ -54,7 +54,7 @@ def test_a_launch_on_two_islands_ends_when_both_have_reported() -> None:
 
 
 def test_the_first_report_of_an_island_is_its_report() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -64,7 +64,7 @@ def test_the_first_report_of_an_island_is_its_report() -> None:
 
 
 def test_completions_that_come_together_leave_together() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     front.register(program_over(1), 1)
     front.register(program_over(1, key=2, session=2), 1)
     for session in (1, 2):
@@ -76,7 +76,7 @@ def test_completions_that_come_together_leave_together() -> None:
 
 
 def test_a_sequence_nobody_knows_is_ignored() -> None:
-    front = Front()
+    front = Harness()
     assert front.done(0, 99) == []
     assert front.failed(0, 99) == []
 
@@ -85,7 +85,7 @@ def test_a_sequence_nobody_knows_is_ignored() -> None:
 
 
 def test_launches_that_do_not_fit_fail_with_the_reason_and_send_nothing() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1, arguments=2), 1)
     front.put(1)
     front.put(2, slice=2)
@@ -101,7 +101,7 @@ def test_launches_that_do_not_fit_fail_with_the_reason_and_send_nothing() -> Non
 
 
 def test_a_session_names_only_its_own_buffers() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     front.register(program_over(1), 1)
     front.put(5, session=2)
     assert failure_of(front.launch(1, (5,), 6)).kind == "BufferDeleted"
@@ -112,19 +112,19 @@ def test_a_session_names_only_its_own_buffers() -> None:
 @pytest.mark.parametrize("array", [ArrayType((8,), "nonsense"), ArrayType((-8,), "float32"), ArrayType((7,), "int8")])
 def test_a_put_of_something_that_is_no_array_of_the_slice_makes_no_buffer(array: ArrayType) -> None:
     """Everybody's status adds up the bytes of all buffers: one that has no size would end it."""
-    front = Front()
+    front = Harness()
     front.checked(front.launches.from_client(1, Put(1, 1, array, (("x",),))))
     assert front.buffers() == set()
 
 
 def test_a_put_on_a_slice_the_session_never_had_makes_no_buffer() -> None:
-    front = Front()
+    front = Harness()
     front.put(1, slice=99)
     assert front.buffers() == set()
 
 
 def test_a_program_that_could_not_be_planned_fails_its_launches() -> None:
-    front = Front()
+    front = Harness()
     refused = Failure("GraphError", "no such slice")
     front.register(PlannedProgram(1, 1, "p", failure=refused), 1)
     assert failure_of(front.launch(1, (), 5)) == refused
@@ -135,7 +135,7 @@ def test_a_program_that_does_not_compile_fails_waiting_and_later_launches_and_th
     1. The program is not compiled yet: two launches wait, the second one consumes what the first one makes.
     2. A host reports that it cannot compile it. Both fail with what the host said, and so does every later one.
     """
-    front = Front()
+    front = Harness()
     program = front.register(program_over(1), 1, ready=False)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -148,7 +148,7 @@ def test_a_program_that_does_not_compile_fails_waiting_and_later_launches_and_th
 
 
 def test_a_failed_value_fails_its_consumers_with_the_same_cause() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -167,7 +167,7 @@ def test_launches_wait_for_their_program_and_leave_in_order() -> None:
        that: all wait behind launch 1. A put has nothing to do with them.
     3. One host is ready: still nothing. The other one is: all leave, in the order of the calls.
     """
-    front = Front()
+    front = Harness()
     waited_for = front.register(program_over(1, 2), 1, ready=False)
     front.register(program_over(1, key=2), 2)
     front.put(1)
@@ -190,7 +190,7 @@ def test_what_has_nothing_to_do_with_a_lost_host_passes() -> None:
     3. A free of launch 1's argument and of another array frees the other one.
     4. The host is back: what waited leaves in the order of the calls.
     """
-    front = Front()
+    front = Harness()
     over = [front.register(program_over(*slices, key=k), k) for k, slices in enumerate([(2,), (1,), (3,), (1, 2)], 1)]
     front.down(2)
     for number, slice in enumerate([2, 1, 3, 1, 1], 1):
@@ -212,7 +212,7 @@ def test_what_has_nothing_to_do_with_a_lost_host_passes() -> None:
 
 
 def test_a_launch_is_not_set_aside_for_a_buffer_that_may_come_to_be() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(2), 1, ready=False)
     front.put(1, slice=2)
     assert front.launch(1, (1,), 10, program=1) == []
@@ -221,19 +221,19 @@ def test_a_launch_is_not_set_aside_for_a_buffer_that_may_come_to_be() -> None:
 
 def test_only_so_many_are_passed() -> None:
     """A launch over the limit of those set aside holds up what comes after it, as one in flight too many does."""
-    front = Front()
+    front = Harness()
     front.register(program_over(2), 1, ready=False)
     front.register(program_over(1, key=2), 2)
     front.put(1, slice=2)
     front.put(2)
-    for k in range(MOST):
+    for k in range(MAX_DEFERRED_CALLS):
         assert front.launch(1 + k, (1,), 100 + k, program=1) == []
     assert front.launch(500, (2,), 500, program=2) == []
-    assert front.launches.sessions[1].backlog == MOST + 1
+    assert front.launches.backlog(1) == MAX_DEFERRED_CALLS + 1
 
 
 def test_one_session_waiting_does_not_hold_up_another() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     front.register(program_over(1), 1, ready=False)
     front.register(program_over(1, key=2, session=2), 1)
     for session in (1, 2):
@@ -247,7 +247,7 @@ def test_a_session_has_a_limited_number_of_launches_in_flight() -> None:
     1. Two may be in flight: of four launches two leave.
     2. Each outcome, good or bad, lets the next one go.
     """
-    front = Front(max_in_flight=2)
+    front = Harness(max_in_flight=2)
     front.register(program_over(1), 1)
     front.put(1)
     sent = [len(to_island(front.launch(k, (1,), k + 1), 0, IslandLaunch)) for k in (1, 2, 3, 4)]
@@ -258,45 +258,40 @@ def test_a_session_has_a_limited_number_of_launches_in_flight() -> None:
 
 
 def test_a_launch_that_fails_at_once_does_not_wait_for_room() -> None:
-    front = Front(max_in_flight=1)
+    front = Harness(max_in_flight=1)
     front.register(program_over(1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
     assert failure_of(front.launch(2, (99,), 3)).kind == "BufferDeleted"
 
 
-# --- runs of launches -------------------------------------------------------------------------------------------------
+# --- news for clients -------------------------------------------------------------------------------------------------
 
 
-def registered(front: Front, repeats: int) -> PlannedProgram:
-    """Program 9 over two hosts, said to repeat another."""
+def registered(front: Harness) -> PlannedProgram:
+    """Program 9 over two hosts."""
     program = program_over(1, key=9)
-    front.launches.register(1, 9, program, repeats)
+    front.launches.register(1, 9, program)
     return program
 
 
-def test_a_client_hears_once_when_a_program_of_a_run_is_compiled_on_all_hosts() -> None:
-    front = Front()
-    front.register(program_over(1), 1)
-    program = registered(front, repeats=1)
+def test_a_client_hears_once_when_a_program_is_compiled_on_all_hosts() -> None:
+    front = Harness()
+    program = registered(front)
     hosts = sorted(program.hosts)
     said = [to_client(front.ready(program, host)) for host in (*hosts, *hosts)]
     assert said == [[]] * (len(hosts) - 1) + [[Prepared(9)]] + [[]] * len(hosts)
 
 
-@pytest.mark.parametrize(("repeats", "parallel"), [(-1, True), (77, True), (1, False)])
-def test_nobody_hears_of_other_programs(repeats: int, parallel: bool) -> None:
-    """What repeats nothing, or nothing that is known; and where every gang is sent by itself."""
-    front = Front(parallel=parallel)
-    front.register(program_over(1), 1)
-    program = registered(front, repeats)
+def test_a_client_does_not_hear_of_compiled_programs_where_every_gang_is_sent_by_itself() -> None:
+    front = Harness(parallel=False)
+    program = registered(front)
     assert [to_client(front.ready(program, host)) for host in program.hosts] == [[]] * len(program.hosts)
 
 
-def test_a_program_of_a_run_that_cannot_be_compiled_is_not_heard_of() -> None:
-    front = Front()
-    front.register(program_over(1), 1)
-    program = registered(front, repeats=1)
+def test_a_program_that_cannot_be_compiled_is_never_prepared() -> None:
+    front = Harness()
+    program = registered(front)
     first, *others = sorted(program.hosts)
     front.ready(program, first, BOOM)
     assert [to_client(front.ready(program, host)) for host in others] == [[]] * len(others)
@@ -304,7 +299,7 @@ def test_a_program_of_a_run_that_cannot_be_compiled_is_not_heard_of() -> None:
 
 def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
     """An island reports microseconds on its devices; the account of the tenant gets them times the two of slice 1."""
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -313,7 +308,7 @@ def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
 
 
 def test_a_client_hears_whether_others_have_launches_under_way() -> None:
-    front = Front(sessions=(1, 2))
+    front = Harness(sessions=(1, 2))
     for session in (1, 2):
         front.register(program_over(1, key=session, session=session), 1)
         front.put(1, session=session)

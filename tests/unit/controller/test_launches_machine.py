@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pathways_ray.controller.cross_island import CrossIslandWindow
-from pathways_ray.controller.launches import Command, Launches, SendClient, SendIsland
+from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.policies import POLICIES, Policy
 from pathways_ray.transport.messages import (
@@ -36,7 +37,7 @@ from pathways_ray.transport.messages import (
     ToClient,
     ToIsland,
 )
-from tests.unit.controller.front import BOOM, ISLAND_OF_HOST, SLICES, program_over
+from tests.unit.controller.harness import BOOM, ISLAND_OF_HOST, SLICES, program_over
 from tests.unit.helpers import VECTOR
 from tests.unit.strategies import repeatable
 
@@ -101,7 +102,7 @@ class LaunchesMachine(RuleBasedStateMachine):
 
     # --- what the controller sends ------------------------------------------------------------------------------------
 
-    def apply(self, commands: list[Command]) -> None:
+    def apply(self, commands: list[Send]) -> None:
         for command in commands:
             match command:
                 case SendIsland(island, message):
@@ -182,7 +183,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         if choice % 8 == 7:
             return choice % (client.buffers + 2)
         (wanted,) = program.arguments
-        fitting = [n for n, b in self.launches.sessions[session].buffers.items() if b.held == wanted and not b.failure]
+        fitting = [n for n, b in self.launches.sessions[session].buffers.items() if b.type == wanted and not b.failure]
         if not fitting:
             put = Put(client.new_buffer(), wanted.slice, VECTOR, ())
             self.apply(self.launches.from_client(session, put))
@@ -299,7 +300,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         for session, client in self.clients.items():
             assert set(client.outcomes) == set(range(1, client.launched + 1)), "a launch without an outcome"
             state = self.launches.sessions[session]
-            assert not state.waiting
+            assert not self.launches.backlog(session)
             self.apply(self.launches.from_client(session, Free(tuple(range(1, client.buffers + 1)))))
             assert state.buffers == {}
 

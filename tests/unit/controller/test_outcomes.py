@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Completed, IslandLaunchFailed, Launch, LaunchFailed
-from tests.unit.controller.front import BOOM, Front, failure_of, program_over, sketch_with_slices, to_client
+from tests.unit.controller.harness import BOOM, Harness, failure_of, program_over, sketch_with_slices, to_client
 
 
 def test_a_failed_launch_waits_for_the_launches_it_consumes_from() -> None:
@@ -13,7 +13,7 @@ def test_a_failed_launch_waits_for_the_launches_it_consumes_from() -> None:
     2. Island 1 reports that launch 2 failed, without saying why. Nothing is told yet.
     3. Island 0 reports why launch 1 failed, island 1 that its part is over. Both have the same cause.
     """
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.register(program_over(2, key=2), 2)
     front.put(1)
@@ -25,7 +25,7 @@ def test_a_failed_launch_waits_for_the_launches_it_consumes_from() -> None:
 
 
 def test_a_failure_of_its_own_is_kept_when_the_producers_did_well() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -36,7 +36,7 @@ def test_a_failure_of_its_own_is_kept_when_the_producers_did_well() -> None:
 
 
 def test_the_failure_that_names_a_node_is_the_cause() -> None:
-    front = Front()
+    front = Harness()
     front.register(program_over(1, 2), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -51,7 +51,7 @@ def test_a_long_chain_of_failed_launches_ends_whole() -> None:
     3. Island 0 reports the first one, then the rest.
     """
     count = 1000
-    front = Front(max_in_flight=count)
+    front = Harness(max_in_flight=count)
     sketch = sketch_with_slices("both")
     x = sketch.argument(1)
     y = sketch.call("f", x, slice=1)
@@ -73,7 +73,7 @@ def test_many_launches_released_at_once_leave_whole() -> None:
     1. One launch may be in flight; 2,000 launches of a program without any work wait behind it.
     2. It ends: all leave, and those without work are complete at once.
     """
-    front = Front(max_in_flight=1)
+    front = Harness(max_in_flight=1)
     front.register(program_over(1), 1)
     front.register(sketch_with_slices("nothing").planned(key=2), 2)
     front.put(1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathways_ray.transport.messages import Completed, Drop, Enqueued, IslandLaunch, LaunchFailed
-from tests.unit.controller.front import Front, program_over, sketch_with_slices, to_client, to_island
+from tests.unit.controller.harness import Harness, program_over, sketch_with_slices, to_client, to_island
 
 
-def enqueued(front: Front, island: int, sequence: int, gang: int) -> list:
+def enqueued(front: Harness, island: int, sequence: int, gang: int) -> list:
     return front.checked(front.launches.enqueued(island, Enqueued(sequence, gang)))
 
 
@@ -20,7 +20,7 @@ def test_gangs_leave_one_after_another() -> None:
     2. Each leaves when the one before is enqueued; news that came twice or too early counts for nothing.
     3. What was enqueued last sends nothing more; the launch ends when both islands are done.
     """
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     front.register(program_over(1, 2, 1), 1)
     front.put(1)
     commands = front.launch(1, (1,), 2)
@@ -39,7 +39,7 @@ def test_gangs_leave_one_after_another() -> None:
 
 def test_a_gang_is_enqueued_once() -> None:
     """Two gangs of one island: what is said twice of the first one says nothing of the second."""
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     front.register(program_over(1, 1, 1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -50,7 +50,7 @@ def test_a_gang_is_enqueued_once() -> None:
 
 def test_a_gang_that_touches_two_islands_is_enqueued_when_both_say_so() -> None:
     """An argument of island 0 is consumed on island 1: the transfer takes a step on each."""
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     sketch = sketch_with_slices("far argument")
     x = sketch.argument(1)
     g = sketch.call("g", x, slice=2)
@@ -65,7 +65,7 @@ def test_a_gang_that_touches_two_islands_is_enqueued_when_both_say_so() -> None:
 
 
 def test_news_of_a_launch_that_is_over_is_ignored() -> None:
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     front.register(program_over(1, 2), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -78,7 +78,7 @@ def test_an_island_that_only_holds_an_argument_takes_part() -> None:
     1. The program has an argument on island 1 that nothing uses, and a call on island 0.
     2. Both islands are told of the launch, so that both can end it.
     """
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     sketch = sketch_with_slices("unused argument")
     sketch.argument(2)
     front.register(sketch.planned(sketch.call("f", slice=1)), 1)
@@ -95,7 +95,7 @@ def test_every_island_hears_of_a_launch_before_its_arguments_may_be_dropped() ->
     1. A launch on islands 0 and 1 is called with buffer 1 on island 0 and buffer 2 on island 1; both are freed at once.
     2. Island 1 has its first gang later. Yet the drop does not come first: the island has taken its argument by then.
     """
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     sketch = sketch_with_slices("two arguments")
     x, y = sketch.argument(1), sketch.argument(2)
     f = sketch.call("f", x, slice=1)
@@ -114,7 +114,7 @@ def test_a_launch_that_lost_a_host_ends_on_the_other_islands_too() -> None:
     1. Gang 0 runs on island 0; island 1, which has gang 1, loses its host.
     2. The launch fails. Island 0 has gang 2 left: it is told to go on, so that nothing of the launch stays there.
     """
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     front.register(program_over(1, 2, 1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
@@ -130,7 +130,7 @@ def test_an_island_that_is_done_is_not_told_to_go_on() -> None:
     1. Gangs 0, 1 and 2 run on islands 0, 1 and 2. Island 0 has done its part and said so.
     2. Island 2 loses its host: island 1 has to end, island 0 has nothing left to do and would begin anew.
     """
-    front = Front(parallel=False)
+    front = Harness(parallel=False)
     front.register(program_over(1, 2, 3), 1)
     front.put(1)
     front.launch(1, (1,), 2)

@@ -1,10 +1,10 @@
-"""What the controller gives tenants: quotas, turns on several islands, an account of what they used, circuit_breaker."""
+"""Tenants at the controller: quotas, turns on several islands, accounts of device time, the circuit breaker."""
 
 from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.circuit_breaker import DEATHS
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendIsland
@@ -24,16 +24,15 @@ from pathways_ray.transport.messages import (
     LaunchFailed,
     Load,
 )
-from tests.unit.controller.front import SLICES, Front, failure_of, program_over, to_client, to_island
+from tests.unit.controller.harness import SLICES, Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice", weight=2.0, priority=1)
 
 
-def front(*tenants: Tenant, window: int = 64, policy: Policy = fifo) -> Front:
+def front(*tenants: Tenant, window: int = 64, policy: Policy = fifo) -> Harness:
     """A front with sessions 1, 2, … of the tenants, each with program `number` over slices 1 (and 2)."""
-    found = Front(sessions=())
-    found.launches.cross_island = CrossIslandWindow(policy, window)
+    found = Harness(sessions=(), cross_island=CrossIslandWindow(policy, window))
     for session, tenant in enumerate(tenants, 1):
         found.launches.open_session(session, tenant)
         for slice in SLICES:
@@ -45,7 +44,7 @@ def front(*tenants: Tenant, window: int = 64, policy: Policy = fifo) -> Front:
 
 
 def test_islands_learn_whose_a_session_is() -> None:
-    launches = Front(sessions=()).launches
+    launches = Harness(sessions=()).launches
     assert launches.open_session(7, ALICE) == [SendIsland(i, Account(7, "alice", 2.0, 1)) for i in (0, 1, 2)]
     assert launches.open_session(8) == [SendIsland(i, Account(8, "session 8", 1.0, 0)) for i in (0, 1, 2)]
     assert launches.island_up(1) == [
@@ -72,9 +71,9 @@ def test_device_time_is_counted_for_the_tenant_over_all_islands_and_sessions() -
         f.launch(1, (1,), 10, session=session)
     f.checked(f.launches.done(0, Done((1, 2), (500_000, 1_000_000))))
     f.checked(f.launches.done(1, Done((1, 2), (250_000, 250_000))))
-    f.launches.load(Load(0, {"alice": 3}))
+    f.report.load(Load(0, {"alice": 3}))
     f.tick(1.0)
-    (alice,) = f.launches.tenants()
+    (alice,) = f.tenants()
     assert alice["device_seconds"] == pytest.approx(4.0)
     assert (alice["sessions"], alice["queued"], alice["in_flight"]) == (2, 3, 0)
 
@@ -89,7 +88,7 @@ def test_the_share_is_that_of_the_last_ten_seconds() -> None:
         alice.device_seconds += 3.0
         bob.device_seconds += 1.0
         f.tick(float(now))
-    assert [t["share"] for t in f.launches.tenants()] == pytest.approx([0.75, 0.25])
+    assert [t["share"] for t in f.tenants()] == pytest.approx([0.75, 0.25])
 
 
 def test_an_account_outlives_its_sessions_but_not_that_of_a_nameless_one() -> None:
@@ -143,7 +142,7 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     assert f"may hold {2 * each} bytes on devices; it holds {2 * each} and asks for {each} more" in lost.failure.message
     assert to_island(commands, 0, Drop) == [Drop(1, (2,))]
     assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
-    assert f.launches.tenants()[0]["device_bytes"] == 2 * each
+    assert f.tenants()[0]["device_bytes"] == 2 * each
     f.free(10)
     assert len(to_island(f.launch(3, (1,), 30), 0, IslandLaunch)) == 1
 
@@ -159,9 +158,9 @@ def test_a_number_stands_for_one_buffer() -> None:
     f.put(1)
     assert failure_of(f.launch(1, (1,), 1)).message == "launch 1 gives its result number 1, which is taken"
     f.launch(2, (1,), 10)
-    before = f.launches.tenants()
+    before = f.tenants()
     f.put(10, slice=3)
-    assert f.launches.tenants() == before
+    assert f.tenants() == before
     assert f.buffers() == {1, 10}
 
 
@@ -219,9 +218,9 @@ def test_who_waits_for_several_islands_is_not_passed_by_who_wants_one_of_them() 
     cross_island.start((0, 1))
     assert not cross_island.may_start(2, b, (1, 2), 0.0)
     assert not cross_island.may_start(3, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
-    assert cross_island.in_turn(0.0) is None
+    assert cross_island.next_session(0.0) is None
     cross_island.end((0, 1))
-    assert cross_island.in_turn(0.0) == 2
+    assert cross_island.next_session(0.0) == 2
     assert cross_island.may_start(2, b, (1, 2), 0.0)
 
 
@@ -239,10 +238,10 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
     assert [r.session for r in f.launches.in_flight.values()] == [2]
 
 
-# --- circuit_breaker -------------------------------------------------------------------------------------------------------
+# --- circuit breaker --------------------------------------------------------------------------------------------------
 
 
-def killing(f: Front, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
+def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
     """A launch of program 1, and the death of host 0 with it first in line."""
     f.launch(launch, (1,), 10 * launch)
     sequence = f.launches.sequence
@@ -255,52 +254,52 @@ def killing(f: Front, epoch: int, launch: int, kind: str = "HostLost", crash: st
     return commands
 
 
-def first(f: Front) -> None:
+def first(f: Harness) -> None:
     f.register(program_over(1), 1)
     f.put(1)
 
 
-def succeed(f: Front, launch: int) -> None:
+def succeed(f: Harness, launch: int) -> None:
     f.launch(launch, (1,), 10 * launch)
     f.done(0, f.launches.sequence)
 
 
 def test_a_program_that_never_succeeded_is_refused_after_three_deaths() -> None:
-    f = Front()
+    f = Harness()
     first(f)
-    for k in range(1, DEATHS + 1):
+    for k in range(1, MAX_DEATHS + 1):
         assert len(to_client(killing(f, k, k), kind=LaunchFailed)) == 1
     failure = failure_of(f.launch(9, (1,), 90))
     assert failure.kind == "ProgramRefused"
-    assert failure.message.count("killed") == DEATHS
+    assert failure.message.count("killed") == MAX_DEATHS
     f.register(program_over(1, key=5), 2)
     assert failure_of(f.launch(10, (1,), 100, program=2)) == failure, "registered again, it is the same program"
 
 
 def test_a_program_that_succeeded_once_may_see_any_number_of_hosts_killed() -> None:
-    f = Front()
+    f = Harness()
     first(f)
     succeed(f, 1)
-    for k in range(1, 4 * DEATHS):
+    for k in range(1, 4 * MAX_DEATHS):
         killing(f, k, k + 1)
     assert not f.launches.circuit_breaker.refused
 
 
 @pytest.mark.parametrize("how", [{"kind": "LaunchTimeout"}, {"crash": "Segmentation fault"}])
 def test_a_program_that_is_to_blame_is_refused_though_it_succeeds_in_between(how: dict[str, str]) -> None:
-    f = Front()
+    f = Harness()
     first(f)
-    for k in range(1, DEATHS + 1):
+    for k in range(1, MAX_DEATHS + 1):
         assert not f.launches.circuit_breaker.refused
         succeed(f, 2 * k)
         killing(f, k, 2 * k + 1, **how)
     failure = failure_of(f.launch(99, (1,), 990))
     assert failure.kind == "ProgramRefused"
-    assert failure.message.count(next(iter(how.values())) if "crash" in how else "killed") == DEATHS
+    assert failure.message.count(next(iter(how.values())) if "crash" in how else "killed") == MAX_DEATHS
 
 
 def test_a_crossing_launch_of_a_plain_cluster_needs_no_policy() -> None:
-    f = Front()
+    f = Harness()
     assert isinstance(f.launches, Launches)
     f.register(program_over(1, 2), 1)
     f.put(1)

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray import limits
-from pathways_ray.controller import tenants
+from pathways_ray.controller import quotas, tenants
+from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook
-from pathways_ray.errors import QuotaExceeded, UsageError
+from pathways_ray.errors import QuotaExceeded, UsageError, from_failure
+from pathways_ray.scheduler.policies import Usage
+from tests.unit.helpers import placed
 from tests.unit.strategies import repeatable
 
 TOKEN = "alice-0123456789abcdef"
@@ -108,32 +111,38 @@ def test_who_is_not_there_cannot_be_removed() -> None:
         tenants.remove(tenants.decode(file(ONE)), "bob")
 
 
+def session_of(tenant: Tenant, *slices: int) -> Session:
+    """A session of a tenant that holds slices with these numbers of devices."""
+    session = Session(1, tenant, Usage(tenant.name))
+    for number, size in enumerate(slices):
+        session.slices[number] = placed(number, [f"0.{k}" for k in range(size)])
+    return session
+
+
 def test_quotas_refuse_with_what_was_asked_allowed_and_held() -> None:
     alice = Tenant("alice", quota=Quota(devices=8, message_bytes=100, nodes=10))
-    tenants.check_devices(alice, 4, [2, 2])
-    tenants.check_message(alice, 100, "a program")
-    tenants.check_nodes(alice, 10, "f")
-    for refuse, message in (
+    holding = [session_of(alice, 2, 2), session_of(Tenant("bob"), 4)]
+    assert quotas.devices(alice, 4, holding) is None
+    assert quotas.message_bytes(alice, 100, "a program") is None
+    assert quotas.nodes(alice, 10, "f") is None
+    for failure, message in (
+        (quotas.devices(alice, 5, holding), "asks for a slice of 5 devices and holds 4 in .* 8 are allowed"),
         (
-            lambda: tenants.check_devices(alice, 5, [2, 2]),
-            "asks for a slice of 5 devices and holds 4 in .* 8 are allowed",
-        ),
-        (
-            lambda: tenants.check_message(alice, 101, "a program"),
+            quotas.message_bytes(alice, 101, "a program"),
             "a program of 101 bytes from tenant 'alice' .* 100 are",
         ),
-        (lambda: tenants.check_nodes(alice, 11, "f"), "program 'f' of tenant 'alice' has 11 nodes; 10 are allowed"),
-        (lambda: tenants.check_sessions(alice, limits.MAX_SESSIONS), "has 1024; 1024 are allowed"),
+        (quotas.nodes(alice, 11, "f"), "program 'f' of tenant 'alice' has 11 nodes; 10 are allowed"),
+        (quotas.sessions(alice, limits.MAX_SESSIONS), "has 1024; 1024 are allowed"),
     ):
+        assert failure is not None
         with pytest.raises(QuotaExceeded, match=message):
-            refuse()
+            raise from_failure(failure)
 
 
 def test_no_quota_is_no_limit_and_zero_is_one() -> None:
     free, none = tenants.operators(3), Tenant("b", quota=Quota(devices=0))
     assert free.name == "session 3"
-    tenants.check_devices(free, 10**9, [10**9])
-    tenants.check_message(free, 10**12, "a program")
-    tenants.check_nodes(free, 10**9, "f")
-    with pytest.raises(QuotaExceeded):
-        tenants.check_devices(none, 1, [])
+    assert quotas.devices(free, 10**9, [session_of(free, 4)]) is None
+    assert quotas.message_bytes(free, 10**12, "a program") is None
+    assert quotas.nodes(free, 10**9, "f") is None
+    assert quotas.devices(none, 1, []) is not None

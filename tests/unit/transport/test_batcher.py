@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.transport import grpc_streams, streams
+from pathways_ray.transport import capabilities, grpc_streams
 from pathways_ray.transport.batcher import (
     GATHER_DEPTH,
     GATHER_S,
@@ -145,4 +145,4 @@ def test_a_failure_travels_whole() -> None:
     ],
 )
 def test_a_call_without_the_secret_is_not_authorised(metadata: dict[str, str], allowed: bool) -> None:
-    assert streams.authorised(metadata, "secret") is allowed
+    assert capabilities.authorised(metadata, "secret") is allowed

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.transport import batcher, links, streams, thread_links
+from pathways_ray.transport import batcher, capabilities, links, thread_links
 from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.links import CLOSE_REASON, AsyncLink, Frames, Handshake, LinkLost, frame
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
@@ -91,7 +91,7 @@ class Server:
 
     async def _echo(self, link: AsyncLink) -> None:
         self.link = link
-        if not streams.authorised(link.metadata, "secret"):
+        if not capabilities.authorised(link.metadata, "secret"):
             link.refuse("wrong secret")
         while (batch := await link.read()) is not None:
             await link.write(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pathways_ray.controller import views
+from pathways_ray.controller import status
 
 STATUS: dict[str, Any] = {
     "islands": [
@@ -39,7 +39,7 @@ STATUS: dict[str, Any] = {
 
 def test_others_are_somebody() -> None:
     """A session whose number only begins alike, or whose slice is named to look alike, is another's."""
-    found = views.for_tenant(STATUS, "alice", {1})
+    found = status.for_tenant(STATUS, "alice", {1})
     devices = found["islands"][0]["hosts"][0]["devices"]
     assert [device["slices"] for device in devices] == [["session 1: mine", "somebody"], ["somebody"]]
     assert (found["buffers"], found["in_flight"]) == (3, 1)
@@ -49,5 +49,5 @@ def test_others_are_somebody() -> None:
 
 
 def test_who_has_nothing_sees_that_devices_are_held() -> None:
-    devices = views.for_tenant(STATUS, "bob", set())["islands"][0]["hosts"][0]["devices"]
+    devices = status.for_tenant(STATUS, "bob", set())["islands"][0]["hosts"][0]["devices"]
     assert [device["slices"] for device in devices] == [["somebody", "somebody"], ["somebody"]]

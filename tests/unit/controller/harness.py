@@ -1,9 +1,16 @@
-"""A controller's state with hosts, a session and its programs, and short ways to ask what it sends."""
+"""A harness around `Launches`: hosts, a session and its programs, and short ways to look at the messages it sends."""
 
 from __future__ import annotations
 
-from pathways_ray.controller.launches import Command, Launches, SendClient, SendIsland
+from typing import Any
+
+import msgspec
+
+from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Send, SendClient, SendIsland
+from pathways_ray.controller.status import Report
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Ref
 from pathways_ray.ir.plan import PlacedSlice
@@ -29,35 +36,49 @@ ISLAND_OF_HOST = {0: 0, 1: 0, 2: 1, 3: 2}
 SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["2.0", "2.1"], island=1), placed(3, ["3.0"], island=2)]
 
 
-def to_island(commands: list[Command], island: int, kind: type[Message] = Message) -> list[Message]:
+def to_island(commands: list[Send], island: int, kind: type[Message] = Message) -> list[Message]:
     return [
         c.message for c in commands if isinstance(c, SendIsland) and c.island == island and isinstance(c.message, kind)
     ]
 
 
-def to_client(commands: list[Command], session: int = 1, kind: type[Message] = Message) -> list[Message]:
+def to_client(commands: list[Send], session: int = 1, kind: type[Message] = Message) -> list[Message]:
     return [
-        c.message
+        without_story(c.message)
         for c in commands
         if isinstance(c, SendClient) and c.session == session and isinstance(c.message, kind)
     ]
 
 
-def completed(*launches: int, session: int = 1, shared: bool = False) -> list[Command]:
+def completed(*launches: int, session: int = 1, shared: bool = False) -> list[Send]:
     return [SendClient(session, Completed(launches, (0,) * len(launches), shared))]
 
 
-def failure_of(commands: list[Command]) -> Failure:
+def failure_of(commands: list[Send]) -> Failure:
     (message,) = to_client(commands)
     assert isinstance(message, LaunchFailed)
     return message.failure
 
 
-class Front:
+def without_story(message: Message) -> Message:
+    """The message, its failure without the lines of the controller's story; those have tests of their own."""
+    if not isinstance(message, LaunchFailed):
+        return message
+    return LaunchFailed(message.launch, msgspec.structs.replace(message.failure, story=()))
+
+
+class Harness:
     """Wraps `Launches`; every call checks the invariants afterwards and returns the commands."""
 
-    def __init__(self, parallel: bool = True, max_in_flight: int = 100, sessions: tuple[int, ...] = (1,)) -> None:
-        self.launches = Launches(parallel, max_in_flight)
+    def __init__(
+        self,
+        parallel: bool = True,
+        max_in_flight: int = 100,
+        sessions: tuple[int, ...] = (1,),
+        cross_island: CrossIslandWindow | None = None,
+    ) -> None:
+        self.launches = Launches(parallel, max_in_flight, cross_island)
+        self.report = Report()
         self.keys = 0
         for host, island in ISLAND_OF_HOST.items():
             self.up(host, island)
@@ -66,21 +87,25 @@ class Front:
             for slice in SLICES:
                 self.launches.add_slice(session, slice)
 
-    def checked(self, commands: list[Command]) -> list[Command]:
+    def checked(self, commands: list[Send]) -> list[Send]:
         self.launches.validate()
         return commands
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 
-    def up(self, host: int, island: int | None = None, epoch: int = 1) -> list[Command]:
+    def up(self, host: int, island: int | None = None, epoch: int = 1) -> list[Send]:
         message = HostUp(host, epoch, f"transfer-{host}-{epoch}", f"data-{host}-{epoch}", 2, 100 + host)
         return self.checked(self.launches.host_up(ISLAND_OF_HOST[host] if island is None else island, message))
 
-    def down(self, host: int, epoch: int = 1, reason: str = "killed") -> list[Command]:
+    def down(self, host: int, epoch: int = 1, reason: str = "killed") -> list[Send]:
         return self.checked(self.launches.host_down(HostDown(host, epoch, reason)))
 
-    def tick(self, now: float) -> list[Command]:
+    def tick(self, now: float) -> list[Send]:
+        self.report.note(now, self.launches.ledger.usages.values())
         return self.checked(self.launches.tick(now))
+
+    def tenants(self) -> list[dict[str, Any]]:
+        return self.report.tenants(self.launches)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -91,21 +116,21 @@ class Front:
                 self.ready(program, host)
         return program
 
-    def ready(self, program: PlannedProgram, host: int, failure: Failure | None = None) -> list[Command]:
+    def ready(self, program: PlannedProgram, host: int, failure: Failure | None = None) -> list[Send]:
         return self.checked(self.launches.ready(Ready(host, program.key, 0, failure)))
 
     # --- the client's side --------------------------------------------------------------------------------------------
 
     def launch(
         self, launch: int, arguments: tuple[int, ...] = (), results: int = 0, program: int = 1, session: int = 1
-    ) -> list[Command]:
+    ) -> list[Send]:
         message = Launch(launch, program, arguments, results)
         return self.checked(self.launches.from_client(session, message))
 
-    def put(self, buffer: int, slice: int = 1, session: int = 1) -> list[Command]:
+    def put(self, buffer: int, slice: int = 1, session: int = 1) -> list[Send]:
         return self.checked(self.launches.from_client(session, Put(buffer, slice, VECTOR, ())))
 
-    def free(self, *buffers: int, session: int = 1) -> list[Command]:
+    def free(self, *buffers: int, session: int = 1) -> list[Send]:
         return self.checked(self.launches.from_client(session, Free(buffers)))
 
     def buffers(self, session: int = 1) -> set[int]:
@@ -113,10 +138,10 @@ class Front:
 
     # --- the islands' side --------------------------------------------------------------------------------------------
 
-    def done(self, island: int, *sequences: int) -> list[Command]:
+    def done(self, island: int, *sequences: int) -> list[Send]:
         return self.checked(self.launches.done(island, Done(sequences)))
 
-    def failed(self, island: int, sequence: int, failure: Failure = BOOM) -> list[Command]:
+    def failed(self, island: int, sequence: int, failure: Failure = BOOM) -> list[Send]:
         return self.checked(self.launches.run_failed(island, IslandLaunchFailed(sequence, failure)))
 
 
@@ -139,5 +164,5 @@ def sketch_with_slices(name: str) -> Sketch:
     return sketch
 
 
-def release_slice(front: Front, slice: PlacedSlice, session: int = 1) -> bool:
+def release_slice(front: Harness, slice: PlacedSlice, session: int = 1) -> bool:
     return front.launches.remove_slice(session, slice.mesh.id)

@@ -1,0 +1,249 @@
+"""Admission: whether the next launch of a session may go to its islands.
+
+A session's calls are worked off in the order in which it made them, with one exception. A launch whose hosts are away,
+or have not compiled its program, is deferred; what the session called later goes on where it has nothing to do with it:
+on other islands, with other buffers. So each island still sees a session's launches in the order of its calls, and a
+buffer is freed after the last launch that was called with it.
+
+Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
+a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from pathways_ray.controller import buffers, quotas
+from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.hosts import Hosts
+from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
+from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.refusals import REFUSALS
+from pathways_ray.controller.state import Send, Session, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import Free, Launch, Put
+
+MAX_DEFERRED_CALLS = 64
+"""With so many deferred nothing passes any more: they are looked at again with every event."""
+
+
+class WaitingLaunch(msgspec.Struct, eq=False):
+    """A launch that has not been admitted."""
+
+    message: Launch
+    state: LaunchState = LaunchState.WAITING
+
+    def move(self, event: LaunchEvent) -> None:
+        self.state = after(self.state, event)
+
+
+Call: TypeAlias = WaitingLaunch | Put | Free
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Calls of a session that wait.
+
+    `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
+    passed; `islands` and `numbers` (of buffers) are what they lay claim to.
+    """
+
+    waiting: deque[Call] = field(default_factory=deque)
+    deferred: list[WaitingLaunch | Free] = field(default_factory=list)
+    islands: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.deferred)
+
+    def launches(self) -> list[WaitingLaunch]:
+        return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
+
+    def take_deferred(self) -> deque[Call]:
+        """Takes out the deferred calls, to be looked at again."""
+        calls: deque[Call] = deque(self.deferred)
+        self.deferred = []
+        self.islands.clear()
+        self.numbers.clear()
+        return calls
+
+    def defer(self, launch: WaitingLaunch, islands: Collection[int], results: int) -> None:
+        """Defers a launch on these islands that makes `results` results."""
+        launch.move(LaunchEvent.HOSTS_ABSENT)
+        message = launch.message
+        self.deferred.append(launch)
+        self.islands.update(islands)
+        self.numbers.update(message.arguments, range(message.results, message.results + results))
+
+    def claims(self, launch: Launch, islands: Collection[int], results: int) -> bool:
+        """Whether a later launch has to do with a deferred one."""
+        return not (
+            self.islands.isdisjoint(islands)
+            and self.numbers.isdisjoint(launch.arguments)
+            and self.numbers.isdisjoint(range(launch.results, launch.results + results))
+        )
+
+    def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of some buffers that may go at once; the others are freed after the launches that claim them."""
+        claimed = tuple(n for n in numbers if n in self.numbers)
+        if not claimed:
+            return numbers
+        self.deferred.append(Free(claimed))
+        return tuple(n for n in numbers if n not in self.numbers)
+
+
+class Admission:
+    """The calls of all sessions before they take effect.
+
+    Args:
+        max_in_flight: launches of one session without an outcome; further ones wait.
+        window: its policy orders launches over several islands.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        hosts: Hosts,
+        dispatch: Dispatch,
+        outcomes: Outcomes,
+        window: CrossIslandWindow,
+        max_in_flight: int,
+    ) -> None:
+        self.tables = tables
+        self.hosts = hosts
+        self.dispatch = dispatch
+        self.outcomes = outcomes
+        self.window = window
+        self.max_in_flight = max_in_flight
+        self.backlogs: dict[int, Backlog] = {}
+
+    def open(self, session: int) -> None:
+        self.backlogs[session] = Backlog()
+
+    def close(self, session: Session) -> list[Send]:
+        """Forgets the calls of a session; those that it held back may go."""
+        self.window.queued.pop(session.id, None)
+        for launch in self.backlogs.pop(session.id).launches():
+            launch.move(LaunchEvent.SESSION_CLOSED)
+            self.tables.ledger.leave(session.usage)
+        return self.release()
+
+    def call(self, session: Session, message: Launch | Put | Free) -> list[Send]:
+        """Takes a call of a client; it has its effect now, or when those before it have had theirs."""
+        backlog = self.backlogs[session.id]
+        call: Call
+        if isinstance(message, Launch):
+            refused = quotas.launches(session, len(backlog))
+            if refused is not None:
+                return self.outcomes.refuse(session, message, refused)
+            self.tables.ledger.enter(session.usage)
+            call = WaitingLaunch(message)
+        else:
+            call = message
+        if backlog.waiting:
+            backlog.waiting.append(call)
+            return []
+        if backlog.deferred:
+            backlog.waiting.append(call)
+            return self._advance(session, backlog)
+        commands = self._step(session, backlog, call)
+        if commands is None:
+            backlog.waiting.append(call)
+            return []
+        return commands
+
+    def resume(self, sessions: Iterable[Session]) -> list[Send]:
+        """Lets waiting launches go on after an event that may have made room for them, first those in the window."""
+        commands = self.release()
+        for session in sessions:
+            backlog = self.backlogs.get(session.id)
+            if backlog:
+                commands += self._advance(session, backlog)
+        return commands
+
+    def release(self) -> list[Send]:
+        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
+        commands: list[Send] = []
+        while self.window.queued and (number := self.window.next_session(self.tables.now)) is not None:
+            commands += self._work_off(self.tables.sessions[number], self.backlogs[number])
+        return commands
+
+    def _advance(self, session: Session, backlog: Backlog) -> list[Send]:
+        was_queued = session.id in self.window.queued
+        commands = self._work_off(session, backlog)
+        if was_queued and session.id not in self.window.queued:
+            commands += self.release()  # those it held back may go
+        return commands
+
+    def _work_off(self, session: Session, backlog: Backlog) -> list[Send]:
+        """Takes the calls of a session in order, deferred ones first, until one has to wait."""
+        commands: list[Send] = []
+        again = backlog.take_deferred() if backlog.deferred else None
+        for calls in (again, backlog.waiting):
+            while calls and not (calls is backlog.waiting and len(backlog.deferred) >= MAX_DEFERRED_CALLS):
+                done = self._step(session, backlog, calls[0])
+                if done is None:
+                    backlog.deferred += again or ()  # type: ignore[arg-type]
+                    return commands
+                calls.popleft()
+                commands += done
+        return commands
+
+    def _step(self, session: Session, backlog: Backlog, call: Call) -> list[Send] | None:
+        """Gives a call its effect, or defers it; None when it has to wait, and all that was called after it."""
+        if isinstance(call, WaitingLaunch):
+            return self._admit(session, backlog, call)
+        if isinstance(call, Put):
+            return buffers.put(self.tables, session, call)
+        return buffers.free(session, backlog.may_free(call.buffers) if backlog.deferred else call.buffers)
+
+    def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
+        message = launch.message
+        program = session.programs.get(message.program)
+        if program is None:
+            text = f"launch {message.launch} names program {message.program}, never registered"
+            return self._refuse(session, launch, Failure("WireError", text))
+        if backlog.deferred and self._is_blocked(session, backlog, message, program):
+            backlog.defer(launch, program.plans, len(program.results))
+            return []
+        for refusal in REFUSALS:
+            if (failure := refusal(self.tables, session, program, message)) is not None:
+                return self._refuse(session, launch, failure)
+        if session.in_flight >= self.max_in_flight:
+            return None
+        if not program.is_ready or (self.tables.away and self.hosts.away(program)):
+            failure = self.hosts.absence(program)
+            if failure is not None:
+                return self._refuse(session, launch, failure)
+            backlog.defer(launch, program.plans, len(program.results))
+            return []
+        if program.cross_island and not self.window.may_start(
+            session.id, session.usage, tuple(program.plans), self.tables.now
+        ):
+            launch.move(LaunchEvent.ISLANDS_FULL)
+            return None
+        record, commands = self.dispatch.start(session, program, message, launch.state)
+        if program.cross_island:
+            self.window.start(program.plans)
+        if not record.pending:
+            return self.outcomes.settle([record])[0]
+        return commands
+
+    def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
+        """Whether a launch has to do with a deferred one, and has to wait behind it."""
+        # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
+        known = all(n in session.buffers or n in backlog.numbers for n in launch.arguments)
+        return known and backlog.claims(launch, program.plans, len(program.results))
+
+    def _refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
+        launch.move(LaunchEvent.REFUSED)
+        self.window.queued.pop(session.id, None)
+        self.tables.ledger.leave(session.usage)
+        return self.outcomes.refuse(session, launch.message, failure)

@@ -1,0 +1,221 @@
+"""Clients at the controller: sessions that open and close, their channels, and the messages that come by them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pathways_ray import limits
+from pathways_ray.controller import quotas
+from pathways_ray.controller.channel import Channel, ChannelEvent, ChannelState
+from pathways_ray.controller.events import (
+    CallManager,
+    ClientGarbled,
+    ClientMessages,
+    CloseChannel,
+    Command,
+    LinkEnded,
+    LinkOpened,
+    OpenChannel,
+    ReportFault,
+    StreamEnded,
+    StreamOpened,
+    SwitchToLink,
+)
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.programs import check_functions
+from pathways_ray.controller.registration import Registration
+from pathways_ray.controller.state import SendClient, Session
+from pathways_ray.controller.tenants import Tenant, TenantBook
+from pathways_ray.errors import PathwaysError, WireError, from_failure
+from pathways_ray.story import Entry
+from pathways_ray.transport import batcher
+from pathways_ray.transport.capabilities import authorised, session_of
+from pathways_ray.transport.messages import Register, SessionEnded, ToController, Upgrade
+
+STREAM_LIMIT_S = 20.0
+"""A session whose stream does not come within this time is closed."""
+
+
+@dataclass(slots=True)
+class Client:
+    """The client of a session: its name, tenant, secret, channel, and the functions it has sent.
+
+    `token` is the digest of the tenant's token, or "" for the operator's; `opened` is the time of its first request.
+    """
+
+    session: int
+    name: str
+    tenant: Tenant
+    token: str
+    secret: str
+    opened: float
+    registration: Registration
+    channel: Channel = field(default_factory=Channel)
+
+
+class Clients:
+    """All clients, by the number of their session.
+
+    Args:
+        fusion: whether programs are fused when they are planned.
+        sessions_made: sessions are numbered from the next number on.
+        check: see `Registration`.
+    """
+
+    def __init__(
+        self,
+        launches: Launches,
+        fusion: bool,
+        sessions_made: int = 0,
+        check: Callable[[Mapping[str, bytes]], None] = check_functions,
+    ) -> None:
+        self.launches = launches
+        self.fusion = fusion
+        self.sessions_made = sessions_made
+        self.programs_made = 0
+        self.check = check
+        self.known: dict[int, Client] = {}
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    def open(self, name: str, tenant: Tenant, token: str, secret: str, now: float) -> tuple[Client, list[Command]]:
+        """Opens the next session for a tenant; its messages are kept until its stream comes."""
+        self.sessions_made += 1
+        number = self.sessions_made
+        client = self.known[number] = Client(number, name, tenant, token, secret, now, Registration(self.check))
+        return client, [OpenChannel(number), *self.launches.open_session(number, tenant)]
+
+    def close(self, session: int, *, at_once: bool = True) -> list[Command]:
+        """Closes a session and frees what it holds; nothing happens for one that is closed."""
+        client = self.known.pop(session, None)
+        if client is None:
+            return []
+        if client.channel.state is not ChannelState.CLOSED:
+            client.channel.apply(ChannelEvent.SESSION_CLOSED)
+        return [
+            *self.launches.close_session(session),
+            CallManager("release_session", (session,)),
+            CloseChannel(session, at_once),
+        ]
+
+    def end(self, client: Client, reason: str) -> list[Command]:
+        """Closes a session from this side; its client hears why."""
+        now = self.launches.tables.now
+        self.launches.story.note(Entry(now, "session ended", cause=reason, session=client.session))
+        return [SendClient(client.session, SessionEnded(reason)), *self.close(client.session)]
+
+    def expire(self, now: float) -> list[Command]:
+        """Closes sessions whose stream did not come."""
+        commands: list[Command] = []
+        for client in list(self.known.values()):
+            if client.channel.state is ChannelState.OPENED and now - client.opened > STREAM_LIMIT_S:
+                commands += self.end(client, f"the stream of the session did not come within {STREAM_LIMIT_S:.0f} s")
+        return commands
+
+    def tenants_read(self, book: TenantBook) -> list[Command]:
+        """The table of tenants changed: sessions whose tenant has left it end, the others have its new values."""
+        known = {digest: tenant for tenant, digest in book.entries}
+        commands: list[Command] = []
+        for client in list(self.known.values()):
+            if not client.token:
+                continue
+            tenant = known.get(client.token)
+            if tenant is None or tenant.name != client.tenant.name:
+                gone = f"tenant {client.tenant.name!r} is not in the table of tenants any more, or has another token"
+                commands += self.end(client, gone)
+            elif tenant != client.tenant:
+                client.tenant = tenant
+                commands += self.launches.set_tenant(tenant)
+        return commands
+
+    # --- the channel --------------------------------------------------------------------------------------------------
+
+    def find(self, metadata: Mapping[str, str], secret: Callable[[Client], str]) -> Client | None:
+        """The client that a connection names, if the connection shows its `secret`."""
+        client = self.known.get(session_of(dict(metadata)))
+        if client is None or not authorised(dict(metadata), secret(client)):
+            return None
+        return client
+
+    def connection_changed(
+        self, event: StreamOpened | StreamEnded | LinkOpened | LinkEnded, now: float
+    ) -> list[Command]:
+        """A connection of a client came or went; news of a session that is closed changes nothing."""
+        client = self.known.get(event.session)
+        if client is None:
+            return []
+        change = _CHANGES[type(event)]
+        try:
+            client.channel.apply(change)
+        except WireError as error:
+            return self.end(client, str(error))
+        if client.channel.state is not ChannelState.CLOSED:
+            return []
+        self.launches.story.note(Entry(now, "client gone", cause=change, session=client.session))
+        return self.close(client.session)
+
+    def garbled(self, event: ClientGarbled, now: float) -> list[Command]:
+        client = self.known.get(event.session)
+        return self.end(client, event.reason) if client is not None else []
+
+    def messages(self, event: ClientMessages, now: float) -> list[Command]:
+        """Messages of a client, in order. One that is out of order, too big or trips this process ends its session."""
+        client = self.known.get(event.session)
+        if client is None:
+            return []
+        commands: list[Command] = []
+        try:
+            client.channel.check_carrier(event.carrier)
+            self._check_size(client, event.size, event.messages)
+            session, take = self.launches.sessions[event.session], self.launches.admission.call
+            for k, message in enumerate(event.messages):
+                if isinstance(message, Register):
+                    commands += self._register(client, session, message)
+                elif isinstance(message, Upgrade):
+                    commands += self._upgrade(client, is_last=k + 1 == len(event.messages))
+                else:
+                    commands += take(session, message)
+        except PathwaysError as error:
+            commands += self.end(client, str(error))
+        except Exception as error:  # it must not end the controller, and with it the sessions of others
+            commands.append(ReportFault(traceback.format_exc()))
+            commands += self.end(client, f"internal error of the controller: {type(error).__name__}: {error}")
+        return commands
+
+    def _upgrade(self, client: Client, is_last: bool) -> list[Command]:
+        client.channel.apply(ChannelEvent.UPGRADE)
+        if not is_last:
+            raise WireError("messages by the stream after the upgrade")
+        return [SwitchToLink(client.session)]
+
+    def _check_size(self, client: Client, size: int, messages: list[ToController]) -> None:
+        """Raises `QuotaExceeded` for a batch over the tenant's quota of bytes. Many small messages that were gathered
+        into one are fine, and a program is refused by itself."""
+        if client.tenant.quota.message_bytes is None:
+            return
+        small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
+        if not small and not any(isinstance(message, Register) for message in messages):
+            refused = quotas.message_bytes(client.tenant, size, "a message")
+            if refused is not None:
+                raise from_failure(refused)
+
+    def _register(self, client: Client, session: Session, message: Register) -> list[Command]:
+        self.programs_made += 1
+        program = client.registration.plan(self.programs_made, session, message, self.fusion)
+        if program.failure is not None:
+            now = self.launches.tables.now
+            text = program.failure.message
+            self.launches.story.note(Entry(now, "program refused", program.name, text, session=session.id))
+        if len(session.programs) >= limits.MAX_PROGRAMS:
+            return []
+        return [*self.launches.register(session.id, message.program, program)]
+
+
+_CHANGES: dict[type, ChannelEvent] = {
+    StreamOpened: ChannelEvent.STREAM_OPENED,
+    StreamEnded: ChannelEvent.STREAM_ENDED,
+    LinkOpened: ChannelEvent.LINK_OPENED,
+    LinkEnded: ChannelEvent.LINK_ENDED,
+}

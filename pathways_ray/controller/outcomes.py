@@ -1,0 +1,161 @@
+"""Outcomes: a launch ends once, with a value or with the failure that caused it.
+
+A launch ends when every island it touches has reported, or at once when a host it needs is lost. A failed launch is not
+reported before the launches it consumes from have their outcome, so that the root cause is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.lifecycle import LaunchEvent, after
+from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, Session, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.story import Entry
+from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
+
+
+class Settled(NamedTuple):
+    """Messages about launches that have ended, and the sessions that may have room for further ones."""
+
+    commands: list[Send]
+    sessions: list[Session]
+
+
+class Outcomes:
+    """Gives launches in flight their outcome."""
+
+    def __init__(self, tables: Tables, window: CrossIslandWindow) -> None:
+        self.tables = tables
+        self.window = window
+
+    # --- reports of islands -------------------------------------------------------------------------------------------
+
+    def done(self, island: int, message: Done) -> Settled:
+        """Launches whose part on an island is complete."""
+        in_flight, device_us = self.tables.in_flight, message.device_us
+        ended = []
+        for k, sequence in enumerate(message.sequences):
+            record = in_flight.get(sequence)
+            if record is None:
+                continue
+            if k < len(device_us):
+                record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
+            if island in record.pending:
+                record.pending.remove(island)
+                if not record.pending:
+                    ended.append(record)
+        return self.settle(ended)
+
+    def failed(self, island: int, message: IslandLaunchFailed) -> Settled:
+        """A launch whose part on an island failed."""
+        record = self.tables.in_flight.get(message.sequence)
+        if record is None or island not in record.pending:
+            return Settled([], [])
+        record.pending.remove(island)
+        failure = message.failure
+        if record.failure is None or (failure.node and not record.failure.node):
+            record.failure = failure
+        return self.settle([] if record.pending else [record])
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def settle(self, records: Iterable[InFlight]) -> Settled:
+        """Gives launches that are over their outcome, and those that waited for it theirs.
+
+        The completions of a session go in one message.
+        """
+        tables = self.tables
+        in_flight = tables.in_flight
+        over = deque(records)
+        sessions: dict[int, Session] = {}
+        completed: dict[int, tuple[list[int], list[int]]] = {}
+        contended: dict[int, bool] = {}
+        failed: list[Send] = []
+        while over:
+            record = over.popleft()
+            if record.sequence not in in_flight or (record.failure is not None and self._waits(record)):
+                continue
+            del in_flight[record.sequence]
+            self._account(record)
+            session = tables.sessions.get(record.session)
+            if session is not None:
+                sessions[session.id] = session
+                session.in_flight -= 1
+                if record.failure is None:
+                    launches, device_us = completed.setdefault(session.id, ([], []))
+                    launches.append(record.launch)
+                    device_us.append(self._succeed(session, record))
+                    contended[session.id] = len(in_flight) > session.in_flight
+                else:
+                    failed.append(self._fail(session, record, record.failure))
+            if record.dependents:
+                over.extend(in_flight[s] for s in record.dependents if s in in_flight)
+        commands: list[Send] = [
+            SendClient(s, Completed(tuple(launches), tuple(device_us), contended[s]))
+            for s, (launches, device_us) in completed.items()
+        ]
+        return Settled(commands + failed, list(sessions.values()))
+
+    def _waits(self, record: InFlight) -> bool:
+        """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""
+        for producer in record.producers:
+            if producer in self.tables.in_flight:
+                record.state = after(record.state, LaunchEvent.CAUSE_UNKNOWN)
+                self.tables.in_flight[producer].dependents.append(record.sequence)
+                return True
+        return False
+
+    def _account(self, record: InFlight) -> None:
+        """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
+        program, ledger = record.program, self.tables.ledger
+        actual = record.estimate
+        if record.failure is None:
+            actual = record.device_seconds
+            program.device_time.measure(actual)
+            self.tables.circuit_breaker.clear(program.digest)
+        if program.cross_island:
+            self.window.end(program.plans)
+        ledger.settle(record.usage, record.estimate, actual)
+        ledger.leave(record.usage)
+
+    def _succeed(self, session: Session, record: InFlight) -> int:
+        """Marks the results as there; returns the microseconds that the launch took on each of its devices."""
+        record.state = after(record.state, LaunchEvent.SUCCEEDED)
+        for number in range(record.results, record.results + len(record.program.results)):
+            buffer = session.buffers.get(number)
+            if buffer is not None:
+                buffer.producer = 0
+        return round(1e6 * record.device_seconds / record.program.devices)
+
+    def _fail(self, session: Session, record: InFlight, failure: Failure) -> SendClient:
+        record.state = after(record.state, LaunchEvent.FAILED)
+        for number in record.arguments:
+            buffer = session.buffers.get(number)
+            if buffer is not None and buffer.failure is not None:
+                failure = buffer.failure
+                break
+        failure = record.root or failure
+        # The buffer between may be gone by the time a consumer reports, so the cause is handed on by launch.
+        for sequence in record.consumers:
+            consumer = self.tables.in_flight.get(sequence)
+            if consumer is not None and consumer.root is None:
+                consumer.root = failure
+        for number in range(record.results, record.results + len(record.program.results)):
+            buffer = session.buffers.get(number)
+            if buffer is not None:
+                session.fail(buffer, failure)
+        now = self.tables.now
+        self.tables.story.note_launch(Entry(now, "failed", failure.kind, failure.message, session.id, record.sequence))
+        return SendClient(session.id, LaunchFailed(record.launch, failure))
+
+    def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
+        """Ends a launch that gets no further; what would consume its results fails for the same reason."""
+        program = session.programs.get(launch.program)
+        for number, kind in enumerate(program.results if program is not None else (), launch.results):
+            if not session.lives(number):
+                session.keep(number, Buffer(kind, 0, failure))
+        return [SendClient(session.id, LaunchFailed(launch.launch, failure))]

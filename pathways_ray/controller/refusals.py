@@ -1,0 +1,73 @@
+"""Refusals of a launch, as named predicates: each looks at one rule and returns a `Failure`, or None.
+
+Admission asks them in the order of `REFUSALS`; a further rule is one more function there. That a launch's hosts have
+been away for too long is asked last, by `hosts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from pathways_ray.controller import quotas
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Session, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import Launch
+
+Refusal: TypeAlias = Callable[[Tables, Session, PlannedProgram, Launch], Failure | None]
+
+
+def program_failed(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The program could not be planned or compiled."""
+    return program.failure
+
+
+def circuit_open(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """Launches of the program ended hosts, several times."""
+    return tables.circuit_breaker.refusal(program.digest)
+
+
+def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """An argument does not exist, has failed, or is not of the program's type. A session names only its own buffers."""
+    arguments, types = launch.arguments, program.arguments
+    if len(arguments) != len(types):
+        return Failure(
+            "GraphError",
+            f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
+        )
+    buffers = session.buffers
+    for number, expected in zip(arguments, types, strict=True):
+        buffer = buffers.get(number)
+        if buffer is None:
+            return Failure("BufferDeleted", f"buffer {number} of this session does not exist (deleted?)")
+        if buffer.failure is not None:
+            return buffer.failure
+        given = buffer.type
+        if given is not expected and given != expected:
+            return Failure(
+                "GraphError",
+                f"program {program.name!r} takes {expected.type} on slice {expected.slice}; buffer {number} is "
+                f"{given.type} on slice {given.slice}",
+            )
+    return None
+
+
+def results_taken(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """A number stands for one buffer: another one under it would be on hosts without being counted."""
+    for number in range(launch.results, launch.results + len(program.results)):
+        if session.lives(number):
+            return Failure("WireError", f"launch {launch.launch} gives its result number {number}, which is taken")
+    return None
+
+
+def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The results do not fit into the tenant's quota of memory on devices."""
+    if session.tenant.quota.device_bytes is None:
+        return None
+    purpose = f"the results of program {program.name!r}"
+    return quotas.device_bytes(session, tables.sessions.values(), program.result_bytes, purpose)
+
+
+REFUSALS: tuple[Refusal, ...] = (program_failed, circuit_open, arguments_unfit, results_taken, over_device_bytes)
+"""In the order in which a user should hear of them."""

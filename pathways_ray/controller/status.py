@@ -1,0 +1,126 @@
+"""Status: sessions, tenants and their use of devices, to the operator and to a tenant; for people and for metrics."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_ray.controller.launches import Launches
+from pathways_ray.scheduler.policies import Usage
+from pathways_ray.transport.messages import Load
+
+SPAN_S = 10.0
+"""The achieved share is that of the device time of this last span."""
+
+ANONYMOUS = "somebody"
+"""The label of another tenant's slice, as a tenant sees it."""
+
+
+@dataclass
+class Report:
+    """Device seconds of all tenants at moments of the last span, and launches that wait on the islands."""
+
+    moments: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+    queued: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def note(self, now: float, usages: Iterable[Usage]) -> None:
+        """Takes down the accounts; `now` in seconds."""
+        self.moments.append((now, {usage.tenant: usage.device_seconds for usage in usages}))
+        while len(self.moments) > 2 and self.moments[1][0] <= now - SPAN_S:
+            self.moments.popleft()
+
+    def load(self, message: Load) -> None:
+        """Notes how many launches of each tenant wait on an island."""
+        self.queued[message.island] = message.queued
+
+    def tenants(self, launches: Launches) -> list[dict[str, Any]]:
+        """One entry for each tenant, by name.
+
+        `device_seconds` is the total, `share` the tenant's part of all device time of the last 10 s (0 to 1), `queued`
+        its launches that no device queue has yet, here (`waiting`) and on the islands.
+        """
+        before = self.moments[0][1] if self.moments else {}
+        accounts = sorted(launches.ledger.usages.values(), key=lambda usage: usage.tenant)
+        recent = {u.tenant: u.device_seconds - before.get(u.tenant, 0.0) for u in accounts}
+        total = sum(recent.values())
+        found = []
+        for usage in accounts:
+            mine = [s for s in launches.sessions.values() if s.tenant.name == usage.tenant]
+            waiting = sum(launches.backlog(s.id) for s in mine)
+            found.append(
+                {
+                    "tenant": usage.tenant,
+                    "weight": usage.weight,
+                    "priority": usage.priority,
+                    "device_seconds": usage.device_seconds,
+                    "share": recent[usage.tenant] / total if total > 0 else 0.0,
+                    "queued": waiting + sum(queued.get(usage.tenant, 0) for queued in self.queued.values()),
+                    "waiting": waiting,
+                    "in_flight": sum(s.in_flight for s in mine),
+                    "sessions": len(mine),
+                    "device_bytes": sum(s.device_bytes for s in mine),
+                }
+            )
+        return found
+
+
+def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) -> dict[str, Any]:
+    """Sessions, tenants and counts. `names` are the clients' names for their sessions."""
+    sessions = launches.sessions
+    return {
+        "sessions": [
+            {
+                "session": s.id,
+                "name": names.get(s.id, ""),
+                "tenant": s.tenant.name,
+                "buffers": len(s.buffers),
+                "bytes": sum(b.type.type.nbytes for b in s.buffers.values()),
+                "programs": len(s.programs),
+                "in_flight": s.in_flight,
+                "waiting": launches.backlog(s.id),
+            }
+            for s in sessions.values()
+        ],
+        "tenants": report.tenants(launches),
+        "buffers": sum(len(s.buffers) for s in sessions.values()),
+        "launches": launches.sequence,
+        "in_flight": len(launches.in_flight),
+    }
+
+
+def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int]) -> dict[str, Any]:
+    """The part of a status that a tenant sees: devices of others show as taken, without a name; processes are left out.
+
+    Args:
+        mine: the tenant's sessions.
+    """
+    sessions = [s for s in status["sessions"] if s["session"] in mine]
+    labels = tuple(f"session {session}: " for session in mine)
+    islands = [
+        {
+            **island,
+            "hosts": [
+                {
+                    **host,
+                    "node": "",
+                    "pid": 0,
+                    "devices": [
+                        {**device, "slices": [s if s.startswith(labels) else ANONYMOUS for s in device["slices"]]}
+                        for device in host["devices"]
+                    ],
+                }
+                for host in island["hosts"]
+            ],
+        }
+        for island in status["islands"]
+    ]
+    return {
+        "islands": islands,
+        "slices": [s for s in status["slices"] if s["session"] in mine],
+        "sessions": sessions,
+        "tenants": [t for t in status["tenants"] if t["tenant"] == tenant],
+        "buffers": sum(s["buffers"] for s in sessions),
+        "in_flight": sum(s["in_flight"] for s in sessions),
+    }

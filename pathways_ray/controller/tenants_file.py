@@ -1,0 +1,48 @@
+"""The file of the table of tenants, read again whenever it changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pathways_ray.controller.tenants import TenantBook, decode
+from pathways_ray.errors import UsageError
+
+
+class TenantsFile:
+    """The table of tenants as its file has it; a file that is broken later leaves the last good table in force.
+
+    Args:
+        path: "" is no file, and no tenants.
+        strict: raise for a file that is broken at the start. After a restart it is better to serve the operator alone.
+
+    Raises:
+        UsageError: with `strict`, the file is broken or cannot be read.
+    """
+
+    def __init__(self, path: str, strict: bool) -> None:
+        self.path = path
+        self.book = TenantBook()
+        self.problem = ""
+        self._seen: tuple[int, ...] = ()
+        self.refresh()
+        if strict and self.problem:
+            raise UsageError(self.problem)
+
+    def refresh(self) -> bool:
+        """Reads the file if it is another one than before; True when the table, or its problem, changed."""
+        if not self.path:
+            return False
+        before = self.book, self.problem
+        try:
+            found = os.stat(self.path)
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if seen == self._seen:
+                return False
+            self.book = decode(Path(self.path).read_bytes())
+            self._seen, self.problem = seen, ""
+        except OSError as error:
+            self._seen, self.problem = (), f"the tenants file {self.path} cannot be read: {error.strerror}"
+        except UsageError as error:
+            self._seen, self.problem = seen, f"{self.path}: {error}"
+        return (self.book, self.problem) != before

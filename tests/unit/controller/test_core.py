@@ -1,0 +1,444 @@
+"""The controller's core, as events and the commands that follow from them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.core import MANAGER_LIMIT_S, SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S
+from pathways_ray.controller.events import (
+    AnswerCall,
+    CallManager,
+    ClientMessages,
+    CloseChannel,
+    CloseIsland,
+    Exit,
+    IslandDisconnected,
+    KillManager,
+    KillScheduler,
+    ManagerKnows,
+    ManagerLost,
+    ReportFault,
+    ReportToManager,
+    StreamOpened,
+    TenantsRead,
+    Tick,
+)
+from pathways_ray.controller.programs import check_functions
+from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
+from pathways_ray.errors import AuthenticationError, Failure, SessionClosed
+from pathways_ray.transport.messages import (
+    VERSION,
+    Accepted,
+    Account,
+    CloseSession,
+    Completed,
+    CreateSlice,
+    Done,
+    Explain,
+    Explained,
+    HostAddress,
+    HostDown,
+    IslandLaunch,
+    Launch,
+    LaunchFailed,
+    Load,
+    OpenSession,
+    Prepared,
+    Program,
+    Put,
+    Ready,
+    Refused,
+    Register,
+    ReleaseSlice,
+    SessionEnded,
+    SessionOpened,
+    SliceCreated,
+    Status,
+    StatusReply,
+    encode,
+)
+from tests.unit.controller.core_harness import TOKEN, CoreHarness, created, of, reply, sent
+from tests.unit.controller.harness import SLICES, sketch_with_slices
+from tests.unit.helpers import VECTOR
+
+ALICE = Tenant("alice", weight=2.0, quota=Quota(devices=3, message_bytes=100_000))
+
+
+def alice(**quota: int) -> Tenant:
+    return Tenant("alice", quota=Quota(**quota))
+
+
+BOOK = TenantBook(((ALICE, token_digest("alice's token of the test")),))
+
+
+def graph_of(*slices: int) -> bytes:
+    """One call on each slice after the other, of functions that have no content."""
+    sketch = sketch_with_slices("program")
+    value: Any = sketch.argument(slices[0])
+    for number, slice in enumerate(slices):
+        value = sketch.call(f"f{number}", value, slice=slice)
+    return encode(sketch.graph(value))
+
+
+def streaming(**options: Any) -> CoreHarness:
+    """A core with hosts and session 1, which has its stream and holds slices; functions are not checked."""
+    core = CoreHarness(hosts=True, **options)
+    core.core.clients.check = lambda functions: None
+    core.open_session()
+    core.hold_slices(1)
+    core.handle(StreamOpened(1))
+    return core
+
+
+def say(core: CoreHarness, *messages: Any, size: int = 10) -> list[Any]:
+    return core.handle(ClientMessages(1, Carrier.STREAM, size, list(messages)))
+
+
+FUNCTIONS = {"f0": b"", "f1": b""}
+
+# --- a launch ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_from_its_registration_to_its_outcome() -> None:
+    """
+    1. The client registers a program: both islands get their part. It puts an array and launches in one batch, before
+       anything is compiled: the launch is deferred.
+    2. The hosts have compiled it: the client hears so, and the launch goes to both islands.
+    3. The islands report: the client hears of the outcome once.
+    """
+    core = streaming()
+    commands = say(core, Register(1, graph_of(1, 2), FUNCTIONS), Put(1, 1, VECTOR, ()), Launch(1, 1, (1,), 2))
+    assert [(c.island, type(c.message)) for c in commands] == [(0, Program), (1, Program)]
+    key = commands[0].message.program
+    assert core.from_island(0, Ready(0, key, 0)) == []
+    commands = core.from_island(1, Ready(2, key, 0))
+    launch = IslandLaunch(1, 1, key, (1,), 2)
+    assert commands == [SendClient(1, Prepared(1)), SendIsland(0, launch), SendIsland(1, launch)]
+    assert core.from_island(0, Done((1,), (100,))) == []
+    assert core.from_island(1, Done((1,), (100,))) == [SendClient(1, Completed((1,), (100,)))]
+
+
+def test_a_lost_host_has_a_story() -> None:
+    """The failure of a launch names what the controller saw: the host came, and went for a reason."""
+    core = streaming()
+    commands = say(core, Register(1, graph_of(1), FUNCTIONS), Put(1, 1, VECTOR, ()))
+    core.from_island(0, Ready(0, commands[0].message.program, 0))
+    say(core, Launch(1, 1, (1,), 2))
+    core.now = 5.0
+    commands = core.from_island(0, HostDown(0, 1, "its process ended", "LaunchTimeout", (1,)))
+    (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
+    assert failed.failure.kind == "LaunchTimeout"
+    assert failed.failure.story == (
+        "controller: 5.000 s before: host up host 0: epoch 1 on island 0",
+        "controller: 5.000 s before: host up host 1: epoch 1 on island 0",
+        "controller: 5.000 s before: admitted session 1 launch 1: program",
+        "controller: 0.000 s before: host lost host 0: epoch 1 on island 0: LaunchTimeout (because its process ended)",
+    )
+    assert CallManager("leave", (0, 1)) in commands
+    assert "host lost host 0" in core.core.last_events(5.0, 1)[0]
+
+
+def test_an_error_of_the_controller_ends_the_session_that_met_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = streaming()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr(core.core.launches.admission, "call", broken)
+    commands = say(core, Launch(1, 1, (), 2))
+    assert "ZeroDivisionError: of the test" in of(ReportFault, commands)[0].text
+    assert SendClient(1, SessionEnded("internal error of the controller: ZeroDivisionError: of the test")) in commands
+    assert CloseChannel(1, True) in commands
+
+
+# --- the life of schedulers -------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_says_nothing_is_declared_dead_and_killed() -> None:
+    """
+    1. It last said something at 0 s; the others go on.
+    2. Just within the limit nothing happens. Beyond it, its hosts are lost, and its process is killed, once.
+    3. What it says afterwards is not believed: its stream is closed.
+    """
+    core = streaming()
+    while core.now < SCHEDULER_LIMIT_S:
+        assert of(KillScheduler, core.tick(core.now + 1.0)) == []
+        for island in (0, 1):
+            core.from_island(island, Load(island, {}))
+    commands = core.tick(SCHEDULER_LIMIT_S + 1.0)
+    assert of(KillScheduler, commands) == [KillScheduler(2)]
+    assert HostAddress(3, 1, "") in sent(commands)
+    assert core.core.launches.away == {3}
+    assert of(KillScheduler, core.tick(core.now + 1.0)) == []
+    assert core.from_island(2, Load(2, {})) == [CloseIsland(2)]
+
+
+def test_a_controller_that_did_not_run_itself_judges_no_scheduler() -> None:
+    core = streaming()
+    core.tick(1.0)
+    core.now += 100.0
+    assert of(KillScheduler, core.handle(Tick())) == []
+    assert of(KillScheduler, core.tick(core.now + SCHEDULER_LIMIT_S)) == []
+    assert len(of(KillScheduler, core.tick(core.now + 1.0))) == 3
+
+
+def test_a_scheduler_that_does_not_join_is_killed() -> None:
+    """A controller after a restart expects islands 0 and 1; island 1 was stopped when its predecessor died."""
+    core = CoreHarness(expected=(0, 1))
+    core.tick(1.0)
+    core.connect(0)
+    killed = []
+    while core.now < SCHEDULER_ABSENCE_LIMIT_S + 5.0:
+        killed += of(KillScheduler, core.tick(core.now + 1.0))
+        core.from_island(0, Load(0, {}))
+    assert killed == [KillScheduler(1)]
+
+
+def test_a_new_scheduler_takes_the_place_of_the_old_one() -> None:
+    """
+    1. It connects before the end of the old one's stream: the hosts of that one are lost, and it learns of sessions.
+    2. The end of the old stream changes nothing more.
+    """
+    core = streaming()
+    commands = core.connect(0, link=77)
+    assert HostAddress(0, 1, "") in sent(commands)
+    assert HostAddress(1, 1, "") in sent(commands)
+    assert [c.message for c in of(SendIsland, commands) if c.island == 0] == [Account(1, "session 1", 1.0, 0)]
+    withdraw = CallManager("withdraw", ("scheduler-0", "old"))
+    assert core.handle(IslandDisconnected(0, 0, "old")) == [withdraw]
+    assert core.from_island(0, Load(0, {}), link=77) == []
+    commands = core.handle(IslandDisconnected(77, 0, "new"))
+    assert commands[-1] == CallManager("withdraw", ("scheduler-0", "new"))
+
+
+# --- the life of the resource manager ---------------------------------------------------------------------------------
+
+
+def test_a_resource_manager_that_twice_does_not_answer_is_killed() -> None:
+    core = CoreHarness()
+    core.answering = False
+    assert core.handle(Tick()) == [ReportToManager()]
+    assert core.tick(MANAGER_LIMIT_S) == [], "it has time to answer"
+    assert core.tick(MANAGER_LIMIT_S + 1.0) == [ReportToManager()], "asked again"
+    assert core.tick(2 * MANAGER_LIMIT_S + 1.0) == []
+    commands = core.tick(2 * MANAGER_LIMIT_S + 2.0)
+    assert commands == [KillManager(), Exit("the resource manager did not answer for 8 s")]
+
+
+def test_a_resource_manager_that_answers_the_second_report_lives() -> None:
+    core = CoreHarness()
+    core.answering = False
+    core.handle(Tick())
+    core.tick(MANAGER_LIMIT_S + 1.0)
+    assert core.handle(ManagerKnows("manager 1")) == []
+    assert core.tick(MANAGER_LIMIT_S + 2.0) == [ReportToManager()]
+    assert core.tick(2 * MANAGER_LIMIT_S + 2.0) == []
+    assert core.tick(2 * MANAGER_LIMIT_S + 3.0) == [ReportToManager()], "the count begins again"
+
+
+def test_a_controller_exits_with_its_resource_manager() -> None:
+    core = CoreHarness()
+    core.handle(Tick())
+    assert core.handle(ManagerKnows("manager 1")) == []
+    assert of(Exit, core.handle(ManagerKnows("manager 2")))[0].reason.startswith("a new resource manager")
+    assert core.handle(ManagerLost("it died")) == [Exit("the resource manager is gone: it died")]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_origin_of_a_request() -> None:
+    core = CoreHarness()
+    core.handle(TenantsRead(BOOK, "tenants.json", ""))
+    caller = core.core.requests.caller
+    assert caller({"authorization": TOKEN}) is None
+    assert caller({"authorization": "alice's token of the test"}) == ALICE
+    with pytest.raises(AuthenticationError, match="the token is missing or wrong"):
+        caller({"authorization": "another"})
+    opened = reply(core.open_session(ALICE))
+    assert isinstance(opened, SessionOpened)
+    assert caller({"session": "1", "authorization": opened.secret}) == 1
+    for metadata in ({"session": "1", "authorization": "x"}, {"session": "2", "authorization": opened.secret}):
+        with pytest.raises(SessionClosed, match="is not open, or the secret is not its own"):
+            caller(metadata)
+
+
+def test_a_session_opens_with_the_hosts_that_are_up_and_closes_with_all_it_held() -> None:
+    core = CoreHarness(hosts=True)
+    core.from_island(0, HostDown(1, 1, "gone"))
+    opened = reply(core.open_session(name="mine"))
+    assert isinstance(opened, SessionOpened)
+    assert (opened.session, opened.platforms) == (1, ("cpu",))
+    assert [host.host for host in opened.hosts] == [0, 2, 3]
+    commands = core.request(1, CloseSession(1))
+    assert reply(commands) == Accepted()
+    assert CloseChannel(1, False) in commands
+    assert CallManager("release_session", (1,)) in commands
+    refused = reply(core.request(1, Status(1)))
+    assert isinstance(refused, Refused)
+    assert refused.failure.kind == "SessionClosed"
+
+
+@pytest.mark.parametrize(
+    ("caller", "request_", "kind", "message"),
+    [
+        (None, OpenSession(VERSION + 1, ""), "WireError", f"version {VERSION + 1}, this cluster {VERSION}"),
+        (None, Status(1), "AuthenticationError", "another session's"),
+        (None, CloseSession(1), "AuthenticationError", "another session's"),
+        (1, Status(2), "AuthenticationError", "another session's"),
+        (1, OpenSession(VERSION, ""), "AuthenticationError", "takes a session's own secret"),
+        (1, Explain(1, -1, b"nonsense"), "WireError", "program of 8 bytes refused"),
+    ],
+)
+def test_requests_that_are_refused(caller: Any, request_: Any, kind: str, message: str) -> None:
+    core = CoreHarness()
+    core.open_session()
+    refused = reply(core.request(caller, request_))
+    assert isinstance(refused, Refused)
+    assert refused.failure.kind == kind
+    assert message in refused.failure.message
+
+
+def test_slices_are_checked_before_and_after_the_resource_manager_is_asked() -> None:
+    """Alice may have three devices. The manager gives her a slice of two, then another one, which is given back."""
+    core = CoreHarness(hosts=True)
+    core.open_session(ALICE)
+
+    def ask(*shape: int) -> list[Any]:
+        return core.request(1, CreateSlice(1, shape, ("x",), -1, "", ""))
+
+    refused = reply(ask(4))
+    assert isinstance(refused, Refused)
+    assert "asks for a slice of 4 devices and holds 0 in other slices; 3 are allowed" in refused.failure.message
+    made = reply(core.answered(ask(2), created(0)))
+    assert isinstance(made, SliceCreated)
+    assert made.placed == SLICES[0]
+    assert made.slice_tag
+    commands = core.answered(ask(), created(1))
+    assert isinstance(reply(commands), Refused)
+    assert CallManager("release_slice", (1, 2)) in commands
+    commands = core.request(1, ReleaseSlice(1, 1))
+    assert reply(core.answered(commands, True)) == Accepted()
+    assert core.core.launches.sessions[1].slices == {}
+
+
+def test_a_slice_for_a_session_that_ended_meanwhile_is_given_back() -> None:
+    core = CoreHarness(hosts=True)
+    core.open_session()
+    asked = core.request(1, CreateSlice(1, (2,), ("x",), -1, "", ""))
+    core.request(1, CloseSession(1))
+    commands = core.answered(asked, created(0))
+    refused = reply(commands)
+    assert isinstance(refused, Refused)
+    assert "ended while it asked for a slice" in refused.failure.message
+    assert CallManager("release_slice", (1, 1)) in commands
+
+
+def test_a_resource_manager_that_fails_refuses_the_request() -> None:
+    core = CoreHarness()
+    core.open_session()
+    refused = reply(core.answered(core.request(1, Status(1)), RuntimeError("of the test")))
+    assert isinstance(refused, Refused)
+    assert refused.failure.message == "the resource manager failed: of the test"
+
+
+@pytest.mark.parametrize("failure", [None, Failure("CompileError", "no", host=0)])
+def test_explain_waits_until_the_program_is_compiled(failure: Failure | None) -> None:
+    """The question overtakes the program; it is answered with the last host, or with the failure."""
+    core = streaming()
+    graph = graph_of(1)
+    assert core.request(1, Explain(1, 1, graph)) == []
+    commands = say(core, Register(1, graph, FUNCTIONS))
+    assert of(AnswerCall, commands) == []
+    answer = reply(core.from_island(0, Ready(0, commands[0].message.program, 7, failure)))
+    if failure is None:
+        assert isinstance(answer, Explained)
+        assert answer.temporary_bytes == {0: 7}
+    else:
+        assert answer == Refused(failure)
+
+
+def test_explain_waits_no_longer_than_its_limit() -> None:
+    core = streaming()
+    assert core.request(1, Explain(1, 1, graph_of(1))) == []
+    for island in (0, 1, 2):
+        core.from_island(island, Load(island, {}))
+    core.now = 121.0
+    assert isinstance(reply(core.handle(Tick())), Explained)
+
+
+def test_status_is_the_managers_with_the_controllers_own() -> None:
+    core = streaming()
+    core.handle(TenantsRead(BOOK, "tenants.json", "cannot be read"))
+    found = reply(core.answered(core.request(None, Status(0)), json.dumps({"islands": [], "slices": []})))
+    assert isinstance(found, StatusReply)
+    status = json.loads(found.text)
+    assert [s["session"] for s in status["sessions"]] == [1]
+    assert status["tenants_file"] == {"path": "tenants.json", "problem": "cannot be read"}
+
+
+# --- tenants ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_tenants_that_changes() -> None:
+    """
+    1. Alice's weight changes: her island learns of it.
+    2. She is not there any more: her session ends, with a reason; the operator's stays.
+    """
+    core = CoreHarness(hosts=True)
+    core.handle(TenantsRead(BOOK, "tenants.json", ""))
+    core.open_session(ALICE)
+    core.open_session()
+    ((_, digest),) = BOOK.entries
+    heavy = TenantBook(((Tenant("alice", 5.0), digest),))
+    commands = core.handle(TenantsRead(heavy, "tenants.json", ""))
+    assert commands == [SendIsland(island, Account(1, "alice", 5.0, 0)) for island in (0, 1, 2)]
+    commands = core.handle(TenantsRead(TenantBook(), "tenants.json", ""))
+    (ended,) = [m for m in sent(commands) if isinstance(m, SessionEnded)]
+    assert "tenant 'alice' is not in the table of tenants any more" in ended.reason
+    assert core.core.launches.sessions.keys() == {2}
+
+
+def test_messages_over_a_tenants_quota() -> None:
+    """A big message ends the session; many small ones in a batch do not; a big program fails by itself."""
+    core = CoreHarness(hosts=True)
+    core.open_session(alice(message_bytes=50))
+    core.handle(StreamOpened(1))
+    assert say(core, Put(1, 1, VECTOR, ()), Put(2, 1, VECTOR, ()), size=200) == []
+    assert say(core, Register(1, bytes(60), {}), size=70) == []
+    program = core.core.launches.sessions[1].programs[1]
+    assert program.failure is not None
+    assert "a program of 60 bytes from tenant 'alice' is too big: 50 are allowed" in program.failure.message
+    commands = say(core, Put(3, 1, VECTOR, ()), size=51)
+    (ended,) = [m for m in sent(commands) if isinstance(m, SessionEnded)]
+    assert "a message of 51 bytes from tenant 'alice' is too big" in ended.reason
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+
+def test_functions_of_a_program_that_was_refused_are_missed_by_later_ones() -> None:
+    core = CoreHarness(hosts=True)
+    core.core.clients.check = lambda functions: None
+    core.open_session(alice(message_bytes=2000))
+    core.hold_slices(1)
+    core.handle(StreamOpened(1))
+    say(core, Register(1, graph_of(1), {"f0": bytes(3000)}), Register(2, graph_of(1), {}))
+    programs = core.core.launches.sessions[1].programs
+    assert programs[1].failure == programs[2].failure
+    assert programs[1].failure is not None
+    assert programs[1].failure.kind == "QuotaExceeded"
+
+
+def test_functions_are_checked_against_their_digests() -> None:
+    core = streaming()
+    core.core.clients.known[1].registration.check = check_functions
+    say(core, Register(1, graph_of(1), {"f0": b"code"}))
+    failure = core.core.launches.sessions[1].programs[1].failure
+    assert failure is not None
+    assert failure.message == "function f0 does not match its digest"
