@@ -16,7 +16,7 @@ from pathways_ray import limits
 from pathways_ray.client import prng, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type
 from pathways_ray.client.array import Array
-from pathways_ray.client.compiled import Exported, export_function
+from pathways_ray.client.export import Exported, export_function
 from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
@@ -168,8 +168,8 @@ class GraphBuilder:
                 if equation.primitive.name not in _INLINED:
                     raise TraceError(
                         f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
-                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. Unroll it "
-                        "in Python, or put the loop inside the compiled function"
+                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. "
+                        "Unroll it in Python, or put the loop inside the compiled function"
                     )
                 inner = equation.params["jaxpr"]
                 held = [_Value(constant=np.asarray(c)) for c in inner.consts]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pathways_ray.client import coalesce
-from pathways_ray.client.coalesce import Runs
+from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
@@ -356,22 +356,23 @@ def a_run_takes_the_same_argument_again(patch: Patch) -> None:
 
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(coalesce, "_unseen", lambda launches, freed, outputs: [launches])
+    patch.setattr(coalesce, "_unobserved", lambda launches, freed, outputs: [launches])
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
-    patch.setattr(Runs, "covered", lambda self, launch: ())
+    patch.setattr(Coalescer, "take_covered", lambda self, launch: ())
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
-    def prepared(original: Original, self: Runs, message: Any) -> None:
-        repeat, _ = self._asked[message.program]
-        self._asked[message.program] = (repeat, 4)
-        original(self, message)
+    def prepared(original: Original, self: Coalescer, program: int) -> None:
+        if program in self._registered:
+            repetition, _ = self._registered[program]
+            self._registered[program] = (repetition, 4)
+        original(self, program)
 
-    wrapped(patch, Runs, "prepared", prepared)
+    wrapped(patch, Coalescer, "prepared", prepared)
 
 
 @bug(faults=0)
