@@ -370,8 +370,9 @@ class ClientCore:
                 kind, reason = "SessionClosed", "it was shut down"
             story: tuple[str, ...] = ()
             if kind == "ControllerLost":
-                heard = "never" if self._heard_at is None else f"{now - self._heard_at:.3f} s before"
-                detail = f"{len(self.pending)} launches without an outcome; the last outcome came {heard}"
+                last = self._heard_at
+                heard = "no outcome so far" if last is None else f"{now - last:.3f} s after the last outcome"
+                detail = f"{len(self.pending)} launches without an outcome, {heard}"
                 self._note(now, "controller lost", detail, reason)
                 story = self.story.lines(now, session=self.session)
             self.ended = Failure(kind, f"the session ended: {reason}", story=story)
