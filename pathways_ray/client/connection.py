@@ -239,7 +239,7 @@ class Connection:
         except grpc.RpcError as error:
             reason = _details(error)
         except PathwaysError as error:
-            reason = str(error)
+            self._lost(f"the controller is gone ({error})")
         self._step(Step.STREAM_ENDED)
         for reader in self._readers[1:]:
             reader.join(CLOSE_REASON_LIMIT_S)

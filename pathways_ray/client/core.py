@@ -169,6 +169,9 @@ class ClientCore:
         self.coalescer = coalescer or Coalescer(self.new_program)
         self.story = Story(f"client of session {session}")
         self.queue: deque[_Queued] = deque()
+        self.remove_head: Callable[[], object] = self.queue.popleft
+        """Removes the first message, whose commands were executed, or interrupted: it must not leave twice. A function
+        of the interpreter, so that a second Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
         self.ended: Failure | None = None
@@ -279,10 +282,6 @@ class ClientCore:
             if failure is not None:
                 return self._fail(message.launch, failure, now)
         return (Send(message),)
-
-    def remove_head(self) -> None:
-        """Removes the first message, whose commands were executed, or interrupted: it must not leave twice."""
-        self.queue.popleft()
 
     def _uploaded(self, event: Uploaded, now: float) -> Sequence[Command]:
         buffer, upload = event.buffer, event.upload

@@ -21,7 +21,9 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 PURE = {
     "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
+    "pathways_ray/client/buffer.py",
     "pathways_ray/client/coalesce.py",
+    "pathways_ray/client/core.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/run/barriers.py",
@@ -71,6 +73,10 @@ ABOVE = {
     "transport": {"cli", "client", "cluster", "controller", "executor", "resource_manager", "scheduler"},
     "client": {"cli", "controller", "executor", "resource_manager", "scheduler"},
 }
+
+# Folders whose files import each other in one direction only, type-only imports included: so each can be read first.
+WITHOUT_CIRCLES = ["pathways_ray/client"]
+
 IMPORTS_ACTORS = "pathways_ray/deployment/cluster.py"  # the module behind `pw.init`
 IMPORTS_JAX_INTERNALS = "pathways_ray/compat.py"
 
@@ -187,6 +193,34 @@ def actor_imports(file: str, tree: ast.Module) -> Iterator[Finding]:
             yield line, f"imports {name}"
 
 
+def import_circles(files: list[str]) -> list[str]:
+    """Circles among these files, as `a.py -> b.py -> a.py`; imports for types only, and inside functions, count."""
+    there = set(files)
+    graph: dict[str, list[str]] = {}
+    for file in files:
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
+        graph[file] = sorted({module_file(name) for _, name in imports(file, tree)} & there - {file})
+    return circles_of(graph)
+
+
+def circles_of(graph: dict[str, list[str]]) -> list[str]:
+    """At least one circle of a graph that has any: a depth-first search names each way back to a node above."""
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(node: str, above: list[str]) -> None:
+        if node in above:
+            found.append(" -> ".join([*above[above.index(node) :], node]))
+        elif node not in done:
+            for following in graph[node]:
+                visit(following, [*above, node])
+            done.add(node)
+
+    for node in sorted(graph):
+        visit(node, [])
+    return found
+
+
 def breaches(files: list[str], find: Finder) -> list[str]:
     trees = ((file, ast.parse((ROOT / file).read_text(encoding="utf-8"), file)) for file in files)
     return [f"{file}:{line} {what}" for file, tree in trees for line, what in find(file, tree)]
@@ -214,6 +248,23 @@ def test_jax_internals_are_used_in_one_place() -> None:
 @pytest.mark.parametrize("folder", ABOVE)
 def test_imports_go_downward(folder: str) -> None:
     assert breaches(source_files(f"pathways_ray/{folder}"), upward_imports) == []
+
+
+@pytest.mark.parametrize("folder", WITHOUT_CIRCLES)
+def test_files_of_a_folder_import_each_other_without_circles(folder: str) -> None:
+    assert import_circles(source_files(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "circles"),
+    [
+        ({"a": ["b", "c"], "b": ["c"], "c": []}, []),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, ["b -> c -> b"]),
+        ({"a": ["a2"], "a2": ["a"], "b": ["a", "b2"], "b2": ["b"]}, ["a -> a2 -> a", "b -> b2 -> b"]),
+    ],
+)
+def test_a_circle_is_named_by_its_files(graph: dict[str, list[str]], circles: list[str]) -> None:
+    assert circles_of(graph) == circles
 
 
 def test_only_the_cluster_imports_actors() -> None:
