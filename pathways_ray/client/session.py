@@ -1,7 +1,7 @@
 """A session: the public face of a client's connection to a cluster.
 
-The session joins three parts: `core` decides, `connection` and `data` talk to the controller and to hosts. It has the
-threads' waiting: users wait here for outcomes and for room, and the threads of the connection wake them.
+The session joins four parts: `core` decides, `connection` and `data` talk to the controller and to hosts, and `driver`
+executes the core's commands and has threads wait for its outcomes.
 
 Nothing waits for a reply on the way of a launch. Ids of programs, launches and buffers are made here, and a launch
 leaves in the thread that calls it.
@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -23,36 +22,18 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord, Upload
+from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
 from pathways_ray.client.connection import Connection
-from pathways_ray.client.core import (
-    Called,
-    ClientCore,
-    CloseData,
-    Closing,
-    Command,
-    Disconnected,
-    Forked,
-    Freed,
-    MoveHost,
-    Placed,
-    Registered,
-    ReleaseQueue,
-    Send,
-    SendLater,
-    Uploaded,
-    Wake,
-)
+from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks, FetchPlan
+from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.events import Called, Closing, Forked, Placed, Registered
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.errors import (
     BufferDeleted,
-    Failure,
     ForeignArray,
     PathwaysError,
-    SessionClosed,
     UsageError,
-    WaitTimeout,
     from_failure,
 )
 from pathways_ray.ir.graph import Graph
@@ -81,9 +62,6 @@ _CLOSE_LIMIT_S = 5.0
 _EXPLAIN_LIMIT_S = 180.0
 """Explaining a registered program waits this long for it to be compiled."""
 
-_WAIT_SLICE_S = 0.5
-"""Waits wake up this often, so that Ctrl-C is seen and a dead reader leaves no thread waiting."""
-
 
 class Session:
     """A connection to a cluster. Made by `pw.init` and `pw.connect`; a context manager that closes itself."""
@@ -93,9 +71,8 @@ class Session:
         self.url = connection.url
         self.platforms = platforms
         self._core, self._connection, self._data = core, connection, data
+        self._driver = Driver(core, connection, data)
         self._process = os.getpid()
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
 
@@ -115,7 +92,8 @@ class Session:
             core = ClientCore(opened.session, opened.max_launches)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
             session = cls(core, connection, data, tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms))
-            connection.start(core.pending.__len__, core.coalescer, session._handle, session._disconnected, timeout)
+            driver = session._driver
+            connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
         except BaseException:
             connection.close()
             raise
@@ -149,9 +127,9 @@ class Session:
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""
-        with self._changed:
+        with self._driver.changed:
             while self._making_default_slice:
-                self._changed.wait(_WAIT_SLICE_S)
+                self._driver.changed.wait(WAIT_SLICE_S)
             if self._default_slice is not None:
                 return self._default_slice
             self._making_default_slice = True
@@ -159,9 +137,9 @@ class Session:
         try:
             made = self.virtual_slice(None, ("x",), name="default")
         finally:
-            with self._changed:
+            with self._driver.changed:
                 self._default_slice, self._making_default_slice = made, False
-                self._changed.notify_all()
+                self._driver.changed.notify_all()
         return made
 
     def status(self) -> dict[str, Any]:
@@ -194,19 +172,13 @@ class Session:
 
     def check_open(self) -> None:
         """Raises `SessionClosed` once the session has ended."""
-        if self._core.ended is not None:
-            raise SessionClosed(f"the session is closed: {self._core.closed_because}")
-
-    def _check_not_ended(self) -> None:
-        """Raises the failure that the session ended with, which took its arrays with it: those that were ready too."""
-        if self._core.ended is not None:
-            raise from_failure(self._core.ended)
+        self._driver.check_open()
 
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         """Sends a program before its first launch; returns its number."""
         self.check_open()
         number = self._core.new_program()
-        self._handle_call(Registered(number, graph, encoded, functions))
+        self._driver.call(Registered(number, graph, encoded, functions))
         return number
 
     def launch(self, program: int, arguments: list[BufferRecord], results: tuple[ArgumentType, ...]) -> list[Array]:
@@ -218,11 +190,12 @@ class Session:
         if core.ended is not None:
             self.check_open()
         if core.is_full:
-            self._wait_for_room()
-        with self._sending:
+            self._driver.wait_for_room()
+        driver = self._driver
+        with driver.sending:
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            self._do(core.handle(Called(program, arguments, made), time.monotonic()))
+            driver.do(core.handle(Called(program, arguments, made), time.monotonic()))
         return arrays
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
@@ -233,18 +206,18 @@ class Session:
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec)
         check_layout(kind.array, spec, where.type, "put")
-        with self._sending:
+        with self._driver.sending:
             (record,) = self._core.new_buffers(1)
         buffer = Buffer(self, record)
         record.upload = self._data.upload(
-            record.id, array, kind.array, spec, where.placed, where.tag, partial(self._uploaded, record)
+            record.id, array, kind.array, spec, where.placed, where.tag, partial(self._driver.uploaded, record)
         )
-        self._handle_call(Placed(Put(record.id, where.id, kind.array, spec)))
+        self._driver.call(Placed(Put(record.id, where.id, kind.array, spec)))
         return Array(buffer, kind)
 
     def free(self, record: BufferRecord) -> None:
         """Tells the cluster that no handle of a buffer is left, once its upload has ended; safe in a destructor."""
-        self._do(self._core.handle(Freed(record), 0.0))
+        self._driver.free(record)
 
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""
@@ -253,96 +226,19 @@ class Session:
         if buffer.record.state is DELETED:
             raise BufferDeleted(f"the array cannot be an argument: {buffer.record.why_deleted}")
 
-    # --- events and commands ------------------------------------------------------------------------------------------
-
-    def _handle(self, event: Any) -> None:
-        self._do(self._core.handle(event, time.monotonic()))
-
-    def _handle_call(self, event: Any) -> None:
-        with self._sending:
-            self._handle(event)
-
-    def _do(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            match command:
-                case Send():
-                    self._connection.outbox.send(command.message)
-                case SendLater():
-                    self._connection.outbox.send_later(command.message)
-                case Wake():
-                    with self._changed:
-                        self._changed.notify_all()
-                    if command.fetches:
-                        self._data.wake()
-                case ReleaseQueue():
-                    self._release_queue()
-                case MoveHost():
-                    self._data.host_changed(command.address)
-                case CloseData():
-                    self._data.close(command.failure)
-
-    def _release_queue(self) -> None:
-        """Sends what may leave the queue. The caller has `_sending`."""
-        core = self._core
-        while (commands := core.head(time.monotonic())) is not None:
-            try:
-                self._do(commands)
-            finally:  # also when Ctrl-C comes after it
-                core.remove_head()
-        if not core.queue:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
-        self._handle_call(Uploaded(record, upload, host, failure))
-
-    def _disconnected(self, reason: str) -> None:
-        self._handle(Disconnected(reason))
-
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
-        deadline = time.monotonic() + timeout
-        while self._core.queue:
-            self.check_open()
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"uploads did not finish within {timeout:.0f} s")
-            with self._sending:  # a destructor may have queued something when this was done last
-                self._release_queue()
-            self._wait_until(lambda: not self._core.queue, min(_WAIT_SLICE_S, timeout))
-
-    def _wait_until(self, condition: Callable[[], object], limit_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: condition() or self._core.ended is not None, limit_s)
-
-    def _wait_for_room(self) -> None:
-        while not self._core.has_room and self._core.ended is None:
-            self._wait_until(lambda: self._core.has_room, _WAIT_SLICE_S)
-        self.check_open()
+        self._driver.flush(timeout)
 
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
-        """Waits until a buffer has an outcome; raises its failure.
-
-        Once the session has ended nothing is left to wait for, not even what was ready before.
-        """
-        self._check_not_ended()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while record.state is PENDING:
-                self._check_not_ended()
-                left = _WAIT_SLICE_S if deadline is None else min(_WAIT_SLICE_S, deadline - time.monotonic())
-                if left <= 0:
-                    raise WaitTimeout(f"the array was not ready within {timeout} s")
-                self._changed.wait(left)
-        if record.failure is not None:
-            raise from_failure(record.failure)
-        if record.state is DELETED:
-            raise BufferDeleted(f"the array was deleted while it was waited for: {record.why_deleted}")
+        """Waits until a buffer has an outcome; raises its failure."""
+        self._driver.wait(record, timeout)
 
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
-        self._check_not_ended()
+        self._driver.check_not_ended()
         record, kind = array._buffer.record, array._type
         if self._core.queue:
             self.flush()
@@ -350,21 +246,14 @@ class Session:
             assert kind.slice is not None
             kind.cover = FetchPlan(kind.array, kind.spec, kind.slice.placed)
         try:
-            return self._data.fetch(record.id, kind.cover, lambda: self._check_fetch(record))
+            return self._data.fetch(record.id, kind.cover, lambda: self._driver.check_fetch(record))
         except PathwaysError as error:
             # The host saw a symptom; the controller knows the cause, and names it shortly after.
             if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
-                self._wait_until(lambda: record.failure, _CAUSE_LIMIT_S)
+                self._driver.wait_until(lambda: record.failure, _CAUSE_LIMIT_S)
             if record.failure is not None:
                 raise from_failure(record.failure) from None
             raise
-
-    def _check_fetch(self, record: BufferRecord) -> None:
-        if record.failure is not None:
-            raise from_failure(record.failure)
-        if record.state is DELETED:
-            raise BufferDeleted(f"the array was deleted while it was fetched: {record.why_deleted}")
-        self._check_not_ended()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -378,11 +267,11 @@ class Session:
         `SessionClosed`."""
         if self.closed or os.getpid() != self._process:
             return  # a fork has the sockets of its parent, whose session goes on
-        self._handle(Closing())
+        self._driver.handle(Closing())
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             if not self.closed_because:
                 self._connection.call(CloseSession(self.id), _CLOSE_LIMIT_S)
-        self._disconnected("it was shut down")
+        self._driver.disconnected("it was shut down")
         self._connection.close()
 
     def __enter__(self) -> Self:

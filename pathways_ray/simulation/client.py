@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pathways_ray import limits
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.coalesce import Coalescer
-from pathways_ray.client.core import (
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.events import (
     Called,
-    ClientCore,
     CloseData,
     Closing,
     Command,

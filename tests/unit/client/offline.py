@@ -106,7 +106,7 @@ class Offline:
     def say(self, *messages: Message) -> None:
         """The controller says this; the reader's thread takes it."""
         for message in messages:
-            self.session._handle(message)
+            self.session._driver.handle(message)
 
 
 class Background:

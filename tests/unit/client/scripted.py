@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pathways_ray.client.buffer import BufferRecord, Upload
-from pathways_ray.client.core import (
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.events import (
     Called,
-    ClientCore,
     Command,
     Freed,
     Placed,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING, READY, BufferRecord
-from pathways_ray.client.core import Disconnected
+from pathways_ray.client.events import Disconnected
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import BuffersLost, Completed, Free, Launch, LaunchFailed, Message, Put, Register
 from tests.unit.client.scripted import Script

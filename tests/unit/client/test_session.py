@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pathways_ray.client.driver import Driver
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import (
@@ -156,7 +157,7 @@ def test_a_launch_that_waits_for_room_ends_with_the_session() -> None:
     held = offline.session.launch(1, [], (offline.kind,))
     late = Background(lambda: offline.session.launch(1, [], (offline.kind,)))
     eventually(lambda: late.waits)
-    offline.session._disconnected("gone")
+    offline.session._driver.disconnected("gone")
     with pytest.raises(SessionClosed, match="the session is closed: gone"):
         late.end()
     assert held[0]._buffer.record.failure is not None
@@ -204,7 +205,7 @@ def test_ready_arrays_end_with_their_session(offline: Offline) -> None:
 def test_the_loss_of_the_controller_carries_the_last_events(offline: Offline) -> None:
     (a,) = offline.session.launch(1, [], (offline.kind,))
     offline.say(HostAddress(3, 2, ""))
-    offline.session._disconnected("the controller is gone (reset)")
+    offline.session._driver.disconnected("the controller is gone (reset)")
     with pytest.raises(ControllerLost, match="the session ended: the controller is gone") as caught:
         a.block_until_ready()
     assert [note.partition(": ")[0] for note in caught.value.__notes__] == ["client of session 7"] * 2
@@ -316,9 +317,11 @@ def test_flushing_waits_without_polling(offline: Offline, monkeypatch: pytest.Mo
     x = offline.session.put(V, offline.where, ())
     held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
     looks: list[float] = []
-    wait_until = offline.session._wait_until
+    wait_until = offline.session._driver.wait_until
     monkeypatch.setattr(
-        offline.session, "_wait_until", lambda condition, limit: (looks.append(limit), wait_until(condition, limit))
+        offline.session._driver,
+        "wait_until",
+        lambda condition, limit: (looks.append(limit), wait_until(condition, limit)),
     )
     with pytest.raises(WaitTimeout, match="uploads did not finish within 1 s"):
         offline.session.flush(timeout=1.0)
@@ -331,7 +334,7 @@ def test_flushing_ends_with_the_session(offline: Offline) -> None:
     held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
     flushing = Background(offline.session.flush)
     eventually(lambda: flushing.waits)
-    offline.session._disconnected("gone")
+    offline.session._driver.disconnected("gone")
     with pytest.raises(SessionClosed, match="the session is closed: gone"):
         flushing.end()
     assert len(held) == 1
@@ -383,7 +386,7 @@ def test_a_slice_is_made_and_released_by_the_controller(offline: Offline) -> Non
         assert (made.size, made.devices, made.island) == (2, ("0.0", "0.1"), 0)
     made.release()
     assert offline.controller.calls[1:] == [ReleaseSlice(7, 1)]
-    offline.session._disconnected("gone")
+    offline.session._driver.disconnected("gone")
     VirtualSlice(offline.session, made.placed, "").release()
     assert len(offline.controller.calls) == 2, "it went with the session"
 
@@ -401,7 +404,7 @@ def test_calls_carry_the_session_and_need_it_open(offline: Offline) -> None:
     assert offline.session.status() == {"islands": []}
     assert offline.session.explain(-1, b"graph").plan == "a plan"
     assert offline.controller.calls == [Status(7), Explain(7, -1, b"graph")]
-    offline.session._disconnected("gone")
+    offline.session._driver.disconnected("gone")
     for call in (offline.session.status, offline.session.check_open, lambda: offline.session.virtual_slice((1,))):
         with pytest.raises(SessionClosed, match="the session is closed: gone"):
             call()
@@ -464,8 +467,8 @@ def test_ctrl_c_at_any_step_of_the_queue_loses_no_message_and_sends_none_twice()
         held = [offline.session.launch(1, [x._buffer.record], (offline.kind,)) for _ in range(3)]
         assert x._buffer.record.upload is not None
         x._buffer.record.upload.done = True
-        cut = interrupted(Session._release_queue.__code__, step, offline.session._release_queue)
-        offline.session._release_queue()
+        cut = interrupted(Driver.release_queue.__code__, step, offline.session._driver.release_queue)
+        offline.session._driver.release_queue()
         sent = [message.launch for message in offline.controller.take() if isinstance(message, Launch)]
         assert sent == [1, 2, 3], f"step {step}"
         assert not offline.session._core.queue
@@ -483,7 +486,7 @@ def test_ctrl_c_in_a_launch_leaves_no_lock_behind() -> None:
             offline.session.launch(1, [], (offline.kind,))
 
         cut = interrupted(Session.launch.__code__, step, call)
-        assert not offline.session._sending.locked(), f"step {step}"
+        assert not offline.session._driver.sending.locked(), f"step {step}"
         (array,) = offline.session.launch(1, [], (offline.kind,))
         last = next(m for m in reversed(offline.controller.take()) if isinstance(m, Launch))
         offline.say(Completed((last.launch,)))
@@ -522,7 +525,7 @@ def test_closing_does_not_need_an_answer(offline: Offline) -> None:
 
 
 def test_closing_a_lost_session_hangs_up_and_asks_for_nothing(offline: Offline) -> None:
-    offline.session._disconnected("gone")
+    offline.session._driver.disconnected("gone")
     offline.session.close()
     assert offline.controller.calls == []
     assert offline.controller.closed
@@ -534,7 +537,7 @@ def test_a_fork_leaves_the_session_to_its_parent(
 ) -> None:
     """Whatever locks other threads had when the process forked."""
     offline.controller.take()
-    with offline.session._sending, offline.session._changed:
+    with offline.session._driver.sending, offline.session._driver.changed:
         offline.session.leave_to_parent()
     with pytest.raises(SessionClosed, match="this one is a fork of; use multiprocessing's 'spawn'"):
         offline.session.launch(1, [], (offline.kind,))
