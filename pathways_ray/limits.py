@@ -30,6 +30,9 @@ MAX_FUSED_NODES = 32
 MAX_FUSED_PARTS = 512
 """Nodes composed into one XLA computation, those that repeat the one before them included."""
 
+MAX_LOOP_DEPTH = 4
+"""Loops inside loops of one XLA computation: passes and the compiler recurse into them."""
+
 MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 

@@ -37,6 +37,9 @@ _OURS = ("pathways_call", "pathways_capture")
 _MAX_ELEMENTS = 1 << 58
 """Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
 
+_LOOP = b"while"
+"""The operation in the code of a function that has loops."""
+
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
 
@@ -56,6 +59,7 @@ class Exported:
     donated: tuple[int, ...]
     no_fusion: bool
     estimated_us: int
+    has_loop: bool
 
 
 def export_function(
@@ -91,10 +95,11 @@ def export_function(
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
     jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
-    traced, blob = _trace_and_serialize(name, jitted, avals, mesh, platforms)
+    traced, exported = _trace_and_export(name, jitted, avals, mesh, platforms)
     outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
     for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
         check_layout(array, spec, where.type, f"{name}, output {k}")
+    blob = bytes(exported.serialize())
     return Exported(
         name=name,
         digest=hashlib.sha256(blob).hexdigest(),
@@ -107,17 +112,18 @@ def export_function(
         donated=donated,
         no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
         estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
+        has_loop=_LOOP in exported.mlir_module_serialized,
     )
 
 
-def _trace_and_serialize(
+def _trace_and_export(
     name: str, jitted: Any, avals: Sequence[jax.ShapeDtypeStruct], mesh: AbstractMesh, platforms: tuple[str, ...]
-) -> tuple[Any, bytes]:
+) -> tuple[Any, export.Exported]:
     try:
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jitted.trace(*avals)
             _check_shippable(name, traced.jaxpr)
-            return traced, bytes(export.export(jitted, platforms=platforms)(*avals).serialize())
+            return traced, export.export(jitted, platforms=platforms)(*avals)
     except PathwaysError:
         raise
     except Exception as error:

@@ -192,7 +192,7 @@ class GraphBuilder:
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
         taken = tuple(Ref(-1, k) for k in range(len(refs)))
-        part = Part(exported.name, exported.digest, taken, exported.no_fusion, exported.estimated_us)
+        part = Part(exported.name, exported.digest, taken, exported.no_fusion, exported.estimated_us, exported.has_loop)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
         index = len(self.nodes)

@@ -46,7 +46,8 @@ from pathways_ray.errors import (
     WireError,
     to_failure,
 )
-from pathways_ray.ir.plan import plan_text
+from pathways_ray.ir.graph import functions_in
+from pathways_ray.ir.text import plan_text
 from pathways_ray.transport import links, streams
 from pathways_ray.transport.capabilities import data_token, link_tags, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
@@ -384,7 +385,7 @@ class ClientService:
         graph = decode_graph(message.graph)
         tenants.check_nodes(client.tenant, len(graph.nodes), graph.name)
         check_size(graph)
-        for digest in (part.function for recipe in graph.recipes for part in recipe.parts):
+        for digest in (part.function for recipe in graph.recipes for part in functions_in(recipe.parts)):
             if digest in client.withheld and digest not in client.functions:
                 return PlannedProgram(key, client.session, graph.name, failure=client.withheld[digest])
         # A program may arrive after a release that was called later: released slices are still known.

@@ -13,8 +13,9 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph, Result
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send, plan
+from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
+from pathways_ray.ir.passes.plan_islands import plan_islands
+from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import Program, encode
 
@@ -112,7 +113,7 @@ def check_size(graph: Graph) -> None:
     computes = [node for node in graph.nodes if isinstance(node, Compute)]
     found = sum(len(n.inputs) + len(n.input_layouts) + len(n.outputs) + len(n.output_layouts) for n in computes)
     found += sum(len(n.donated) for n in computes) + len(graph.slices)
-    found += sum(len(r.outputs) + sum(1 + len(p.inputs) for p in r.parts) for r in graph.recipes)
+    found += sum(len(r.outputs) + references_in(r.parts) for r in graph.recipes)
     found += sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
     if found > limits.MAX_REFERENCES:
         raise TooLarge(
@@ -135,7 +136,7 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
         if slices[mesh.id].mesh != mesh:
             raise GraphError(f"program {graph.name!r} takes slice {mesh.id} for {mesh}; it is {slices[mesh.id].mesh}")
     lowered = passes.lower(graph, fusion)
-    return lowered, plan(lowered, slices)
+    return lowered, plan_islands(lowered, slices)
 
 
 def plan_program(
@@ -148,7 +149,7 @@ def plan_program(
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function nobody sent."""
     lowered, plans = placed_graph(graph, slices, fusion)
-    needed = {part.function for recipe in lowered.recipes for part in recipe.parts}
+    needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
     if missing := needed - functions.keys():
         raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
     arguments = {
@@ -199,7 +200,7 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
 
 
 def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:
-    digests = {part.function for executable in island.executables for part in executable.recipe.parts}
+    digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
     return {digest: functions[digest] for digest in sorted(digests)}
 
 

@@ -2,8 +2,8 @@
 
 The story in nouns: a `Graph` has `Node`s in an order in which every node comes after what it consumes. An `Argument`
 brings a buffer in, a `Compute` runs a recipe on all devices of one slice, a `Transfer` moves a value to another layout,
-the one `Result` at the end names what goes out. A `Ref` names one output of one node. A `Recipe` says what a compute
-node runs: one exported function, or several composed into one computation.
+the one `Result` at the end names what goes out. A `Ref` names one output of one node. A `Recipe` is the computation
+of a compute node: one exported function, or several composed, with a `Loop` where they repeat.
 
 A node stands for all shards: nothing here grows with the number of devices. All classes are frozen, compare by value,
 and encode to a few bytes, so a graph is also the message that registers a program.
@@ -11,7 +11,7 @@ and encode to a few bytes, so a graph is also the message that registers a progr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -30,15 +30,19 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 MAX_ESTIMATED_US = 10**9
-"""What is estimated to take longer than this, or without end, is said to take this."""
+"""A part that is estimated to take longer than this, or without end, is said to take this."""
+
+MAX_ROUNDS = 1 << 20
+"""Rounds of one loop."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     """One exported function inside a recipe, by content digest.
 
-    In `inputs`, `Ref(-1, k)` is input k of the recipe and `Ref(j, k)` output k of part j. A part that has `no_fusion` is
-    never composed with others: it has optimisation barriers of its own, which mean something else in a composition.
-    `estimated_us` is the client's estimate of what it takes on its devices, in microseconds.
+    In `inputs`, `Ref(-1, k)` is input k of what encloses the part, the recipe or a loop, and `Ref(j, k)` output k of
+    part j there. A part that has `no_fusion` is never composed with others: it has optimisation barriers of its own,
+    which mean something else in a composition. One that has a loop of its own (`has_loop`) does not become the body of
+    another. `estimated_us` is the client's estimate of the time that it takes on its devices, in microseconds.
     """
 
     name: str
@@ -46,13 +50,53 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     inputs: tuple[Ref, ...]
     no_fusion: bool = False
     estimated_us: Annotated[int, msgspec.Meta(ge=0, le=MAX_ESTIMATED_US)] = 0
+    has_loop: bool = False
+
+
+class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
+    """`times` rounds of a body, each fed by the one before it: one part of a recipe, whatever the number of rounds.
+
+    In the body, `Ref(-1, k)` is input k of the loop. `inputs` are values of the enclosing recipe or loop, taken by the
+    first round. `carried` pairs an input with a value of the body: every later round takes that value of the round
+    before as this input, and all other inputs unchanged. `outputs` are values of the body in the last round.
+    """
+
+    body: tuple[Part | Loop, ...]
+    times: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROUNDS)]
+    inputs: tuple[Ref, ...]
+    carried: tuple[tuple[int, Ref], ...]
+    outputs: tuple[Ref, ...]
 
 
 class Recipe(msgspec.Struct, frozen=True, array_like=True):
-    """What a compute node runs: parts in order, and which of their values are its outputs."""
+    """The computation of a compute node: parts and loops in order, and which of their values are its outputs."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part | Loop, ...]
     outputs: tuple[Ref, ...]
+
+
+def functions_in(parts: Iterable[Part | Loop]) -> Iterator[Part]:
+    """The parts, those inside loops included; each once, in order."""
+    for part in parts:
+        if isinstance(part, Loop):
+            yield from functions_in(part.body)
+        else:
+            yield part
+
+
+def references_in(parts: Iterable[Part | Loop]) -> int:
+    """Values that parts refer to, and the parts themselves: what passes over a recipe have to look at."""
+    found = 0
+    for part in parts:
+        found += 1 + len(part.inputs)
+        if isinstance(part, Loop):
+            found += len(part.carried) + len(part.outputs) + references_in(part.body)
+    return found
+
+
+def estimated_us(parts: Iterable[Part | Loop]) -> int:
+    """Estimated microseconds of parts on their devices, loops with all their rounds."""
+    return sum(part.times * estimated_us(part.body) if isinstance(part, Loop) else part.estimated_us for part in parts)
 
 
 class Argument(msgspec.Struct, frozen=True, tag_field="node", tag="argument"):

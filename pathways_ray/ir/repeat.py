@@ -1,17 +1,39 @@
-"""The graph of a program called again and again, each time with what the call before gave: one graph for all calls."""
+"""The graph of a program called again and again, each time with what the call before gave: one graph for all calls.
+
+A program that is one computation becomes one node with a loop. Another one becomes as many copies of its nodes as there
+are calls, which the passes fuse as far as they can.
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, inputs_of, with_inputs
+from pathways_ray.ir.graph import (
+    Argument,
+    Compute,
+    Graph,
+    Loop,
+    Node,
+    Recipe,
+    Ref,
+    Result,
+    functions_in,
+    inputs_of,
+    with_inputs,
+)
+from pathways_ray.ir.passes import lower
 from pathways_ray.ir.verify import verify
 
 Feeds = tuple[tuple[int, int], ...]
 """(argument, result of the call before) pairs; all other arguments are the same for all calls."""
 
 
-def repeated(graph: Graph, times: int, feeds: Feeds) -> Graph:
+def repeated(graph: Graph, times: int, feeds: Feeds, fusion: bool = True) -> Graph:
     """`times` calls of a program as one. It takes what the first call takes and gives what the last one gives.
+
+    Args:
+        fusion: whether the nodes of a program may be composed into one computation.
 
     Raises:
         GraphError: a result has another type or layout than the argument that it is fed to, or what all calls take is
@@ -24,6 +46,48 @@ def repeated(graph: Graph, times: int, feeds: Feeds) -> Graph:
         for of in (graph.type_of, graph.layout_of):
             if of(taken) != of(given):
                 raise GraphError(f"result {result} is {of(given)}; argument {argument}, its next place, {of(taken)}")
+    looped = _looped(graph, times, fed) if fusion and times > 1 else None
+    return verify(looped if looped is not None else _copied(graph, times, fed))
+
+
+def _looped(graph: Graph, times: int, fed: dict[int, int]) -> Graph | None:
+    """The calls as rounds of one loop; None where the program is not one computation that may be in a loop."""
+    body = lower(graph)
+    computes = [node for node in body.nodes if isinstance(node, Compute)]
+    if len(computes) != 1 or len(body.nodes) != len(body.arguments) + 2:
+        return None
+    (node,) = computes
+    place = body.nodes.index(node)
+    recipe = body.recipes[node.recipe]
+    if any(part.no_fusion or part.has_loop for part in functions_in(recipe.parts)):
+        return None
+    if any(ref.node != place for ref in body.result.inputs):
+        return None
+    carried: list[tuple[int, Ref]] = []
+    for k, ref in enumerate(node.inputs):
+        argument = body.nodes[ref.node]
+        assert isinstance(argument, Argument)
+        if argument.index in fed:
+            carried.append((k, recipe.outputs[body.result.inputs[fed[argument.index]].output]))
+        elif k in node.donated:
+            raise GraphError(
+                f"{node.name} ({node.where}) donates {ref} as argument {k}, but the next call uses it afterwards"
+            )
+    if not carried:
+        return None
+    inputs = tuple(Ref(-1, k) for k in range(len(node.inputs)))
+    loop = Loop(recipe.parts, times, inputs, tuple(carried), recipe.outputs)
+    outputs = tuple(Ref(0, k) for k in range(len(recipe.outputs)))
+    return msgspec.structs.replace(
+        body,
+        recipes=tuple(
+            Recipe((loop,), outputs) if number == node.recipe else other for number, other in enumerate(body.recipes)
+        ),
+    )
+
+
+def _copied(graph: Graph, times: int, fed: dict[int, int]) -> Graph:
+    """The calls as copies of the program's nodes, one behind the other."""
     nodes: list[Node] = []
     shared: dict[int, Ref] = {}
     before: tuple[Ref, ...] = ()
@@ -46,4 +110,4 @@ def repeated(graph: Graph, times: int, feeds: Feeds) -> Graph:
             nodes.append(with_inputs(node, tuple(map(moved, inputs_of(node)))))
         before = tuple(map(moved, graph.result.inputs))
     nodes.append(Result(before))
-    return verify(Graph(graph.name, graph.slices, graph.recipes, tuple(nodes)))
+    return Graph(graph.name, graph.slices, graph.recipes, tuple(nodes))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Ref, Result, Transfer
+from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Node, Part, Recipe, Ref, Result, Transfer
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
 
 
 def graph_text(graph: Graph) -> str:
@@ -31,11 +33,70 @@ def node_text(graph: Graph, index: int) -> str:
         case Compute():
             outputs = ", ".join(f"{t} @ {p}" for t, p in zip(node.outputs, node.output_layouts, strict=True))
             donated = f" donating {', '.join(str(node.inputs[k]) for k in node.donated)}" if node.donated else ""
-            fused = len(graph.recipes[node.recipe].parts)
-            parts = f" fused={fused}" if fused > 1 else ""
+            parts = fusion_text(graph.recipes[node.recipe])
             where = f"    # {node.where}" if node.where else ""
             return f"%{index} = {node.name}({_refs(node.inputs)}){parts}{donated} : {outputs}{where}"
 
 
+def fusion_text(recipe: Recipe) -> str:
+    """The calls that a recipe composes, such as " fused=128 as 128 x (f)"; empty for a single function."""
+    calls = _calls(recipe.parts)
+    shown = f" as {recipe_text(recipe)}" if any(isinstance(part, Loop) for part in recipe.parts) else ""
+    return f" fused={calls}{shown}" if calls > 1 else shown
+
+
+def _calls(parts: Iterable[Part | Loop]) -> int:
+    return sum(part.times * _calls(part.body) if isinstance(part, Loop) else 1 for part in parts)
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The parts of a recipe by name, with loops as "128 x (f; g)"."""
+    return _parts_text(recipe.parts)
+
+
+def _parts_text(parts: Iterable[Part | Loop]) -> str:
+    texts = [f"{p.times} x ({_parts_text(p.body)})" if isinstance(p, Loop) else p.name for p in parts]
+    counted = [(text, sum(1 for _ in same)) for text, same in itertools.groupby(texts)]
+    return "; ".join(text if count == 1 else f"{text}, {count} times" for text, count in counted)
+
+
 def _refs(refs: Iterable[Ref]) -> str:
     return ", ".join(map(str, refs))
+
+
+def plan_text(plans: tuple[IslandPlan, ...]) -> str:
+    """The steps of every island, one line each."""
+    lines = []
+    for island in plans:
+        lines.append(f"island {island.island} {{")
+        lines += [
+            f"  {s.mesh} = devices {', '.join(map(str, s.devices))}" for s in island.slices if s.island == island.island
+        ]
+        lines += [f"  s{slot} = argument {number}" for slot, number in island.arguments]
+        lines += [f"  {_step_text(island, step)}" for step in island.steps]
+        lines += [f"  result {number} = s{slot}" for slot, number in island.results]
+        lines.append("}")
+    return "\n".join(lines)
+
+
+def _step_text(plan: IslandPlan, step: Step) -> str:
+    match step:
+        case Execute():
+            label, recipe = plan.labels[step.node].name, plan.executables[step.executable].recipe
+            text = f"[{step.gang}] {_slots(step.outputs)} = execute {label}({_slots(step.inputs)}){fusion_text(recipe)}"
+        case Send():
+            edge = plan.edges[step.edge]
+            text = f"[{step.gang}] send s{step.source} edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
+        case Reshard():
+            edge = plan.edges[step.edge]
+            text = f"[{step.gang}] s{step.target} = reshard s{step.source}: {edge.type} {edge.source} -> {edge.target}"
+        case Receive():
+            edge = plan.edges[step.edge]
+            return (
+                f"[{step.gang}] s{step.target} = receive edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
+            )
+    return text + (f"; drop {_slots(step.drops)}" if step.drops else "")
+
+
+def _slots(slots: tuple[int, ...]) -> str:
+    return ", ".join(f"s{slot}" for slot in slots)

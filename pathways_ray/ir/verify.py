@@ -7,7 +7,7 @@ from collections import Counter
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, TooLarge
-from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, Transfer, inputs_of, output_count
+from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Part, Ref, Result, Transfer, inputs_of, output_count
 from pathways_ray.ir.types import check_layout
 
 
@@ -75,17 +75,42 @@ def _check_compute(graph: Graph, index: int, node: Compute, known: set[int], low
 
 def _check_recipe(graph: Graph, label: str, node: Compute) -> None:
     recipe = graph.recipes[node.recipe]
-    for number, part in enumerate(recipe.parts):
-        for ref in part.inputs:
-            inside = -1 <= ref.node < number and ref.output >= 0
-            if not inside or (ref.node == -1 and ref.output >= len(node.inputs)):
-                raise GraphError(f"{label}: part {number} of its recipe consumes {ref}, which is not there")
+    _check_parts(label, recipe.parts, len(node.inputs), limits.MAX_LOOP_DEPTH)
     if len(recipe.outputs) != len(node.outputs):
         raise GraphError(f"{label} has {len(node.outputs)} outputs, its recipe {len(recipe.outputs)}")
-    if any(not 0 <= ref.node < len(recipe.parts) or ref.output < 0 for ref in recipe.outputs):
-        raise GraphError(f"{label}: an output of its recipe is none of its parts'")
+    if any(not _is_made(ref, recipe.parts, len(recipe.parts)) for ref in recipe.outputs):
+        raise GraphError(f"{label}: an output of its recipe is made by no part of it")
     if any(not 0 <= k < len(node.inputs) for k in node.donated):
         raise GraphError(f"{label} donates input {max(node.donated)}; it has {len(node.inputs)}")
+
+
+def _check_parts(label: str, parts: tuple[Part | Loop, ...], inputs: int, depth: int) -> None:
+    """Checks the references of a recipe's parts, or of a loop's body, which takes `inputs` values."""
+    for number, part in enumerate(parts):
+        for ref in part.inputs:
+            if not (0 <= ref.output < inputs if ref.node == -1 else _is_made(ref, parts, number)):
+                raise GraphError(f"{label}: part {number} of its recipe consumes {ref}, which is not there")
+        if isinstance(part, Loop):
+            if depth == 0:
+                raise GraphError(f"{label}: loops of its recipe are nested deeper than {limits.MAX_LOOP_DEPTH}")
+            _check_loop(f"{label}, loop {number}", part)
+            _check_parts(f"{label}, loop {number}", part.body, len(part.inputs), depth - 1)
+
+
+def _check_loop(label: str, loop: Loop) -> None:
+    places = [place for place, _ in loop.carried]
+    if len(set(places)) != len(places) or any(not 0 <= place < len(loop.inputs) for place in places):
+        raise GraphError(f"{label} carries values to inputs {places}; it has {len(loop.inputs)}")
+    if any(not _is_made(ref, loop.body, len(loop.body)) for ref in [*(v for _, v in loop.carried), *loop.outputs]):
+        raise GraphError(f"{label} carries or gives a value that its body does not make")
+
+
+def _is_made(ref: Ref, parts: tuple[Part | Loop, ...], before: int) -> bool:
+    """Whether a part before number `before` makes a value. The outputs of a function are known to its compiler."""
+    if not 0 <= ref.node < before or ref.output < 0:
+        return False
+    part = parts[ref.node]
+    return not isinstance(part, Loop) or ref.output < len(part.outputs)
 
 
 def _check_donation(graph: Graph) -> None:

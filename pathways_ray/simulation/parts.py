@@ -12,6 +12,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import ActiveLaunch, Computation, GateStep, RunnableStep
 from pathways_ray.ir.exchange import Exchange, exchange
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
@@ -75,9 +76,10 @@ class SimulatedParts:
         if self.host not in self.plan.placed(executable.slice).hosts:
             return None
         recipe = executable.recipe
-        digest = named(recipe.parts[0].function)
+        function = next(functions_in(recipe.parts)).function
+        digest = named(function)
         seconds = SHORTEST_S + (LONGEST_S - SHORTEST_S) * (digest % 1000) / 1000
-        if LOOP in recipe.parts[0].function:
+        if LOOP in function:
             seconds = SHORTEST_S
 
         def compute(inputs: list[int]) -> list[int] | Failure:

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
+from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result, functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.simulation.values import LOOP, POISON
@@ -84,7 +84,7 @@ def drawn(
     return Drawn(
         number,
         graph,
-        {part.function: b"" for recipe in recipes for part in recipe.parts},
+        {part.function: b"" for recipe in recipes for part in functions_in(recipe.parts)},
         tuple(layouts[Ref(k)] for k in range(len(homes))),
         frozenset(
             node.inputs[k].node

@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.graph import Argument, Compute, Graph, Recipe, Ref, Result, Transfer
+from pathways_ray.ir.evaluate import evaluate
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result, Transfer, functions_in
 
 _MASK = (1 << 61) - 1
 
@@ -47,20 +48,14 @@ def agreed(values: Iterable[int]) -> int:
 
 
 def run_recipe(recipe: Recipe, inputs: Sequence[int]) -> list[int]:
-    made: list[dict[int, int]] = []
-    wanted: dict[int, set[int]] = {}
-    for ref in [*recipe.outputs, *(r for part in recipe.parts for r in part.inputs)]:
-        if ref.node >= 0:
-            wanted.setdefault(ref.node, set()).add(ref.output)
-    for number, part in enumerate(recipe.parts):
-        taken = [inputs[r.output] if r.node == -1 else made[r.node][r.output] for r in part.inputs]
-        base = mixed(named(part.function), *taken)
-        made.append({k: mixed(base, k) for k in wanted.get(number, ())})
-    return [made[ref.node][ref.output] for ref in recipe.outputs]
+    def call(part: Part, taken: list[int]) -> Callable[[int], int]:
+        return functools.partial(mixed, mixed(named(part.function), *taken))
+
+    return evaluate(recipe, inputs, call)
 
 
 def is_poisoned(recipe: Recipe) -> bool:
-    return any(POISON in part.function for part in recipe.parts)
+    return any(POISON in part.function for part in functions_in(recipe.parts))
 
 
 Outcome = int | Failure

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pathways_ray.ir.evaluate import evaluate
 from pathways_ray.ir.exchange import Exchange, exchange
-from pathways_ray.ir.graph import Argument, Compute, Graph, Recipe, Ref, Result, Transfer
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result, Transfer
 from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send, Step, transfer_id
 from pathways_ray.ir.regions import Box, relative, shard_boxes
 from pathways_ray.ir.types import ArrayType, Layout
@@ -38,11 +39,10 @@ def compute(name: str, inputs: Sequence[Value], outputs: Sequence[ArrayType]) ->
 
 
 def run_recipe(recipe: Recipe, inputs: Sequence[Value], signatures: Signatures) -> list[Value]:
-    made: list[list[Value]] = []
-    for part in recipe.parts:
-        taken = [inputs[ref.output] if ref.node == -1 else made[ref.node][ref.output] for ref in part.inputs]
-        made.append(compute(part.function, taken, signatures[part.function]))
-    return [made[ref.node][ref.output] for ref in recipe.outputs]
+    def call(part: Part, taken: list[Value]) -> Callable[[int], Value]:
+        return compute(part.function, taken, signatures[part.function]).__getitem__
+
+    return evaluate(recipe, inputs, call)
 
 
 def run_graph(graph: Graph, arguments: Sequence[Value], signatures: Signatures) -> list[Value]:

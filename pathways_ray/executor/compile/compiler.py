@@ -15,9 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile import cpu_backend
-from pathways_ray.executor.compile.loops import Repetition, repetitions
 from pathways_ray.executor.compile.sandbox import Sandbox
-from pathways_ray.ir.graph import Recipe, Ref
+from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Executable, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
@@ -55,24 +54,57 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
 
 
-def check_types(executable: Executable, devices: int, calls: Sequence[export.Exported]) -> None:
+def check_types(executable: Executable, devices: int, calls: Calls) -> None:
     """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: that is what
     clients are charged for, and what others are told."""
     recipe = executable.recipe
+    made = _types_made(recipe.parts, executable.inputs, devices, calls)
+    for ref, said in zip(recipe.outputs, executable.outputs, strict=True):
+        results = made[ref.node]
+        if ref.output >= len(results) or results[ref.output] != said:
+            name = next(functions_in(recipe.parts[ref.node :])).name
+            raise ProgramRefused(f"{name} gives {_listed(results)}; the program says output {ref.output} is {said}")
+
+
+def _types_made(
+    parts: Sequence[Part | Loop], inputs: Sequence[ArrayType], devices: int, calls: Calls
+) -> list[list[ArrayType]]:
+    """The types that each part makes from `inputs`."""
     made: list[list[ArrayType]] = []
-    for part, exported in zip(recipe.parts, calls, strict=True):
-        given = [executable.inputs[ref.output] if ref.node == -1 else made[ref.node][ref.output] for ref in part.inputs]
+
+    def type_at(ref: Ref) -> ArrayType:
+        if ref.node == -1:
+            return inputs[ref.output]
+        if ref.output >= len(made[ref.node]):
+            name = next(functions_in(parts[ref.node :])).name
+            raise ProgramRefused(f"{name} gives {_listed(made[ref.node])}; the program uses output {ref.output} of it")
+        return made[ref.node][ref.output]
+
+    for part in parts:
+        given = [type_at(ref) for ref in part.inputs]
+        if isinstance(part, Loop):
+            made.append(_types_of_loop(part, given, devices, calls))
+            continue
+        exported = calls[part.function]
         taken, results = ([_type_of(a) for a in avals] for avals in (exported.in_avals, exported.out_avals))
         if given != taken:
             raise ProgramRefused(f"{part.name} takes {_listed(taken)}, but the program gives it {_listed(given)}")
         if exported.nr_devices not in (1, devices):
             raise ProgramRefused(f"{part.name} was exported for {exported.nr_devices} devices; its slice has {devices}")
         made.append(results)
-    for ref, said in zip(recipe.outputs, executable.outputs, strict=True):
-        results = made[ref.node]
-        if ref.output >= len(results) or results[ref.output] != said:
-            name = recipe.parts[ref.node].name
-            raise ProgramRefused(f"{name} gives {_listed(results)}; the program says output {ref.output} is {said}")
+    return made
+
+
+def _types_of_loop(loop: Loop, given: Sequence[ArrayType], devices: int, calls: Calls) -> list[ArrayType]:
+    body = _types_made(loop.body, given, devices, calls)
+    for place, value in loop.carried:
+        results = body[value.node]
+        if value.output >= len(results) or results[value.output] != given[place]:
+            name = next(functions_in(loop.body[value.node :])).name
+            raise ProgramRefused(f"{name} gives {_listed(results)}; the next round of its loop takes {given[place]}")
+    if any(ref.output >= len(body[ref.node]) for ref in loop.outputs):
+        raise ProgramRefused("a loop of the program gives a value that its body does not make")
+    return [body[ref.node][ref.output] for ref in loop.outputs]
 
 
 def _type_of(aval: Any) -> ArrayType:
@@ -84,9 +116,8 @@ def _listed(types: Sequence[ArrayType]) -> str:
     return f"({shown}{', …' if len(types) > 8 else ''})"
 
 
-_LOOP = b"while"
-"""In the code of a function that has loops. XLA's CPU compiler is then left as it is (`Compiler._options`): a user's
-loop may be thousands of times as long as one of ours."""
+Calls = Mapping[str, export.Exported]
+"""The functions of a recipe by digest."""
 
 
 class Compiler:
@@ -124,7 +155,7 @@ class Compiler:
             ProgramRefused: a function does what is not allowed, or is not what the graph says.
             CompileError: XLA, or the export format, refused it.
         """
-        parts = executable.recipe.parts
+        parts = list(functions_in(executable.recipe.parts))
         name = " + ".join(dict.fromkeys(part.name for part in parts))
         key = encode(
             (
@@ -140,7 +171,7 @@ class Compiler:
         def make() -> Any:
             # Nothing of a function is read here before it was read elsewhere: malformed ones crash who reads them.
             self.sandbox.check(name, [part.function for part in parts], functions)
-            calls = [self._function(part.function, functions) for part in parts]
+            calls = {part.function: self._function(part.function, functions) for part in parts}
             check_types(executable, placed.mesh.size, calls)
             return self._compile(executable, placed, calls)
 
@@ -153,13 +184,13 @@ class Compiler:
             self._exported[digest] = found
         return found
 
-    def _compile(self, executable: Executable, placed: PlacedSlice, calls: list[export.Exported]) -> Any:
+    def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         recipe = executable.recipe
-        loops = [] if any(_LOOP in call.mlir_module_serialized for call in calls) else repetitions(recipe)
 
         def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
             inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
-            outputs = _run(recipe, loops, calls, inputs)
+            values = _run(recipe.parts, calls, inputs)
+            outputs = [values[ref] for ref in recipe.outputs]
             return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
 
         mesh = self.mesh(placed)
@@ -168,7 +199,7 @@ class Compiler:
             for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
         ]
         outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
-        options = self._options(len(calls), bool(loops))
+        options = self._options(recipe.parts)
 
         def build(function: Callable[..., Any], *also: NamedSharding) -> Any:
             jitted = jax.jit(
@@ -196,11 +227,13 @@ class Compiler:
         here = sum(device.host == self.host for device in placed.devices)
         return here == 1 and self.devices[0].platform == "cpu"
 
-    def _options(self, parts: int, loops: bool) -> dict[str, str | bool] | None:
+    def _options(self, parts: Sequence[Part | Loop]) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
         part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
-        of a small loop that has them, and is not to try."""
-        if parts == 1 or self.devices[0].platform != "cpu":
+        of a small loop that has them, and is not to try. That is for loops of the IR alone, since a loop inside a
+        user's function may be thousands of times as long: such functions do not become bodies (`Part.has_loop`)."""
+        loops = any(isinstance(part, Loop) for part in parts)
+        if (len(parts) == 1 and not loops) or self.devices[0].platform != "cpu":
             return None
         return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
 
@@ -277,41 +310,43 @@ class Compiler:
 
 
 def _run(
-    recipe: Recipe, loops: Sequence[Repetition], calls: Sequence[export.Exported], inputs: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """The parts of a recipe one behind the other, repetitions among them as loops.
+    parts: Sequence[Part | Loop], calls: Calls, inputs: Sequence[jax.Array], inside: bool = False
+) -> dict[Ref, jax.Array]:
+    """The values of the parts of a recipe, or of the body of a loop (`inside`), run one behind the other.
 
-    XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them.
+    XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them,
+    and between the rounds of loops.
     """
-
-    def block(start: int, end: int, known: Mapping[Ref, jax.Array]) -> dict[Ref, jax.Array]:
-        """`known`, and what the parts from `start` to `end` give."""
-        made = dict(known)
-        for number in range(start, end):
-            arguments = [made[ref] for ref in recipe.parts[number].inputs]
-            if number and arguments:
-                arguments = jax.lax.optimization_barrier(arguments)
-            made.update((Ref(number, k), value) for k, value in enumerate(calls[number].call(*arguments)))
-        return made
-
-    def loop(repetition: Repetition, known: dict[Ref, jax.Array]) -> dict[Ref, jax.Array]:
-        """`known`, which has what the first block gives, and what the last one gives."""
-        start, period, times, carried = repetition
-
-        def at_block(number: int) -> list[Ref]:
-            return [Ref(start + number * period + ref.node, ref.output) for ref in carried]
-
-        def again(_: Any, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            made = block(start + period, start + 2 * period, known | dict(zip(at_block(0), given, strict=True)))
-            return tuple(made[ref] for ref in at_block(1))
-
-        given = jax.lax.fori_loop(0, times - 1, again, tuple(known[ref] for ref in at_block(0)))
-        return known | dict(zip(at_block(times - 1), given, strict=True))
-
     values = {Ref(-1, k): value for k, value in enumerate(inputs)}
-    at = 0
-    for repetition in loops:
-        values = loop(repetition, block(at, repetition.start + repetition.period, values))
-        at = repetition.end
-    values = block(at, len(recipe.parts), values)
-    return [values[ref] for ref in recipe.outputs]
+    for number, part in enumerate(parts):
+        arguments = [values[ref] for ref in part.inputs]
+        if isinstance(part, Loop):
+            results: Sequence[jax.Array] = _run_loop(part, calls, arguments)
+        else:
+            if (number or inside) and arguments:
+                arguments = jax.lax.optimization_barrier(arguments)
+            results = calls[part.function].call(*arguments)
+        values.update((Ref(number, k), value) for k, value in enumerate(results))
+    return values
+
+
+def _run_loop(loop: Loop, calls: Calls, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+    """The outputs of the last round. Where one of them is not carried, it is made by a first round before the loop, so
+    that XLA's loop has a value of its type to begin with."""
+    places = [place for place, _ in loop.carried]
+    fed = [value for _, value in loop.carried]
+    also = [ref for ref in dict.fromkeys(loop.outputs) if ref not in fed]
+
+    def again(_: Any, given: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        taken = list(arguments)
+        for place, value in zip(places, given, strict=False):
+            taken[place] = value
+        values = _run(loop.body, calls, taken, inside=True)
+        return tuple(values[ref] for ref in [*fed, *also])
+
+    start: Sequence[jax.Array] = [arguments[place] for place in places]
+    if also:
+        start = again(0, start)
+    last = jax.lax.fori_loop(1 if also else 0, loop.times, again, tuple(start))
+    made = dict(zip([*fed, *also], last, strict=True))
+    return [made[ref] for ref in loop.outputs]

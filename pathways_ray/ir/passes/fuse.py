@@ -6,7 +6,7 @@ node stood, so it ends before a node in between that takes the memory of what th
 optimisation barrier between the parts, so the bits are those of running them one by one.
 
 A chain ends before its estimated time reaches a bound, since other tenants wait behind it; and before it has too many
-parts to compile, where one that repeats the part before it costs nothing: the executor makes loops of those.
+parts to compile, where one that repeats the part before it costs nothing: `roll_loops` makes loops of those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ from typing import NamedTuple
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, inputs_of, renumbered
+from pathways_ray.ir.graph import (
+    Argument,
+    Compute,
+    Graph,
+    Loop,
+    Node,
+    Part,
+    Recipe,
+    Ref,
+    estimated_us,
+    functions_in,
+    inputs_of,
+    renumbered,
+)
 
 
 def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
@@ -81,7 +94,7 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, i
     node = graph.nodes[user]
     if not isinstance(node, Compute) or node.slice != tail.slice:
         return None
-    if any(part.no_fusion for index in (last, user) for part in _recipe(graph, index).parts):
+    if any(part.no_fusion for index in (last, user) for part in functions_in(_recipe(graph, index).parts)):
         return None
     later = [graph.nodes[ref.node] for ref in node.inputs if ref.node != last and ref.node >= head]
     if not all(isinstance(other, Argument) for other in later):
@@ -106,9 +119,9 @@ class _Size(NamedTuple):
 
 
 def _size_of(recipe: Recipe) -> _Size:
-    names = [part.function for part in recipe.parts]
+    names = [part.function for part in functions_in(recipe.parts)]
     changes = 1 + sum(a != b for a, b in itertools.pairwise(names))
-    return _Size(len(names), changes, sum(part.estimated_us for part in recipe.parts), names[0], names[-1])
+    return _Size(len(names), changes, estimated_us(recipe.parts), names[0], names[-1])
 
 
 def _recipe(graph: Graph, index: int) -> Recipe:
@@ -122,7 +135,7 @@ def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
 
     A value that several of them consume is one input, so that the last of them may take its memory.
     """
-    parts: list[Part] = []
+    parts: list[Part | Loop] = []
     numbers: dict[Ref, int] = {}
     layouts = []
     donated: set[int] = set()

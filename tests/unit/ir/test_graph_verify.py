@@ -77,7 +77,7 @@ WRONG = {
     ),
     "a recipe whose output is no part's": (
         msgspec.structs.replace(good(), recipes=(Recipe((), (Ref(-1),)), good().recipes[1])),
-        "an output of its recipe is none of its parts'",
+        "an output of its recipe is made by no part",
     ),
 }
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pathways_ray import limits
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.passes import lower
+from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import (
     Block,
     Device,
@@ -21,10 +22,9 @@ from pathways_ray.ir.plan import (
     Receive,
     Reshard,
     Send,
-    plan,
-    plan_text,
     transfer_id,
 )
+from pathways_ray.ir.text import plan_text
 from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, Sketch
@@ -33,7 +33,7 @@ from tests.unit.strategies import programs, repeatable
 
 
 def plans_of(sketch: Sketch, graph: Graph, fusion: bool = False) -> dict[int, IslandPlan]:
-    return {made.island: made for made in plan(lower(graph, fusion), sketch.placement)}
+    return {made.island: made for made in plan_islands(lower(graph, fusion), sketch.placement)}
 
 
 def text_of(sketch: Sketch, graph: Graph) -> list[str]:
@@ -79,7 +79,7 @@ def test_plans_compute_what_the_graph_says(
     """In any interleaving of the islands, at once or gang by gang, with dropped and donated values poisoned."""
     sketch, graph = case
     arguments = [sample(node.type, node.index) for node in graph.arguments]
-    plans = plan(lower(graph, fusion), sketch.placement)
+    plans = plan_islands(lower(graph, fusion), sketch.placement)
     found = PlanRun(plans, arguments, sketch.signatures, rng.choice).run(by_gang)
     wanted = run_graph(graph, arguments, sketch.signatures)
     assert [value.tolist() for value in found] == [value.tolist() for value in wanted]
@@ -89,7 +89,7 @@ def test_plans_compute_what_the_graph_says(
 @given(programs())
 def test_plans_agree_with_each_other(case: tuple[Sketch, Graph]) -> None:
     sketch, graph = case
-    plans = plan(lower(graph), sketch.placement)
+    plans = plan_islands(lower(graph), sketch.placement)
     assert [made.island for made in plans] == sorted({made.island for made in plans})
     results = [number for made in plans for _, number in made.results]
     assert sorted(results) == list(range(len(graph.result.inputs))), "every result lies on one island"
@@ -110,7 +110,7 @@ def test_plans_agree_with_each_other(case: tuple[Sketch, Graph]) -> None:
 @given(programs())
 def test_a_plan_keeps_its_own_rules(case: tuple[Sketch, Graph]) -> None:
     sketch, graph = case
-    for made in plan(lower(graph), sketch.placement):
+    for made in plan_islands(lower(graph), sketch.placement):
         executes = [step.gang for step in made.steps if isinstance(step, Execute)]
         assert executes == sorted(set(executes)), "each gang runs once, in order"
         dropped = [slot for step in made.steps if not isinstance(step, Receive) for slot in step.drops]
@@ -130,7 +130,7 @@ def test_a_plan_keeps_its_own_rules(case: tuple[Sketch, Graph]) -> None:
 @given(programs())
 def test_a_plan_crosses_the_wire_unchanged(case: tuple[Sketch, Graph]) -> None:
     sketch, graph = case
-    for made in plan(lower(graph), sketch.placement):
+    for made in plan_islands(lower(graph), sketch.placement):
         assert msgspec.msgpack.decode(encode(made), type=IslandPlan) == made
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.errors import GraphError, TooLarge
-from pathways_ray.ir.graph import Argument, Compute, Graph, Ref
+from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.repeat import Feeds, repeated
+from pathways_ray.ir.text import graph_text
 from pathways_ray.simulation.values import run_alone
+from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 
 
@@ -41,12 +43,35 @@ def test_it_gives_what_the_calls_give(times: int, outputs: int, feeds: Feeds) ->
         assert run_alone(made, [3, 5]) == one_by_one(graph, times, feeds, [3, 5])
 
 
-def test_a_run_is_one_computation_where_nodes_are_fused() -> None:
+def computes(graph: Graph) -> int:
+    return sum(isinstance(node, Compute) for node in graph.nodes)
+
+
+def test_calls_of_a_program_that_is_one_computation_are_one_loop() -> None:
     made = repeated(step(), 16, ((0, 0),))
+    assert [type(node) for node in made.nodes] == [Argument, Argument, Compute, Result]
+    assert "fused=32 as 16 x (f; g)" in graph_text(made)
+    assert lower(made) == made
+    assert len(encode(made)) < 2 * len(encode(step()))
+
+
+def test_a_loop_may_be_repeated_again() -> None:
+    made = repeated(repeated(step(), 4, ((0, 0),)), 3, ((0, 0),))
+    assert "fused=24 as 3 x (4 x (f; g))" in graph_text(made)
+    assert run_alone(made, [3, 5]) == one_by_one(step(), 12, ((0, 0),), [3, 5])
+
+
+def test_calls_of_a_program_of_several_computations_are_copies_of_its_nodes() -> None:
+    """The second output of f is a result, so that f and g are not composed."""
+    made = repeated(step(2), 16, ((0, 0),))
     assert [type(node) for node in made.nodes[:2]] == [Argument, Argument]
-    assert sum(isinstance(node, Compute) for node in made.nodes) == 32
-    assert sum(isinstance(node, Compute) for node in lower(made).nodes) == 1
-    assert sum(isinstance(node, Compute) for node in lower(made, fusion=False).nodes) == 32
+    assert computes(made) == 32
+
+
+def test_without_fusion_each_call_stays_a_node() -> None:
+    made = repeated(step(), 16, ((0, 0),), fusion=False)
+    assert computes(made) == computes(lower(made, fusion=False)) == 32
+    assert computes(lower(made)) == 1
 
 
 def test_what_is_fed_may_be_donated_and_what_stays_may_not() -> None:
@@ -68,6 +93,7 @@ def test_a_result_has_to_fit_where_it_is_fed() -> None:
         repeated(graph, 2, ((0, 0),))
 
 
-def test_a_run_of_any_length_is_refused() -> None:
-    with pytest.raises(TooLarge):
-        repeated(step(), 5000, ((0, 0),))
+def test_more_nodes_than_a_program_may_have_are_refused_and_rounds_of_a_loop_are_no_nodes() -> None:
+    with pytest.raises(TooLarge, match="8192"):
+        repeated(step(2), 5000, ((0, 0),))
+    assert computes(repeated(step(), 5000, ((0, 0),))) == 1
