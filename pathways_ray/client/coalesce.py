@@ -86,6 +86,7 @@ class Coalescer:
         new_program: makes the number of a further program.
         min_occurrences: see `MIN_OCCURRENCES`.
         lengths: see `LENGTHS`.
+        fusion: whether hosts compose nodes into one computation; else composed programs have no loops.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class Coalescer:
         new_program: Callable[[], int],
         min_occurrences: int = MIN_OCCURRENCES,
         lengths: tuple[int, ...] = LENGTHS,
+        fusion: bool = True,
     ) -> None:
         self._new_program = new_program
         self._min_occurrences = min_occurrences
         self._lengths = lengths
+        self._fusion = fusion
         self._graphs: dict[int, Graph] = {}
         self._repetitions: dict[tuple[int, Feeds], Repetition] = {}
         self._registered: dict[int, tuple[Repetition, int]] = {}
@@ -199,7 +202,7 @@ class Coalescer:
         if self._made == MAX_PROGRAMS or length * len(graph.nodes) > MAX_NODES:
             return []
         try:
-            encoded = encode(repeated(graph, length, repetition.feeds))
+            encoded = encode(repeated(graph, length, repetition.feeds, self._fusion))
         except (GraphError, TooLarge):  # coalescing only saves time: launches go on one by one
             return []
         self._made += 1

@@ -77,15 +77,17 @@ class ClientCore:
     Args:
         session: its number.
         max_launches: launches without an outcome that the controller allows.
-        coalescer: sees programs and outcomes; the session has it coalesce the messages that leave in one batch.
+        fusion: whether hosts compose nodes into one computation.
+
+    The session has `coalescer` coalesce the messages that leave in one batch.
 
     `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason.
     """
 
-    def __init__(self, session: int, max_launches: int, coalescer: Coalescer | None = None) -> None:
+    def __init__(self, session: int, max_launches: int, fusion: bool = True) -> None:
         self.session = session
         self.max_launches = max_launches
-        self.coalescer = coalescer or Coalescer(self.new_program)
+        self.coalescer = Coalescer(self.new_program, fusion=fusion)
         self.story = Story(f"client of session {session}")
         self.queue: deque[_Queued] = deque()
         self.remove_head: Callable[[], object] = self.queue.popleft

@@ -89,7 +89,7 @@ class Session:
         connection = Connection(url, token, ca)
         try:
             opened = connection.open_session(name, timeout)
-            core = ClientCore(opened.session, opened.max_launches)
+            core = ClientCore(opened.session, opened.max_launches, opened.fusion)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
             session = cls(core, connection, data, tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms))
             driver = session._driver

@@ -124,7 +124,8 @@ class SimulatedClient:
 
     def _opened(self, session: int, addresses: list[HostAddress], controller: SimulatedController) -> None:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
-        core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS)
+        fusion = self.world.settings.fusion
+        core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS, fusion=fusion)
         self.world.checker.session_opened(self)
         ended = partial(self._disconnected, "the controller's stream ended")
         self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)

@@ -353,7 +353,7 @@ def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_takes_the_same_argument_again(patch: Patch) -> None:
     """What a launch gives is not fed to the next one of the run."""
-    wrapped(patch, coalesce, "repeated", lambda original, graph, times, feeds: original(graph, times, ()))
+    wrapped(patch, coalesce, "repeated", lambda original, graph, times, *_: original(graph, times, ()))
 
 
 @bug(faults=0, seeds=150, **LOOPING)

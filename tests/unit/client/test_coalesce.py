@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
-from pathways_ray.ir.graph import Graph
+from pathways_ray.ir.graph import Compute, Graph, Loop
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
@@ -29,6 +29,12 @@ def graph(number: int) -> Graph:
     taken = [sketch.argument(where) for _ in range(arguments)]
     made = sketch.call(f"f{number}", *taken, slice=where, outputs=(VECTOR,) * outputs)
     return sketch.graph(*(msgspec.structs.replace(made, output=k) for k in range(outputs)))
+
+
+def calls_in(made: Graph) -> int:
+    """Calls of a program of one node in a composed graph, rounds of loops counted."""
+    recipes = [made.recipes[node.recipe] for node in made.nodes if isinstance(node, Compute)]
+    return sum(part.times if isinstance(part, Loop) else 1 for recipe in recipes for part in recipe.parts)
 
 
 class Client:
@@ -54,7 +60,7 @@ class Client:
         for message in self.registered:
             made = msgspec.msgpack.decode(message.graph, type=Graph)
             self.graphs[message.program] = made
-            self.lengths[message.program] = len(made.nodes) - sum(PROGRAMS[message.repeats][:1]) - 1
+            self.lengths[message.program] = calls_in(made)
             self.coalescer.prepared(message.program)
         self.registered.clear()
 
@@ -127,7 +133,7 @@ def test_no_length_is_registered_twice() -> None:
     warm(client)
     for first in (1, 1001, 2001):
         client.sends(*loop(first, 200, start=first - 1))
-    lengths = [len(msgspec.msgpack.decode(m.graph, type=Graph).nodes) for m in client.registered]
+    lengths = [calls_in(msgspec.msgpack.decode(m.graph, type=Graph)) for m in client.registered]
     assert len(lengths) == len(set(lengths)) == 1, "128, which warming up was too short for"
 
 
@@ -168,6 +174,17 @@ def test_a_loop_that_gets_slower_leaves_in_shorter_segments() -> None:
             client.ends(message)
     found = [m for m in client.sends(*loop(1, 64)) if isinstance(m, Launch)]
     assert {client.lengths[m.program] for m in found} == {8}
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+def test_a_composed_program_has_a_loop_only_where_hosts_compose_nodes(fusion: bool) -> None:
+    client = Client()
+    client.coalescer = Coalescer(itertools.count(100).__next__, 1, fusion=fusion)
+    client.coalescer.register(1, client.graphs[1])
+    warm(client)
+    nodes = [node for node in client.graphs[100].nodes if isinstance(node, Compute)]
+    assert calls_in(client.graphs[100]) in LENGTHS
+    assert (len(nodes) == 1) == fusion
 
 
 def test_a_value_that_is_kept_ends_a_segment() -> None:
