@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+import msgspec
+
 from pathways_ray.errors import Failure
 
 
@@ -39,21 +41,18 @@ class Upload:
         self.done = False
 
 
-class BufferRecord:
+class BufferRecord(msgspec.Struct, eq=False):
     """A logical array as the client's core knows it.
 
     `failure` is set when the launch that makes it, or its upload, failed, or its host was lost; `upload` when it is, or
     was, uploaded by the client.
     """
 
-    __slots__ = ("failure", "id", "state", "upload", "why_deleted")
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.state = PENDING
-        self.failure: Failure | None = None
-        self.upload: Upload | None = None
-        self.why_deleted = ""
+    id: int
+    state: BufferState = PENDING
+    failure: Failure | None = None
+    upload: Upload | None = None
+    why_deleted: str = ""
 
     def fail(self, failure: Failure) -> None:
         """Notes a failure. A deleted array stays deleted; launches that were called before still fail with it."""

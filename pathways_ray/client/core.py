@@ -38,7 +38,6 @@ from pathways_ray.client.events import (
     Registered,
     ReleaseQueue,
     Send,
-    SendLater,
     Uploaded,
     Wake,
 )
@@ -113,9 +112,10 @@ class ClientCore:
         """Records with consecutive numbers: a launch names its results by the first of them."""
         first = self._next_buffer
         self._next_buffer = first + count
-        made = [BufferRecord(number) for number in range(first, first + count)]
-        for record in made:
-            self.buffers[record.id] = record
+        made = []
+        for number in range(first, first + count):
+            record = self.buffers[number] = BufferRecord(number)
+            made.append(record)
         return made
 
     @property
@@ -182,7 +182,7 @@ class ClientCore:
         elif self.queue:
             self.queue.append(_Queued(message))
         else:
-            return (SendLater(message),)
+            return (Send(message, may_wait=True),)
         return ()
 
     # --- the queue ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from pathways_ray.client.events import (
     MoveHost,
     ReleaseQueue,
     Send,
-    SendLater,
     Uploaded,
     Wake,
 )
@@ -69,11 +68,11 @@ class Driver:
     def do(self, commands: Sequence[Command]) -> None:
         """Executes commands. The caller has `sending` where the event was a call."""
         for command in commands:
+            if type(command) is Send:  # first and without a pattern: each launch and each free comes by here
+                outbox = self.connection.outbox
+                (outbox.send_later if command.may_wait else outbox.send)(command.message)
+                continue
             match command:
-                case Send():
-                    self.connection.outbox.send(command.message)
-                case SendLater():
-                    self.connection.outbox.send_later(command.message)
                 case Wake():
                     with self.changed:
                         self.changed.notify_all()

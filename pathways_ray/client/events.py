@@ -73,15 +73,10 @@ class Forked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send a message to the controller."""
+    """Send a message to the controller. One that may wait goes with the next one, which is safe in a destructor."""
 
     message: Message
-
-
-class SendLater(msgspec.Struct, frozen=True, gc=False):
-    """Send a message that may wait for the next one. Must be safe in a destructor."""
-
-    message: Message
+    may_wait: bool = False
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
@@ -106,4 +101,4 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-Command = Send | SendLater | Wake | ReleaseQueue | MoveHost | CloseData
+Command = Send | Wake | ReleaseQueue | MoveHost | CloseData

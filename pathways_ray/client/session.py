@@ -72,6 +72,10 @@ class Session:
         self.platforms = platforms
         self._core, self._connection, self._data = core, connection, data
         self._driver = Driver(core, connection, data)
+        self.free, self.wait = (
+            self._driver.free,
+            self._driver.wait,
+        )  # for handles (`BufferOwner`), without a call between
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -215,10 +219,6 @@ class Session:
         self._driver.call(Placed(Put(record.id, where.id, kind.array, spec)))
         return Array(buffer, kind)
 
-    def free(self, record: BufferRecord) -> None:
-        """Tells the cluster that no handle of a buffer is left, once its upload has ended; safe in a destructor."""
-        self._driver.free(record)
-
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""
         if buffer.session is not self:
@@ -231,10 +231,6 @@ class Session:
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
         self._driver.flush(timeout)
-
-    def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
-        """Waits until a buffer has an outcome; raises its failure."""
-        self._driver.wait(record, timeout)
 
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""

@@ -28,7 +28,6 @@ from pathways_ray.client.events import (
     Registered,
     ReleaseQueue,
     Send,
-    SendLater,
     Uploaded,
 )
 from pathways_ray.controller.tenants import Tenant
@@ -364,7 +363,7 @@ class SimulatedClient:
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Send() | SendLater():
+                case Send():
                     self.end.send(command.message)
                 case ReleaseQueue():
                     self._release_queue()

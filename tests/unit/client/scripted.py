@@ -15,7 +15,6 @@ from pathways_ray.client.events import (
     Registered,
     ReleaseQueue,
     Send,
-    SendLater,
     Uploaded,
 )
 from pathways_ray.errors import Failure
@@ -41,7 +40,7 @@ class Script:
     def do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Send() | SendLater():
+                case Send():
                     self.sent.append(command.message)
                 case ReleaseQueue():
                     while (head := self.core.head(self.now)) is not None:

@@ -17,7 +17,6 @@ from pathways_ray.client.events import (
     Placed,
     ReleaseQueue,
     Send,
-    SendLater,
     Uploaded,
     Wake,
 )
@@ -370,7 +369,7 @@ def test_an_upload_that_ended_before_the_record_names_it_is_known() -> None:
 def test_a_free_may_wait_for_the_next_message() -> None:
     script = Script()
     (a,) = script.launch()
-    assert list(script.core.handle(Freed(a), 1.0)) == [SendLater(Free((1,)))]
+    assert list(script.core.handle(Freed(a), 1.0)) == [Send(Free((1,)), may_wait=True)]
     assert not script.core.buffers
 
 
