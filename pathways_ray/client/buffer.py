@@ -41,7 +41,7 @@ class Upload:
         self.done = False
 
 
-class BufferRecord(msgspec.Struct, eq=False):
+class BufferRecord(msgspec.Struct, eq=False, gc=False):
     """A logical array as the client's core knows it.
 
     `failure` is set when the launch that makes it, or its upload, failed, or its host was lost; `upload` when it is, or

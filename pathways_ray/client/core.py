@@ -1,7 +1,8 @@
 """The client's decisions: which message leaves when, what each launch came to, and how the session ends.
 
-Events go in, commands come out. A user's call, the outcome of an upload and a message of the controller are events;
-commands are for the session, which has the connection and the threads.
+Events go in, commands come out: the outcome of an upload and a message of the controller are events, and commands are
+for the driver, which has the connection and the threads. The two calls that users make most, `launch` and `free`, give
+the one message that may leave: they are all that a launch costs here, and an event and a command would double that.
 
 **Order.** Messages leave in the order of the user's calls. A launch leaves once the arrays that are uploaded for it
 have arrived, so that a slow client delays its own calls only; what is called later waits behind it in `queue`. The
@@ -13,7 +14,7 @@ upload that it waited for, or the end of the session. Its results get that outco
 
 **Threads.** Any thread may hand in an event, and a destructor may do so in the middle of another event of its own
 thread. Hence no lock is needed or taken: every step on a table that two events share is one operation of a `dict` or a
-`deque`, and the session hands in calls one at a time (`Called`, `Placed`, `Registered`, and the two methods above).
+`deque`, and what sends is handed in one at a time (`launch`, `Placed`, `Registered`, `Uploaded`, and the queue).
 """
 
 from __future__ import annotations
@@ -26,18 +27,16 @@ from typing import Any, NamedTuple
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.events import (
-    Called,
+    Call,
     CloseData,
     Closing,
     Command,
     Disconnected,
     Forked,
-    Freed,
     MoveHost,
     Placed,
     Registered,
     ReleaseQueue,
-    Send,
     Uploaded,
     Wake,
 )
@@ -50,7 +49,6 @@ from pathways_ray.transport.messages import (
     HostAddress,
     Launch,
     LaunchFailed,
-    Message,
     Prepared,
     Register,
     SessionEnded,
@@ -66,7 +64,7 @@ FORKED = "it is that of the process that this one is a fork of; use multiprocess
 class _Queued(NamedTuple):
     """A message in the queue, and the buffers whose uploads it waits for."""
 
-    message: Message
+    message: Call
     buffers: Sequence[BufferRecord] = ()
 
 
@@ -102,6 +100,7 @@ class ClientCore:
         self._programs = itertools.count(1)
         self._next_buffer = 1
         self._heard_at: float | None = None
+        self._now = 0.0
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -128,14 +127,15 @@ class ClientCore:
         """Whether launches that waited for room may go on: with an eighth of it, lest they leave one by one."""
         return len(self.pending) < self.max_launches - self.max_launches // 8
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any, now: float) -> Sequence[Command]:
-        """Takes one of the `events`, or a message of the controller (`ToClient`), at time `now` in seconds."""
-        return _HANDLERS[type(event)](self, event, now)
+    def launch(self, program: int, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord]) -> Launch | None:
+        """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
 
-    def _called(self, event: Called, now: float) -> Sequence[Command]:
-        arguments, results = event.arguments, event.results
+        Returns:
+            The message to send. None when it entered the queue, which is to be released; or when it failed at once, for
+            an argument that has failed or with the session.
+        """
         failure: Failure | None = None
         uploading = False
         for buffer in arguments:
@@ -145,17 +145,43 @@ class ClientCore:
         if failure is not None:
             for result in results:
                 result.fail(failure)
-            return ()
-        launch = next(self._launches)
-        self.pending[launch] = results
-        numbers = tuple([buffer.id for buffer in arguments])
-        message = Launch(launch, event.program, numbers, results[0].id if results else 0)
+            return None
+        number = next(self._launches)
+        self.pending[number] = results
+        names = tuple([buffer.id for buffer in arguments])
+        message = Launch(number, program, names, results[0].id if results else 0)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
-            return self._fail(launch, self.ended, now)
+            self._fail(number, self.ended, self._now)
+            return None
         if uploading or self.queue:
             self.queue.append(_Queued(message, arguments))
-            return _RELEASE
-        return (Send(message),)
+            return None
+        return message
+
+    def free(self, buffer: BufferRecord) -> Free | None:
+        """Takes the end of the last handle of a buffer, or its deletion.
+
+        Returns:
+            The message to send, with the next one or later. None when it entered the queue, or the session has ended.
+        """
+        self.buffers.pop(buffer.id, None)
+        if self.ended is not None:
+            return None
+        message = Free((buffer.id,))
+        if buffer.upload is not None and not buffer.upload.done:
+            self.queue.append(_Queued(message, (buffer,)))
+        elif self.queue:
+            self.queue.append(_Queued(message))
+        else:
+            return message
+        return None
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Any, now: float) -> Sequence[Command]:
+        """Takes one of the `events`, or a message of the controller (`ToClient`), at time `now` in seconds."""
+        self._now = now
+        return _HANDLERS[type(event)](self, event, now)
 
     def _placed(self, event: Placed, _now: float) -> Sequence[Command]:
         return self._in_turn(event.message)
@@ -166,24 +192,10 @@ class ClientCore:
         self._sent_functions.update(new)
         return self._in_turn(Register(event.program, event.encoded, new))
 
-    def _in_turn(self, message: Message) -> Sequence[Command]:
+    def _in_turn(self, message: Call) -> Sequence[Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
         self.queue.append(_Queued(message))
         return _RELEASE
-
-    def _freed(self, event: Freed, _now: float) -> Sequence[Command]:
-        buffer = event.buffer
-        self.buffers.pop(buffer.id, None)
-        if self.ended is not None:
-            return ()
-        message = Free((buffer.id,))
-        if buffer.upload is not None and not buffer.upload.done:
-            self.queue.append(_Queued(message, (buffer,)))
-        elif self.queue:
-            self.queue.append(_Queued(message))
-        else:
-            return (Send(message, may_wait=True),)
-        return ()
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +214,7 @@ class ClientCore:
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
             if failure is not None:
                 return self._fail(message.launch, failure, now)
-        return (Send(message),)
+        return (message,)
 
     def _uploaded(self, event: Uploaded, now: float) -> Sequence[Command]:
         buffer, upload = event.buffer, event.upload
@@ -309,10 +321,8 @@ class ClientCore:
 
 
 _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[Command]]] = {
-    Called: ClientCore._called,
     Placed: ClientCore._placed,
     Registered: ClientCore._registered,
-    Freed: ClientCore._freed,
     Uploaded: ClientCore._uploaded,
     Completed: ClientCore._completed,
     LaunchFailed: ClientCore._failed,

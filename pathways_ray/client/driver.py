@@ -21,14 +21,13 @@ from pathways_ray.client.events import (
     CloseData,
     Command,
     Disconnected,
-    Freed,
     MoveHost,
     ReleaseQueue,
-    Send,
     Uploaded,
     Wake,
 )
 from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, WaitTimeout, from_failure
+from pathways_ray.transport.messages import Free, Message
 
 WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader leaves no thread waiting."""
@@ -55,7 +54,9 @@ class Driver:
 
     def free(self, record: BufferRecord) -> None:
         """Takes the end of a handle. Safe in a destructor: takes no lock."""
-        self.do(self.core.handle(Freed(record), 0.0))
+        message = self.core.free(record)
+        if message is not None:
+            self.connection.outbox.send_later(message)
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload."""
@@ -68,9 +69,11 @@ class Driver:
     def do(self, commands: Sequence[Command]) -> None:
         """Executes commands. The caller has `sending` where the event was a call."""
         for command in commands:
-            if type(command) is Send:  # first and without a pattern: each launch and each free comes by here
-                outbox = self.connection.outbox
-                (outbox.send_later if command.may_wait else outbox.send)(command.message)
+            if isinstance(command, Free):  # goes with the next message
+                self.connection.outbox.send_later(command)
+                continue
+            if isinstance(command, Message):
+                self.connection.outbox.send(command)
                 continue
             match command:
                 case Wake():

@@ -1,28 +1,19 @@
 """Events and commands of the client's core (`core.ClientCore`).
 
-Messages of the controller (`transport.messages.ToClient`) are events as they are.
+Messages are events and commands as they are: one of the controller (`transport.messages.ToClient`) was received, and
+one for the controller is to be sent.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Graph
-from pathways_ray.transport.messages import HostAddress, Message, Put
+from pathways_ray.transport.messages import Free, HostAddress, Launch, Put, Register
 
 # --- events -----------------------------------------------------------------------------------------------------------
-
-
-class Called(msgspec.Struct, frozen=True, gc=False):
-    """A launch of a registered program was called. `results` come from `new_buffers`."""
-
-    program: int
-    arguments: Sequence[BufferRecord]
-    results: Sequence[BufferRecord]
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -38,12 +29,6 @@ class Registered(msgspec.Struct, frozen=True, gc=False):
     graph: Graph
     encoded: bytes
     functions: dict[str, bytes]
-
-
-class Freed(msgspec.Struct, frozen=True, gc=False):
-    """The last handle of a buffer went, or the user deleted the array."""
-
-    buffer: BufferRecord
 
 
 class Uploaded(msgspec.Struct, frozen=True, gc=False):
@@ -72,13 +57,6 @@ class Forked(msgspec.Struct, frozen=True, gc=False):
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send a message to the controller. One that may wait goes with the next one, which is safe in a destructor."""
-
-    message: Message
-    may_wait: bool = False
-
-
 class Wake(msgspec.Struct, frozen=True, gc=False):
     """Wake the threads that wait for an outcome or for room; with `fetches`, also those that fetch values."""
 
@@ -101,4 +79,7 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-Command = Send | Wake | ReleaseQueue | MoveHost | CloseData
+Call = Register | Launch | Put | Free
+"""A message for the controller, which is the command to send it."""
+
+Command = Call | Wake | ReleaseQueue | MoveHost | CloseData

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
@@ -27,7 +26,7 @@ from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
-from pathways_ray.client.events import Called, Closing, Forked, Placed, Registered
+from pathways_ray.client.events import Closing, Forked, Placed, Registered
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.errors import (
     BufferDeleted,
@@ -199,7 +198,11 @@ class Session:
         with driver.sending:
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            driver.do(core.handle(Called(program, arguments, made), time.monotonic()))
+            message = core.launch(program, arguments, made)
+            if message is not None:
+                self._connection.outbox.send(message)
+            else:
+                driver.release_queue()
         return arrays
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:

@@ -17,17 +17,14 @@ from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import (
-    Called,
     CloseData,
     Closing,
     Command,
     Disconnected,
-    Freed,
     MoveHost,
     Placed,
     Registered,
     ReleaseQueue,
-    Send,
     Uploaded,
 )
 from pathways_ray.controller.tenants import Tenant
@@ -38,7 +35,17 @@ from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
-from pathways_ray.transport.messages import Completed, HostAddress, Put, Refused, SliceCreated, encode
+from pathways_ray.transport.messages import (
+    Completed,
+    Free,
+    HostAddress,
+    Launch,
+    Put,
+    Refused,
+    Register,
+    SliceCreated,
+    encode,
+)
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.controller import SimulatedController
@@ -214,15 +221,13 @@ class SimulatedClient:
             self._handle_to(record, layout, outcome, doubtful)
             for record, layout, outcome in zip(records, program.results, expected, strict=True)
         )
-        commands = self.core.handle(
-            Called(program.number, [handle.record for handle in arguments], records), self.world.clock.now
-        )
+        message = self.core.launch(program.number, [handle.record for handle in arguments], records)
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
             checker.launched(self, launch, fails, doubtful)
             for handle in results:
                 handle.launch = launch
-        self._do(commands)
+        self._do((message or ReleaseQueue(),))
         for index in sorted(program.donated):
             checker.donated(self, arguments[index].launch)
             self._drop(arguments[index])
@@ -259,7 +264,8 @@ class SimulatedClient:
 
     def _drop(self, handle: Handle) -> None:
         if self.handles.pop(handle.number, None) is not None:
-            self._handle(Freed(handle.record))
+            message = self.core.free(handle.record)
+            self._do((message,) if message is not None else ())
             self.last_drop = self.world.clock.now
 
     def _name_what_is_not_mine(self) -> None:
@@ -272,11 +278,9 @@ class SimulatedClient:
             found = [number for number in other.handles if number > last]
             strange = tuple(found[:1] * len(program.arguments)) or strange
         results = (BufferRecord(last + 5000),)
-        commands = self.core.handle(
-            Called(program.number, [BufferRecord(number) for number in strange], results), self.world.clock.now
-        )
+        message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
         self.world.checker.trespassed(self, next(reversed(self.core.pending)))
-        self._do(commands)
+        self._do((message or ReleaseQueue(),))
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
@@ -363,8 +367,8 @@ class SimulatedClient:
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Send():
-                    self.end.send(command.message)
+                case Launch() | Put() | Register() | Free():
+                    self.end.send(command)
                 case ReleaseQueue():
                     self._release_queue()
                 case MoveHost():

@@ -8,17 +8,14 @@ from typing import Any
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import (
-    Called,
     Command,
-    Freed,
     Placed,
     Registered,
     ReleaseQueue,
-    Send,
     Uploaded,
 )
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Message, Put
+from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
 
 GONE = Failure("HostLost", "host 1 is gone", host=1)
@@ -40,8 +37,8 @@ class Script:
     def do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Send():
-                    self.sent.append(command.message)
+                case Launch() | Put() | Register() | Free():
+                    self.sent.append(command)
                 case ReleaseQueue():
                     while (head := self.core.head(self.now)) is not None:
                         self.do(head)
@@ -66,7 +63,7 @@ class Script:
 
     def launch(self, *arguments: BufferRecord, program: int = 1, results: int = 1) -> list[BufferRecord]:
         made = self.core.new_buffers(results)
-        self.handle(Called(program, arguments, made))
+        self.do((self.core.launch(program, arguments, made) or ReleaseQueue(),))
         return made
 
     def put(self, *hosts: int) -> BufferRecord:
@@ -81,4 +78,5 @@ class Script:
         self.handle(Uploaded(record, record.upload, host, failure))
 
     def free(self, record: BufferRecord) -> None:
-        self.handle(Freed(record))
+        message = self.core.free(record)
+        self.do((message,) if message is not None else ())

@@ -7,16 +7,13 @@ import pytest
 from pathways_ray.client.buffer import BufferRecord, BufferState, Upload
 from pathways_ray.client.core import FORKED
 from pathways_ray.client.events import (
-    Called,
     CloseData,
     Closing,
     Disconnected,
     Forked,
-    Freed,
     MoveHost,
     Placed,
     ReleaseQueue,
-    Send,
     Uploaded,
     Wake,
 )
@@ -52,8 +49,7 @@ def test_a_launch_leaves_at_once_as_one_message() -> None:
     (x,) = script.core.new_buffers(1)
     made = script.core.new_buffers(2)
     assert [record.id for record in made] == [2, 3]
-    commands = script.core.handle(Called(5, [x, x], made), 1.0)
-    assert list(commands) == [Send(Launch(1, 5, (1, 1), 2))]
+    assert script.core.launch(5, [x, x], made) == Launch(1, 5, (1, 1), 2)
     assert script.core.pending == {1: made}
     assert state(*made) == [PENDING, PENDING]
 
@@ -327,10 +323,10 @@ def test_a_message_stays_at_the_head_until_it_is_removed() -> None:
     script.launch(x)
     assert x.upload is not None
     x.upload.done = True
-    assert script.core.head(script.now) == (Send(Launch(1, 1, (1,), 2)),)
-    assert script.core.handle(Freed(x), script.now) == ()
+    assert script.core.head(script.now) == (Launch(1, 1, (1,), 2),)
+    assert script.core.free(x) is None
     script.core.remove_head()
-    assert script.core.head(script.now) == (Send(Free((1,))),)
+    assert script.core.head(script.now) == (Free((1,)),)
 
 
 def test_the_first_failure_of_an_upload_counts() -> None:
@@ -369,7 +365,7 @@ def test_an_upload_that_ended_before_the_record_names_it_is_known() -> None:
 def test_a_free_may_wait_for_the_next_message() -> None:
     script = Script()
     (a,) = script.launch()
-    assert list(script.core.handle(Freed(a), 1.0)) == [Send(Free((1,)), may_wait=True)]
+    assert script.core.free(a) == Free((1,))
     assert not script.core.buffers
 
 
@@ -556,10 +552,10 @@ def test_the_story_names_failed_launches_and_uploads_with_their_cause() -> None:
     assert {entry.session for entry in script.core.story.entries()} == {7}
 
 
-def test_release_is_asked_for_whenever_something_enters_the_queue() -> None:
+def test_what_enters_the_queue_is_not_sent_before_it_is_released() -> None:
     script = Script()
     (record,) = script.core.new_buffers(1)
     record.upload = Upload({0})
-    for event in (Placed(Put(1, 1, VECTOR, ())), Called(1, [record], script.core.new_buffers(1))):
-        assert list(script.core.handle(event, 0.0)) == [ReleaseQueue()]
+    assert list(script.core.handle(Placed(Put(1, 1, VECTOR, ())), 0.0)) == [ReleaseQueue()]
+    assert script.core.launch(1, [record], script.core.new_buffers(1)) is None
     assert len(script.core.queue) == 2
