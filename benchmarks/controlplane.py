@@ -24,7 +24,7 @@ from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import ToController, ToHosts
-from pathways_ray.transport import fan_out, streams
+from pathways_ray.transport import batcher, outboxes
 from pathways_ray.transport.messages import (
     FROM_HOST,
     FROM_ISLAND,
@@ -40,11 +40,11 @@ from pathways_ray.transport.messages import (
     Message,
     Put,
     Ready,
-    encode_batch,
+    encode,
 )
 
 SESSION = 1
-PAUSED_S = 2 * streams.LONG_PAUSE_S
+PAUSED_S = 2 * batcher.LONG_GATHER_S
 """After so long no stream pauses any more: what is put into one leaves at once."""
 
 STEPS = 5
@@ -135,9 +135,9 @@ class Scheduler:
         first = island * shape.per_island
         self.island, self.hosts = island, range(first, first + shape.per_island)
         self.order = IslandOrder(island, frozenset(self.hosts), limits.ISLAND_WINDOW)
-        self.fan = fan_out.FanOut(self.order.outstanding.__len__)
+        self.fan = outboxes.FanOut(self.order.outstanding.__len__)
         self.sinks = {host: Sink() for host in self.hosts}
-        self.controller, self.up = streams.AsyncOutbox(self.order.outstanding.__len__), Sink()
+        self.controller, self.up = outboxes.AsyncOutbox(self.order.outstanding.__len__), Sink()
         self.pumps = [asyncio.ensure_future(self.fan.open(h).pump(self.sinks[h].write)) for h in self.hosts]
         self.pumps.append(asyncio.ensure_future(self.controller.pump(self.up.write)))
 
@@ -170,9 +170,9 @@ class ControlPlane:
         # One session stands for as many as it takes to keep all islands busy.
         self.launches = Launches(parallel=True, max_in_flight=limits.MAX_LAUNCHES_IN_FLIGHT * shape.islands)
         self.schedulers = [Scheduler(shape, island) for island in range(shape.islands)]
-        self.islands = [streams.AsyncOutbox(self.launches.in_flight.__len__) for _ in self.schedulers]
+        self.islands = [outboxes.AsyncOutbox(self.launches.in_flight.__len__) for _ in self.schedulers]
         self.down = [Sink() for _ in self.schedulers]
-        self.client, self.completed = streams.AsyncOutbox(self.launches.in_flight.__len__), Sink()
+        self.client, self.completed = outboxes.AsyncOutbox(self.launches.in_flight.__len__), Sink()
         self.pumps = [asyncio.ensure_future(o.pump(s.write)) for o, s in zip(self.islands, self.down, strict=True)]
         self.pumps.append(asyncio.ensure_future(self.client.pump(self.completed.write)))
         self.made = 0
@@ -189,7 +189,7 @@ class ControlPlane:
                 before = time.thread_time()
                 commands = self.launches.host_up(scheduler.island, hello)
                 spent = time.thread_time() - before
-        return spent, sum(len(encode_batch([command.message])) for command in commands)
+        return spent, sum(len(encode([command.message])) for command in commands)
 
     def _register(self) -> None:
         self.launches.open_session(SESSION)
@@ -236,7 +236,7 @@ class ControlPlane:
         first = self.made
         self.made += count
         wanted = [Launch(k, k % self.programs, (k % self.programs,), 1 << 20 | k) for k in range(first, first + count)]
-        data = encode_batch(wanted)
+        data = encode(wanted)
         costs.note("client to controller", [data])
         with costs.of("controller"):
             for message in TO_CONTROLLER.decode_batch(data):
@@ -270,7 +270,7 @@ class ControlPlane:
                     messages = [message for data in batches for message in TO_HOST.decode_batch(data)]
                     answer = self._answer(host, scheduler.island, messages)
                     if answer:
-                        answers[host] = costs.note("host to island", [encode_batch(answer)])
+                        answers[host] = costs.note("host to island", [encode(answer)])
         return answers
 
     def _answer(self, host: int, island: int, messages: list[Any]) -> list[Message]:

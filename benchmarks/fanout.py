@@ -19,7 +19,7 @@ from benchmarks import measure
 from pathways_ray import limits
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import ToController, ToHosts
-from pathways_ray.transport import fan_out, links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.messages import (
     FROM_HOST,
     TO_HOST,
@@ -28,11 +28,11 @@ from pathways_ray.transport.messages import (
     HostUp,
     IslandLaunch,
     Program,
-    encode_batch,
+    encode,
 )
 
 JOIN_LIMIT_S = 60.0
-JOIN_AT_ONCE = links.MOST_STRANGERS // 4
+JOIN_AT_ONCE = links.MAX_UNAUTHENTICATED // 4
 """A server hangs up on those beyond `MOST_STRANGERS` who have yet to say who they are."""
 
 END = DropSession(0)
@@ -54,13 +54,13 @@ async def _be_hosts(address: str, hosts: int) -> None:
     async def be_host(host: int) -> None:
         async with joining:
             stream = await links.dial(address, streams.HOST_STREAM, {})
-            await stream.write(encode_batch([HostUp(host, 1, "", "", 1, 1)]))
+            await stream.write(encode([HostUp(host, 1, "", "", 1, 1)]))
         ended = False
-        while not ended and (data := await streams.reading(stream)) is not None:
+        while not ended and (data := await stream.read()) is not None:
             messages = TO_HOST.decode_batch(data)
             done = tuple(message.sequence for message in messages if isinstance(message, IslandLaunch))
             if done:
-                await stream.write(encode_batch([Done(done, (100,) * len(done))]))
+                await stream.write(encode([Done(done, (100,) * len(done))]))
             ended = END in messages
         stream.close()
 
@@ -80,13 +80,13 @@ class Island:
 
     hosts: int
     order: IslandOrder = field(init=False)
-    fan: fan_out.FanOut = field(init=False)
+    fan: outboxes.FanOut = field(init=False)
     made: int = 0
     over: int = 0
 
     async def start(self) -> None:
         self.order = IslandOrder(0, frozenset(range(self.hosts)), limits.ISLAND_WINDOW)
-        self.fan = fan_out.FanOut(self.order.outstanding.__len__)
+        self.fan = outboxes.FanOut(self.order.outstanding.__len__)
         self.changed = asyncio.Event()
         self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
         self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
@@ -101,7 +101,7 @@ class Island:
         await self.changed.wait()
 
     async def _host(self, context: links.AsyncLink) -> None:
-        data = await streams.reading(context)
+        data = await context.read()
         assert data is not None
         (hello,) = FROM_HOST.decode_batch(data)
         assert isinstance(hello, HostUp)
@@ -109,7 +109,7 @@ class Island:
         self._do(self.order.host_up(hello))
         pump = asyncio.ensure_future(branch.carry(context))
         self.changed.set()
-        while (data := await streams.reading(context)) is not None:
+        while (data := await context.read()) is not None:
             for message in FROM_HOST.decode_batch(data):
                 self._do(self.order.from_host(hello.host, 1, message))
         pump.cancel()

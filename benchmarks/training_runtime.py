@@ -212,7 +212,7 @@ class Runtime:
 
     def moved(self, devices: int, tensor: int) -> list[dict[str, Any]]:
         """Bytes between two islands of a step, with and without scatter/gather, counted from the layouts."""
-        from megatron_ptdp.parallel import traffic
+        from megatron_ptdp.parallel import transfer_bytes
 
         sizes = Cut(pipeline=devices, tensor=tensor, microbatches=8, examples=self.sizes.examples)
         model = self.sizes.model(tensor)
@@ -222,7 +222,7 @@ class Runtime:
             rows = []
             for scatter in (True, False):
                 found = [
-                    traffic.boundary(shapes, here, there, scatter)
+                    transfer_bytes.boundary(shapes, here, there, scatter)
                     for shapes, here, there in zip(step.shapes, layout.slices[0], layout.slices[0][1:], strict=False)
                 ]
                 rows.append(

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pathways_ray.client.program import program as program
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
+    from pathways_ray.client.transfers import TransferBytes as TransferBytes
+    from pathways_ray.client.transfers import transfer_bytes as transfer_bytes
     from pathways_ray.deployment.init import init as init
     from pathways_ray.deployment.topology import Island as Island
 
@@ -48,6 +50,7 @@ _HOMES = {
     "Array": "client.array",
     "Island": "deployment.topology",
     "Session": "client.session",
+    "TransferBytes": "client.transfers",
     "VirtualSlice": "client.slices",
     "compiled": "client.compiled",
     "connect": "client.api",
@@ -57,6 +60,7 @@ _HOMES = {
     "program": "client.program",
     "put": "client.api",
     "shutdown": "client.api",
+    "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",
 }
 

@@ -3,8 +3,8 @@
 `prepare` writes a token file, `TokenFile.open` checks and maps it, `Batches` gives the batch of any step.
 """
 
+from megatron_ptdp.data.batches import Batches
 from megatron_ptdp.data.corpus import default_corpus, files_in
-from megatron_ptdp.data.order import Batches
 from megatron_ptdp.data.prepare import prepare
 from megatron_ptdp.data.tokenfile import Header, TokenFile, TokenWriter
 from megatron_ptdp.data.tokens import ByteTokens, TokenizerFile, Tokens, tokens_named

@@ -1,4 +1,4 @@
-"""Which texts: files that were named, or what every Python has of its own, so that nothing need be downloaded.
+"""Texts to train on: named files, or the sources of the standard library, which need no download.
 
 The default corpus is the reference text behind `help()` (pydoc_data/topics.py, some 0.7 MB of English) and the sources
 of the standard library (some 12 MB), as the interpreter that runs has them: another version has other texts.

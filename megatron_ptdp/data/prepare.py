@@ -1,4 +1,4 @@
-"""Text files to one token file."""
+"""`prepare`: one token file from text files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_ptdp.errors import TokenFileError
 def prepare(
     output: str | Path, files: Sequence[Path], tokens: Tokens, report: Callable[[int], None] = lambda read: None
 ) -> Header:
-    """Writes the tokens of all files, one behind the other, a newline between two that need one.
+    """Writes the tokens of all files one after another, with a newline between two texts.
 
     Args:
         output: the token file; one that is there is replaced when the new one is whole.

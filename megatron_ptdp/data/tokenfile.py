@@ -29,11 +29,11 @@ VERSION = 1
 HEADER_BYTES = 4096
 _DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _PART = 1 << 24
-"""Bytes of the data that are looked at together."""
+"""Bytes of the data that are checked at a time."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file says of itself.
+    """The header of a token file.
 
     Attributes:
         dtype: of a token: uint8, uint16 or uint32
@@ -41,7 +41,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         vocabulary: all tokens are below it
         crc32: of the bytes of the tokens
         tokenizer: "bytes", or name and SHA-256 of the tokenizer's file
-        documents: how many texts were put one behind the other
+        documents: number of texts
     """
 
     dtype: str
@@ -119,7 +119,7 @@ def dtype_for(vocabulary: int) -> str:
     for name, dtype in _DTYPES.items():
         if 1 <= vocabulary <= 1 << (8 * dtype.itemsize):
             return name
-    raise TokenFileError(f"a vocabulary of {vocabulary:,} tokens does not fit into 32 bits, or is none")
+    raise TokenFileError(f"a vocabulary of {vocabulary:,} tokens is empty, or does not fit into 32 bits")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class TokenFile:
 
 
 def _check(path: Path, header: Header, tokens: np.ndarray, report: Callable[[int], None]) -> None:
-    """Raises `TokenFileError` where the data is not what was written."""
+    """Raises `TokenFileError` if the data has changed since it was written."""
     data = tokens.view(np.uint8)
     found = 0
     for start in range(0, data.size, _PART):
@@ -200,7 +200,7 @@ class TokenWriter:
             self._file = self._partial.open("wb")
         except OSError as error:
             raise TokenFileError(f"token file {self.path} cannot be written: {error.strerror}") from error
-        self._file.write(b"\0" * HEADER_BYTES)  # no header yet: whoever finds this does not take it for whole
+        self._file.write(b"\0" * HEADER_BYTES)  # no header yet: a reader does not take this for a whole file
         return self
 
     def add(self, tokens: np.ndarray) -> None:
@@ -220,7 +220,7 @@ class TokenWriter:
         self.documents += 1
 
     def header(self) -> Header:
-        """Of what was written so far."""
+        """The header for the tokens written so far."""
         return Header(self.dtype, self.count, self.vocabulary, self.crc32, self.tokenizer, self.documents)
 
     def __exit__(

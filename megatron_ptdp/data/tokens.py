@@ -1,4 +1,4 @@
-"""How text becomes numbers: its bytes, or what a file of the `tokenizers` library says."""
+"""Tokenizers: bytes, or a file of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_ptdp.errors import TokenFileError
 
 
 class Tokens(Protocol):
-    """A tokenizer. All tokens of `encode` are below `vocabulary`; `name` tells it from others."""
+    """A tokenizer. All tokens of `encode` are below `vocabulary`; `name` identifies it."""
 
     name: str
     vocabulary: int
@@ -35,7 +35,7 @@ class TokenizerFile:
     """A JSON file as `tokenizers` writes it.
 
     Raises:
-        TokenFileError: the library is not installed, or the file is none of its.
+        TokenFileError: the library is not installed, or cannot read the file.
     """
 
     def __init__(self, path: str | Path) -> None:

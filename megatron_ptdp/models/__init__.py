@@ -1,7 +1,7 @@
-"""Transformers as stages of a pipeline: GPT, T5, mixtures of experts; and what a model is to the parts that train it.
+"""Transformers as stages of a pipeline: GPT, T5, mixtures of experts; and the interface of models.
 
-`preset` gives sizes by name, `build` makes the model of them. `initialise` fills its parameters, `take` and `join` cut
-them into stages and put them together again.
+`preset` gives sizes by name, `build` makes the model of them. `initialise` fills its parameters, `take` and `join`
+split them into stages and join them again.
 """
 
 from megatron_ptdp.models.config import Compute, Flops, ModelConfig, flops_per_token, preset, presets

@@ -20,7 +20,7 @@ DType: TypeAlias = Literal["float32", "bfloat16", "float64"]
 Scatter: TypeAlias = Literal["psum_scatter", "psum"]
 
 BUCKETS, FARTHEST = 32, 128
-"""Of T5's relative positions: how many kinds of distance there are, and from which distance on all are one kind."""
+"""T5's relative positions: the number of buckets of distances, and the distance from which all are in one bucket."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model is computed; no result depends on it but for rounding.
+    """The way a model is computed; results depend on it in their rounding only.
 
     Attributes:
         tensor: members that share each layer's matrices.
         sequence_parallel: whether members of TENSOR hold a part of the sequence each between the blocks of a layer.
-        recompute: what the backward computes again.
+        recompute: the part of the forward that the backward computes again.
         dtype: of parameters and of what passes between layers. Statistics of norms, softmax and the loss are computed
             in float32 at least. "float64" needs `jax_enable_x64`.
-        scatter: "psum" sums everywhere and takes a part, for devices whose reduce-scatter is not to be trusted: the
+        scatter: "psum" sums everywhere and takes a part, for devices with a wrong reduce-scatter: the
             runtime refuses it between hosts of a CPU island.
         unroll: whether layers are written out one by one: larger programs, that run faster when layers are small.
     """
@@ -203,7 +203,7 @@ def changed(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 
 
 def _missing(planned: Planned) -> str:
-    """What a planner's model has that the models here have not; "" for nothing."""
+    """A feature of a planner's model that the models here lack; "" if there is none."""
     if planned.gated:
         return "a gated feed-forward part"
     if planned.key_heads != planned.heads:
@@ -222,7 +222,7 @@ class Flops:
 
 
 def flops_per_token(config: ModelConfig, recompute: Recompute = "none") -> Flops:
-    """FLOPs in both conventions of MFU. Tokens are those that are predicted, as `Model.tokens` counts them.
+    """FLOPs in both conventions of MFU. Only predicted tokens count, as `Model.tokens` counts them.
 
     For GPT, per token: 72 l h² (1 + s/(6h) + V/(12lh)) of the model; 96 l h² (1 + s/(6h) + V/(16lh)) of the hardware
     with full recomputation (PTD-P eq. 3). With experts the model needs those a token goes through; all of them run.

@@ -31,7 +31,7 @@ class Gpt(Transformer):
 
     def values(self, stage: Stage, examples: int) -> Tree:
         """As `Model.values`."""
-        if stage.embeds:
+        if stage.has_embedding:
             return {}
         return {"hidden": self.value(examples, self.config.sequence), **self.balance_value(examples)}
 
@@ -39,14 +39,14 @@ class Gpt(Transformer):
         self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any], fetch: Fetch | None = None
     ) -> Any:
         """As `Model.forward`."""
-        if stage.embeds:
+        if stage.has_embedding:
             values = {"hidden": self._embedded(params["embedding"], batch["tokens"][:, :-1])}
         x, more = layers.vary(values["hidden"], DATA), []
         if "layers" in params:
             x, own = self.run("layers", self._layer, x, self.prepared(params["layers"]), fetch)
             more.append(own)
         balance = self.added({name: values[name] for name in values if name == "balance"}, more, len(x))
-        if stage.scores:
+        if stage.has_loss:
             return self.loss(params, x, balance, batch)
         return {"hidden": x, **balance}
 

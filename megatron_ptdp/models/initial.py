@@ -1,4 +1,4 @@
-"""What parameters are filled with at first: the same numbers however the model is cut, shared or padded.
+"""Initial parameters: the same numbers however the model is split into stages, sharded or padded.
 
 Every array, of each layer its own, has a generator whose key is made of the seed, the path and the layer's number in
 the whole model. So a stage makes its own parameters and no others, and two stages that hold the same array make it
@@ -16,7 +16,7 @@ from megatron_ptdp.models.split import pad
 
 
 def initialise(model: Model, stage: Stage, seed: int, dtype: str = "float32") -> Tree:
-    """A stage's parameters, all members' parts together, as NumPy arrays (drawn in float32 whatever the dtype)."""
+    """A stage's parameters as whole NumPy arrays, drawn in float32 for every dtype."""
     stacks = model.stacks(stage)
 
     def fill(tree: Tree, path: tuple[str, ...]) -> Tree:

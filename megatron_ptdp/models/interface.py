@@ -1,4 +1,4 @@
-"""What a model is to the parts that train it: parameters by stage, and a function from a stage's input to its output.
+"""The interface of models: parameters of a stage, and the function from its input to its output.
 
 A model is a row of layers between an embedding and a loss. It is cut into stages of neighbouring layers. `forward` of a
 stage runs inside `jax.shard_map` over the mesh of the stage's slice, with the axes DATA and TENSOR, and replication is
@@ -19,26 +19,26 @@ DATA, TENSOR = "data", "tensor"
 """The axes of a stage's mesh, in this order: replicas of the stage, and members that share its matrices."""
 
 Tree: TypeAlias = Any
-"""A nested dict with the said leaves."""
+"""A nested dict; the leaves are named where it is used."""
 
 Fetch: TypeAlias = Callable[[str, Tree], Tree]
-"""From the name of a stack and the parameters of one of its layers, as members of DATA share them, to them whole.
-What it gives is not to be kept for the backward: see `Transformer.run`."""
+"""Function from the name of a stack and one layer's parameters, sharded over DATA, to the whole parameters. Its result
+must not be saved for the backward: see `Transformer.run`."""
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
-"""What the backward computes again: nothing; the scores of attention; everything inside a layer."""
+"""The part that the backward computes again: nothing; the scores of attention; everything inside a layer."""
 
 Initial: TypeAlias = Literal["normal", "ones", "zeros"]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers [first, last) of the whole model; `embeds` with the embedding before, `scores` with the loss after."""
+    """The layers [first, last) of the whole model, with the embedding before or the loss after them."""
 
     first: int
     last: int
-    embeds: bool
-    scores: bool
+    has_embedding: bool
+    has_loss: bool
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Parameter:
     """One array of a stage's parameters.
 
     Attributes:
-        shape: of all members' parts together. If `stacked`, dimension 0 counts the stage's layers of one kind.
+        shape: of the whole array. If `stacked`, dimension 0 counts the stage's layers of one kind.
         spec: how members of TENSOR share it; DATA is not in it.
-        initial: what it is filled with at first; "normal" has standard deviation `scale`.
+        initial: its first values; "normal" has standard deviation `scale`.
         decay: whether weight decay acts on it (matrices, not norms and biases).
         padded: (dimension, size without padding), when `shape` was rounded up so that members share it evenly. The
             padding is zero, and stays so: its gradient is zero.
@@ -67,10 +67,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Value:
-    """One array of what a stage hands to the next, for one microbatch.
+    """One array that a stage gives to the next, for one microbatch.
 
     Attributes:
-        shape: of all members' parts together; dimension 0 counts examples.
+        shape: of the whole array; dimension 0 counts examples.
         dtype: by name.
         spec: over DATA and TENSOR.
         split: a dimension along which members of TENSOR that all hold the same could each send a part; None where they
@@ -88,7 +88,7 @@ class Model(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many layers there are to cut: encoder and decoder layers together, in this order."""
+        """The number of layers: encoder layers, then decoder layers."""
 
     def parameters(self, stage: Stage) -> Tree:
         """The `Parameter`s of a stage: nested dicts whose leaves have the same path in every stage that has them."""
@@ -98,7 +98,7 @@ class Model(Protocol):
         counted within the whole model's stack of that name."""
 
     def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array of so many examples, as the data gives them; dimension 0 counts examples."""
+        """Shape and dtype of each array of a batch of `examples` examples; dimension 0 counts examples."""
 
     def values(self, stage: Stage, examples: int) -> Tree:
         """The `Value`s that come into a stage; of one with the embedding: {}."""

@@ -29,7 +29,7 @@ SEQUENCE = 1  # the dimension of [B, S, H] that sequence parallelism shares
 
 
 def vary(tree: Tree, *axes: str) -> Tree:
-    """The same values, typed as varying over these mesh axes; the gradient is summed over those that were added."""
+    """Values typed as varying over these mesh axes; the gradient is summed over the axes that this adds."""
 
     def cast(x: jax.Array) -> jax.Array:
         missing = tuple(axis for axis in axes if axis not in varying(x))
@@ -44,7 +44,7 @@ def varying(x: Any) -> frozenset[str]:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """In float32 at least."""
+    """The array in float32, or in its own dtype if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -91,7 +91,7 @@ _scatter.defvjp(lambda x: (_scatter(x), None), lambda _, ct: (_gather(ct),))
 
 @partial(jax.checkpoint, prevent_cse=False)  # of this its input is kept, of several arrays of that size it makes
 def norm(x: jax.Array, params: Tree) -> jax.Array:
-    """Over the last dimension: with a bias a LayerNorm (eps 1e-5, as GPT), without the RMSNorm of T5 (eps 1e-6)."""
+    """Norm over the last dimension: with a bias LayerNorm (eps 1e-5, as GPT), without RMSNorm (eps 1e-6, as T5)."""
     y = wide(x)
     if "bias" in params:
         y = y - jnp.mean(y, axis=-1, keepdims=True)
@@ -107,7 +107,7 @@ def activate(x: jax.Array, activation: Activation) -> jax.Array:
 
 def tokens_first(x: jax.Array) -> jax.Array:
     """[B, S, H] as [B·S, H]: so the gradient of a matrix is a product over one dimension, which XLA for CPU computes
-    without laying its factors out anew. That takes a sixth of a whole backward."""
+    without copies of its factors in another layout. Those take a sixth of a whole backward."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -192,7 +192,7 @@ def token_losses(x: jax.Array, table: jax.Array, targets: jax.Array, vocabulary:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _cross_entropy(logits: jax.Array, own: jax.Array, targets: jax.Array, vocabulary: int) -> jax.Array:
-    """For own logits [B, S, V/t] of the tokens `own` [V/t]: whole [B, S]. The backward keeps one array of that size."""
+    """Losses [B, S] from own logits [B, S, V/t] of the tokens `own` [V/t]. The backward keeps one array [B, S, V/t]."""
     return _cross_entropy_forward(logits, own, targets, vocabulary)[0]
 
 

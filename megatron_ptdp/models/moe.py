@@ -39,7 +39,7 @@ def experts(x: jax.Array, params: Tree, config: ModelConfig, compute: Compute) -
 
 
 def route(logits: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array]:
-    """For logits [B, S, E]: each expert's weight for each token [B, S, E], zero if not chosen; and the balance [B]."""
+    """Weights of experts for each token [B, S, E], zero if not chosen, and the balance [B], from logits [B, S, E]."""
     probabilities = jax.nn.softmax(logits, axis=-1)
     count = logits.shape[-1]
     left, chosen = probabilities, jnp.zeros_like(probabilities)

@@ -1,4 +1,4 @@
-"""The parameters of a model's parts: shapes, how members of TENSOR share them, and what they are filled with.
+"""The parameters of a model's parts: shapes, sharding over TENSOR, and initial values.
 
 Those of `count` layers are stacked along dimension 0. Standard deviations: GPT as GPT-2, 0.02, and divided by
 sqrt(2 layers) where a block ends; T5 as T5.1.0, where scores are not scaled and the queries are smaller instead.
@@ -33,12 +33,12 @@ def attention(c: ModelConfig) -> Tree:
 
 
 def relative_positions(c: ModelConfig) -> Parameter:
-    """What is added to scores, for each kind of distance and head; a table of each layer's own."""
+    """Biases of scores for each bucket of distances and each head; every layer has a table of its own."""
     return Parameter((BUCKETS, c.heads), P(None, TENSOR), scale=c.hidden**-0.5, decay=False)
 
 
 def feed_forward(c: ModelConfig) -> Tree:
-    """In [H, F], out [F, H], of which F is shared; or with experts [E, H, F] and [E, F, H], of which E is."""
+    """Weights in [H, F] and out [F, H], sharded over F; with experts [E, H, F] and [E, F, H], sharded over E."""
     start, end = (c.hidden**-0.5, c.ffn**-0.5) if c.kind == "t5" else (0.02, _ending(c))
     if not c.experts:
         return {"in": _matrix(c, (c.hidden, c.ffn), 1, start), "out": _matrix(c, (c.ffn, c.hidden), 0, end)}

@@ -1,7 +1,7 @@
-"""The same models once more, written to be read and believed: one device, a loop over layers, no parallelism.
+"""A second implementation of the models, for one device: a loop over layers, no parallelism, made to be read.
 
-What the parallel models compute is compared with this. So it shares no code with them, spells out each formula, and has
-other ways to the same numbers where there are any: one example at a time, attention one head at a time, experts one
+The results of the parallel models are compared with it. So it shares no code with them, spells out each formula, and
+has other ways to the same numbers where there are any: one example at a time, attention one head at a time, experts one
 token's choice at a time, targets picked from a table of log probabilities. It takes the whole tree of `split` and
 computes in the tree's dtype: float64 under `jax_enable_x64`.
 """

@@ -1,8 +1,8 @@
-"""From the whole model's tree to those of stages and back, for parameters and any tree with their paths.
+"""Trees of the whole model split into those of stages, and joined again: parameters, and any tree with their paths.
 
 The whole tree is the form in which a model is kept: stacks with all their layers, no padding, a tied embedding once.
-It does not depend on how the model is cut or shared, so a checkpoint in it loads under any other sizes. All arrays here
-are NumPy's, all members' parts together.
+It does not depend on the stages or the sharding, so a checkpoint in this form loads under any other sizes. All arrays
+here are whole NumPy arrays.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from megatron_ptdp.models.interface import Model, Parameter, Stage, Tree
 
 def whole(model: Model) -> Stage:
     """The stage that is all of the model."""
-    return Stage(0, model.layers, embeds=True, scores=True)
+    return Stage(0, model.layers, has_embedding=True, has_loss=True)
 
 
 def cut(model: Model, counts: Sequence[int]) -> list[Stage]:
-    """Stages with so many layers each.
+    """Stages with `counts` layers each.
 
     Raises:
         ConfigError: they do not add up to the model's layers, or one is negative.
     """
     if not counts or min(counts) < 0 or sum(counts) != model.layers:
-        raise ConfigError(f"stages of {list(counts)} layers are no cut of a model of {model.layers} layers")
+        raise ConfigError(f"stages of {list(counts)} layers do not add up to a model of {model.layers} layers")
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     final = len(counts) - 1
     return [Stage(end - n, end, i == 0, i == final) for i, (n, end) in enumerate(zip(counts, ends, strict=True))]
 
 
 def pad(array: np.ndarray, parameter: Parameter) -> np.ndarray:
-    """With the zeros that let members share it evenly."""
+    """The array with zeros appended, so that it divides among members."""
     if parameter.padded is None:
         return array
     dimension, size = parameter.padded
@@ -45,7 +45,7 @@ def pad(array: np.ndarray, parameter: Parameter) -> np.ndarray:
 
 
 def unpad(array: np.ndarray, parameter: Parameter) -> np.ndarray:
-    """Without them."""
+    """The array without the zeros of `pad`."""
     if parameter.padded is None:
         return array
     dimension, size = parameter.padded
@@ -77,13 +77,14 @@ def take(model: Model, stage: Stage, tree: Tree) -> Tree:
 
 
 def join(model: Model, stages: Sequence[Stage], parts: Sequence[Tree]) -> Tree:
-    """The whole tree from those of stages that together are the model, in any order. What is tied must be equal.
+    """The whole tree from those of all stages, in any order. Tied arrays must be equal.
 
     Raises:
         ConfigError: the stages are not the whole model.
     """
     order = sorted(
-        range(len(stages)), key=lambda i: (stages[i].first, stages[i].last, not stages[i].embeds, stages[i].scores)
+        range(len(stages)),
+        key=lambda i: (stages[i].first, stages[i].last, not stages[i].has_embedding, stages[i].has_loss),
     )
     rows = [stages[i] for i in order]
     counts = [stage.last - stage.first for stage in rows]
@@ -111,7 +112,7 @@ def _below(tree: Any, path: tuple[str, ...], name: str) -> Any:
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    """What a nested dict holds at a path; None if nothing."""
+    """The value of a nested dict at a path, or None."""
     for name in path:
         if not isinstance(tree, dict) or name not in tree:
             return None

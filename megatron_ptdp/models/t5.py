@@ -58,7 +58,7 @@ class T5(Transformer):
 
     def values(self, stage: Stage, examples: int) -> Tree:
         """As `Model.values`."""
-        if stage.embeds:
+        if stage.has_embedding:
             return {}
         c = self.config
         values = {"encoder": self.value(examples, c.encoder_sequence), "decoder": self.value(examples, c.sequence)}
@@ -68,7 +68,7 @@ class T5(Transformer):
         self, stage: Stage, params: Tree, values: Tree, batch: Mapping[str, Any], fetch: Fetch | None = None
     ) -> Any:
         """As `Model.forward`."""
-        if stage.embeds:
+        if stage.has_embedding:
             table = params["embedding"]["tokens"]
             values = {
                 "encoder": self.embed(table, batch["encoder_tokens"]),
@@ -88,7 +88,7 @@ class T5(Transformer):
             decoder, own = self.run("decoder", layer, decoder, own_params, fetch)
             more.append(own)
         balance = self.added({name: values[name] for name in values if name == "balance"}, more, len(decoder))
-        if stage.scores:
+        if stage.has_loss:
             return self.loss(params, decoder, balance, batch)
         return {"encoder": encoder, "decoder": decoder, **balance}
 
@@ -114,7 +114,7 @@ class T5(Transformer):
 
 
 def buckets(length: int, *, causal: bool) -> jax.Array:
-    """For a query and a key at each of `length` positions: the kind of their distance [length, length], as T5 has it.
+    """Buckets of distances [length, length] between queries and keys at each of `length` positions, as in T5.
 
     Half of the kinds are single distances, the others grow with the logarithm up to `FARTHEST`. Without a causal mask
     one half is for keys that come later.

@@ -1,4 +1,4 @@
-"""What GPT and T5 have in common: an embedding, stacks of equal layers, a last norm, the logits' table and the loss."""
+"""The common part of GPT and T5: embedding, stacks of equal layers, last norm, table of the logits, and loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_ptdp.models.config import Compute, ModelConfig, check_sizes
 from megatron_ptdp.models.interface import DATA, TENSOR, Fetch, Stage, Tree, Value
 
 Layer = Callable[[jax.Array, Tree], tuple[jax.Array, jax.Array]]
-"""From [B, S, H] and the layer's parameters: the same shape, and the balance of its experts [B]."""
+"""Function from [B, S, H] and a layer's parameters to [B, S, H] and the balance of its experts [B]."""
 
 
 class Transformer:
@@ -43,7 +43,7 @@ class Transformer:
         return self.config.encoder_layers + self.config.layers
 
     def stacks(self, stage: Stage) -> Mapping[str, tuple[int, int]]:
-        """Of each stack of layers, by its name in the tree: which of the whole stack's layers the stage has."""
+        """Ranges of the layers that the stage has of each whole stack, by the stack's name in the tree."""
         raise NotImplementedError
 
     def stack_parameters(self, name: str) -> Tree:
@@ -58,13 +58,13 @@ class Transformer:
         for name, (first, last) in self.stacks(stage).items():
             if last > first:
                 tree[name] = parameters.stacked(self.stack_parameters(name), last - first)
-        if stage.embeds or (stage.scores and c.tied):
-            tied = c.tied and not (stage.embeds and stage.scores)
+        if stage.has_embedding or (stage.has_loss and c.tied):
+            tied = c.tied and not (stage.has_embedding and stage.has_loss)
             scale = 1.0 if t5 else 0.02
             tree["embedding"] = {"tokens": parameters.table(c, self.compute.tensor, tied=tied, scale=scale)}
-        if stage.embeds and not t5:
+        if stage.has_embedding and not t5:
             tree["embedding"]["positions"] = parameters.positions(c)
-        if stage.scores:
+        if stage.has_loss:
             tree["final"] = parameters.norm(c)
             if not c.tied:
                 scale = c.hidden**-0.5 if t5 else 0.02
@@ -177,7 +177,7 @@ class Transformer:
 
     def _check(self, stage: Stage) -> None:
         whole = 0 <= stage.first <= stage.last <= self.layers
-        if not whole or (stage.embeds and stage.first) or (stage.scores and stage.last != self.layers):
+        if not whole or (stage.has_embedding and stage.first) or (stage.has_loss and stage.last != self.layers):
             raise ConfigError(
                 f"{stage} is no stage of a model of {self.layers} layers: 0 <= first <= last <= {self.layers}, the "
                 f"embedding stands before layer 0 and the loss after the last"
@@ -185,11 +185,11 @@ class Transformer:
 
 
 _CHEAP = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim", "convert_element_type", "pvary", "pcast"})
-"""What only lays an array out anew: of a fetched array that is the whole array again."""
+"""Primitives that only change the layout of an array: applied to a fetched array, they give the whole array again."""
 
 
 def not_fetched(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A policy for `jax.checkpoint`: all is kept for the backward but what `fetch` brought over DATA, and arrays that
-    are another one laid out anew, as these may be."""
+    """A policy for `jax.checkpoint`: saves everything but the arrays that `fetch` gathered over DATA, and copies in
+    another layout, which may be copies of these."""
     name = str(primitive)
     return name not in _CHEAP and not (name.startswith("all_gather") and DATA in params.get("axis_name", ()))

@@ -1,9 +1,9 @@
-"""The canonical whole state: NumPy arrays that do not depend on how the model was cut, shared or padded.
+"""The canonical whole state: NumPy arrays that do not depend on stages, sharding or padding.
 
     {"params": tree, "slots": {"0/mu": tree, ...}, "counts": {"0/count": array, ...}}
 
-Slots are what the optimizer keeps for each parameter, under the name that optax's state has for it; counts are what it
-keeps beside. Trees are those of the whole model (`models.split`).
+Slots are the arrays that the optimizer has for each parameter, under their names in optax's state; counts are its other
+arrays. Trees are those of the whole model (`models.split`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Path = tuple[str, ...]
 def gather(
     model: Model, stages: Sequence[Stage], updates: Sequence[Update], params: Sequence[Tree], slots: Sequence[Any]
 ) -> dict[str, Any]:
-    """From the arrays of each stage."""
+    """The canonical whole state from the arrays of each stage."""
     trees: dict[str, list[dict[Path, Any]]] = {}
     counts: dict[str, Any] = {}
     for number, (update, held) in enumerate(zip(updates, slots, strict=True)):
@@ -81,7 +81,7 @@ def unpadded(model: Model, tree: Tree) -> Tree:
 
 
 def _places(update: Update) -> list[tuple[str, Path | None]]:
-    """For each leaf of the optimizer's state: its name, and the path of its parameter, None where it has none."""
+    """Name of each leaf of the optimizer's state, and the path of its parameter, or None."""
     paths = jax.tree_util.tree_map_with_path(lambda path, _: _Path(path), update.master)
     labels = optax.tree.map_params(
         update.transform, lambda _, path: path, update.slots, paths, transform_non_params=lambda _: _Path(None)

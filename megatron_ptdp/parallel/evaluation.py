@@ -16,22 +16,22 @@ def losses(
     numbers: Sequence[Sequence[Any]],
     placement: Sequence[int],
 ) -> list[Any]:
-    """Of each microbatch, the losses [members] of one group of replicas.
+    """Losses [members] of each microbatch, of one group of replicas.
 
     One microbatch after the other goes through all stages. A device enqueues them in this order too, so the stages work
     on different ones at the same time.
 
     Args:
-        row: of each stage
+        row: the nodes of each stage
         params: of each stage, as forward takes them
         batch, numbers: for each pipeline device its arrays, and the number of each microbatch
-        placement: of each stage, its device
+        placement: the device of each stage
     """
     found = []
     for k in range(len(numbers[0])):
         value: Any = {}
         for nodes, own, device in zip(row, params, placement, strict=True):
             seen = {name: batch[device][name] for name in nodes.math.wanted}
-            value = nodes.passed(own, value, seen, numbers[device][k])
+            value = nodes.evaluate(own, value, seen, numbers[device][k])
         found.append(value)
     return found

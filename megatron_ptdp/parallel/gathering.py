@@ -25,7 +25,7 @@ def is_fetched(shapes: StageShapes) -> Tree:
 
 
 def fetching(shapes: StageShapes, compute: str, master: str, direct: bool) -> Fetch | None:
-    """What the stage's model calls with a layer's own parts; None where parameters are whole.
+    """The function that gathers a layer's parameters, for the stage's model; None where parameters are whole.
 
     Args:
         compute, master: dtypes, as `Options` has them

@@ -1,4 +1,4 @@
-"""Where a training run lies: the stages of the model, and a slice for each pipeline device of each replica."""
+"""The layout of a training run: stages of the model, and a slice for each pipeline device of each replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models.interface import DATA, TENSOR, Model, Stage
-from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.parallel.sizes import Sizes
 
 Placement: TypeAlias = Literal["together", "apart"]
@@ -72,11 +72,13 @@ def places_on(
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes:
-    sizes: of the run
-    stages: of the model, in order
-    slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
-        DATA and TENSOR for each pipeline device
+    """The stages and slices of a training run.
+
+    Attributes:
+        sizes: of the run
+        stages: of the model, in order
+        slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
+            DATA and TENSOR for each pipeline device
     """
 
     sizes: Sizes
@@ -123,8 +125,8 @@ class Layout:
     @property
     def direct(self) -> bool:
         """Whether members may use reduce-scatters: not between CPU hosts, whose gloo gets the sums wrong."""
-        spans = (slice.placed.devices for row in self.slices for slice in row)
-        return all(len({device.host for device in devices}) == 1 for devices in spans)
+        spans = (slice.devices for row in self.slices for slice in row)  # named host.index
+        return all(len({device.partition(".")[0] for device in devices}) == 1 for devices in spans)
 
     def release(self) -> None:
         """Gives the slices back."""

@@ -1,4 +1,4 @@
-"""The compiled functions of one stage on one slice: what becomes the nodes of a step's program."""
+"""The compiled functions of one stage on one slice: the nodes of a step's program."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from megatron_ptdp.models.interface import Tree
-from megatron_ptdp.parallel.reduce import PIECE_SPEC, Reduction
+from megatron_ptdp.parallel.reduce import BUCKET_SPEC, Reduction
+from megatron_ptdp.parallel.split_backward.stage_split import SplitBackward
 from megatron_ptdp.parallel.stage import StageMath
-from megatron_ptdp.parallel.two_parts import TwoParts
+from megatron_ptdp.parallel.stage_specs import Signature
 from megatron_ptdp.parallel.update import Update, decide
 
 
@@ -27,135 +28,102 @@ class StageNodes:
         self.number, self.slice, self.math, self.shapes = number, slice, math, math.shapes
         self.reduction, self.update = reduction, update
         shapes = self.shapes
-        master, sums = shapes.master_specs, shapes.sum_specs
+        master, sums, buckets = shapes.master_specs, shapes.sum_specs, [BUCKET_SPEC] * reduction.buckets
         compute = math.compute
 
         self.copies_parameters = math.used != math.master or shapes.zero in (1, 2)
         self.prepare = self._compiled(
             "parameters",
             lambda params: jax.tree.map(lambda array: array.astype(compute), params),
-            (master,),
-            shapes.used_specs,
+            Signature((master,), shapes.used_specs),
         )
-        self.zeros = self._compiled("zeros", lambda: shapes.zeros(math.master), (), sums)
-        out = math.loss_spec if shapes.stage.scores else shapes.outgoing_wires
-        self.forward = self._compiled(
-            "forward",
-            math.forward,
-            (shapes.used_specs, shapes.wires, math.batch_specs(), P()),
-            (out, math.kept_specs()),
-        )
-        self.passed = self._compiled(
-            "evaluation", math.passed, (shapes.used_specs, shapes.wires, math.batch_specs(), P()), out
-        )
+        self.zeros = self._compiled("zeros", lambda: shapes.zeros(math.master), Signature((), sums))
+        self.forward = self._compiled("forward", math.forward, math.specs.forward(wires=True))
+        self.evaluate = self._compiled("evaluation", math.evaluate, math.specs.evaluation(wires=True))
         self._backwards: dict[tuple[bool, bool, bool], Any] = {}
-        self.reduce = self._compiled("reduce", reduction.inside, (sums,), master, donate=(0,))
-        pieces = [PIECE_SPEC] * reduction.pieces
-        self.leave = self._compiled("leave", reduction.leave, (sums,), pieces, donate=(0,))
-        self.meet = self._compiled("meet", reduction.meet, ([PIECE_SPEC] * reduction.islands,), PIECE_SPEC)
-        self.arrive = self._compiled("arrive", reduction.arrive, (pieces,), master)
-        slots = update.slot_specs
-        self.norm = self._compiled("norm", update.norm, (master,), (P(), P()))
-        self.apply = self._compiled(
-            "update", update.apply, (master, slots, master, P(), P()), (master, slots), donate=(0, 1, 2)
+        self.reduce = self._compiled("reduce", reduction.inside, Signature((sums,), master), donate=(0,))
+        self.reduce_scatter = self._compiled(
+            "reduce_scatter", reduction.reduce_scatter, Signature((sums,), buckets), donate=(0,)
         )
-        self.begin = self._compiled("begin", update.begin, (master,), slots)
+        self.cross_island_sum = self._compiled(
+            "cross_island_sum",
+            reduction.cross_island_sum,
+            Signature(([BUCKET_SPEC] * reduction.islands,), BUCKET_SPEC),
+        )
+        self.all_gather = self._compiled("all_gather", reduction.all_gather, Signature((buckets,), master))
+        slots = update.slot_specs
+        self.norm = self._compiled("norm", update.norm, Signature((master,), (P(), P())))
+        self.apply = self._compiled(
+            "update",
+            update.apply,
+            Signature((master, slots, master, P(), P()), (master, slots)),
+            donate=(0, 1, 2),
+        )
+        self.begin = self._compiled("begin", update.begin, Signature((master,), slots))
         self.copy = self._compiled(
-            "copy", lambda params, slots: jax.tree.map(jnp.copy, (params, slots)), (master, slots), (master, slots)
+            "copy",
+            lambda params, slots: jax.tree.map(jnp.copy, (params, slots)),
+            Signature((master, slots), (master, slots)),
         )
 
-    def backward(self, again: bool, weights: bool, inputs: bool) -> Any:
-        """As `StageMath.backward`. Sums are donated; what was kept too, if nobody takes it after this."""
-        key = (again, weights, inputs)
+    def backward(self, recompute: bool, weights: bool, inputs: bool) -> Any:
+        """The node of `StageMath.backward`. Sums are donated; residuals too, unless a W after this takes them."""
+        key = (recompute, weights, inputs)
         if key not in self._backwards:
-            math, shapes = self.math, self.shapes
-            name = "backward" if weights and inputs else "input_gradient" if inputs else "weight_gradient"
-            loss = again and shapes.stage.scores and inputs
             self._backwards[key] = self._compiled(
-                name,
-                math.backward(again, weights, inputs),
-                (
-                    shapes.used_specs,
-                    shapes.wires,
-                    [] if again else math.kept_specs(),
-                    math.batch_specs() if again else {},
-                    P() if again else (),
-                    math.upstream_specs(wires=True),
-                    shapes.sum_specs if weights else {},
-                ),
-                (
-                    shapes.sum_specs if weights else {},
-                    math.gradient_specs(shapes.values, shapes.wires) if inputs else [],
-                    math.loss_spec if loss else (),
-                ),
+                "backward" if weights and inputs else "input_gradient" if inputs else "weight_gradient",
+                self.math.backward(*key),
+                self.math.specs.backward(*key, wires=True),
                 donate=(2, 6) if weights else (6,),
             )
         return self._backwards[key]
 
     @cached_property
-    def parts(self) -> TwoParts:
-        """The halves of the backward, traced when a schedule has them."""
-        return TwoParts(self.math)
+    def split(self) -> SplitBackward:
+        """The backward in two parts, traced when a schedule has them."""
+        return SplitBackward(self.math)
 
     @cached_property
-    def first_part(self) -> Any:
-        """I, as `TwoParts.first`. What W does not take is donated."""
-        math, shapes, kept = self.math, self.shapes, self.math.kept_specs()
+    def input_gradient(self) -> Any:
+        """I, as `SplitBackward.input_gradient`. Residuals that W does not take are donated."""
+        split = self.split
         return self._compiled(
-            "input_gradient",
-            self.parts.first(),
-            (
-                shapes.used_specs,
-                shapes.wires,
-                [kept[k] for k in self.parts.early],
-                [kept[k] for k in self.parts.late],
-                math.upstream_specs(wires=True),
-            ),
-            (math.gradient_specs(shapes.values, shapes.wires), self.parts.tap_specs()),
-            donate=(2,),
+            "input_gradient", split.input_gradient(), split.input_gradient_specs(wires=True), donate=(2,)
         )
 
     @cached_property
-    def second_part(self) -> Any:
-        """W, as `TwoParts.second`. Sums, taps and what was kept are donated."""
-        math, shapes, kept = self.math, self.shapes, self.math.kept_specs()
+    def weight_gradient(self) -> Any:
+        """W, as `SplitBackward.weight_gradient`. Sums, saved values and residuals are donated."""
+        split = self.split
         return self._compiled(
-            "weight_gradient",
-            self.parts.second(),
-            (
-                shapes.used_specs,
-                shapes.wires,
-                [kept[k] for k in self.parts.late],
-                math.upstream_specs(wires=True),
-                self.parts.tap_specs(),
-                shapes.sum_specs,
-            ),
-            shapes.sum_specs,
-            donate=(2, 4, 5),
+            "weight_gradient", split.weight_gradient(), split.weight_gradient_specs(wires=True), donate=(2, 4, 5)
         )
 
     def add(self, spec: P) -> Any:
-        """The sum of two arrays that lie so."""
-        return self._compiled("add", lambda a, b: a + b, (spec, spec), spec)
+        """The sum of two arrays with this layout."""
+        return self._compiled("add", lambda a, b: a + b, Signature((spec, spec), spec))
 
     def total_loss(self) -> Any:
-        """From the losses of all microbatches in their order, [members] each, and the scale: the loss."""
+        """The loss from the losses of all microbatches in their order, [members] each, and the scale."""
         return self._compiled(
-            "loss", lambda losses, scale: jnp.sum(jnp.stack(losses)) * scale.astype(losses[0].dtype), (P(), P()), P()
+            "loss",
+            lambda losses, scale: jnp.sum(jnp.stack(losses)) * scale.astype(losses[0].dtype),
+            Signature((P(), P()), P()),
         )
 
     def decide(self, clip: float | None) -> Any:
-        """`update.decide`, here for all stages."""
-        return self._compiled("decide", lambda losses, squares, bad: decide(losses, squares, bad, clip), None, None)
+        """`update.decide` for all stages, on this one's slice."""
+        return self._compiled(
+            "decide", lambda losses, squares, bad: decide(losses, squares, bad, clip), Signature(None, None)
+        )
 
     def _compiled(
-        self, what: str, function: Callable[..., Any], inputs: Any, outputs: Any, donate: tuple[int, ...] = ()
+        self, what: str, function: Callable[..., Any], signature: Signature, donate: tuple[int, ...] = ()
     ) -> Any:
-        if self.math.mistakes:
-            donate = ()  # some mistakes take an array a second time
-
         def run(*arguments: Tree) -> Any:
             return function(*arguments)
 
         run.__name__ = f"stage{self.number}_{what}"
-        return pw.compiled(run, slice=self.slice, in_specs=inputs, out_specs=outputs, donate_argnums=donate)
+        return pw.compiled(
+            run, slice=self.slice, in_specs=signature.inputs, out_specs=signature.output, donate_argnums=donate
+        )

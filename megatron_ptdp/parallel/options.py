@@ -1,4 +1,4 @@
-"""What a training step can be told beside its sizes."""
+"""Options of a training step beside its sizes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.parallel.sizes import Sizes
 
 Keep: TypeAlias = Literal["input", "residuals"]
-"""What a forward keeps for its backward: the input of the stage, from which the backward computes all again; or what
-autodiff saves, which is as much as the model's own recomputation leaves."""
+"""Arrays that a forward keeps for its backward: the input of the stage, from which the backward computes all again; or
+the residuals of autodiff, which is as much as the model's own recomputation leaves."""
 
 _TYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a step computes.
+    """Settings of the computation of a step.
 
     Attributes:
         clip: the largest global norm of the gradient; a larger one is scaled down to it. None: no clipping.
@@ -71,7 +71,7 @@ class Options:
             raise ConfigError("float64 needs jax.config.update('jax_enable_x64', True) before the first array is made")
 
     def keeps(self, model: object) -> Keep:
-        """What forwards keep of this model."""
+        """The setting of `keep` for this model."""
         return self.keep or (
             "input" if getattr(getattr(model, "compute", model), "recompute", "none") == "full" else "residuals"
         )

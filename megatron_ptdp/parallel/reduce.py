@@ -1,15 +1,15 @@
-"""The sum of gradients over replicas: once per step inside an island, and across islands in pieces.
+"""The sum of gradients over replicas: once per step inside an island, and across islands in buckets.
 
 Inside an island members of DATA sum with one all-reduce for each array, or a reduce-scatter where they share it
 (ZeRO-1). Across islands:
 
 1. A member makes one row of all its gradients. The members of DATA of an island sum theirs, and each gets its part of
    the row (reduce-scatter): so each sum leaves the island once.
-2. The parts are cut into pieces. Piece c is summed on island c % r, in the order of the islands, and sent back to all.
-   So all islands go on with the very same numbers.
-3. The members join what they have (all-gather).
+2. The parts are cut into buckets. Bucket c is summed on island c % r, in the order of the islands, and the sum is sent
+   back to all islands: so all continue with the same bits.
+3. The members gather their parts (all-gather).
 
-Arrays that members of TENSOR all have go t times over; they are small.
+Arrays that are replicated over TENSOR cross t times; they are small.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from megatron_ptdp.models.interface import DATA, TENSOR, Tree
 from megatron_ptdp.parallel.shapes import StageShapes
 
-PIECE_SPEC = P(DATA, TENSOR, None)
+BUCKET_SPEC = P(DATA, TENSOR, None)
 
 
 def scattered(array: Any, dimension: int, direct: bool) -> Any:
@@ -54,7 +54,7 @@ class Reduction:
         shapes: of the stage
         mesh: of its slices
         islands: r
-        pieces: how many in all
+        buckets: number of buckets over all islands
         direct: see `scattered`
     """
 
@@ -63,14 +63,12 @@ class Reduction:
         shapes: StageShapes,
         mesh: AbstractMesh,
         islands: int,
-        pieces: int,
+        buckets: int,
         direct: bool,
-        mistakes: frozenset[str] = frozenset(),
     ) -> None:
-        self.shapes, self.mesh, self.islands, self.pieces = shapes, mesh, islands, pieces
-        self.direct, self.mistakes = direct, mistakes
+        self.shapes, self.mesh, self.islands, self.buckets, self.direct = shapes, mesh, islands, buckets, direct
 
-    def _is_summed(self, dimension: int) -> bool:
+    def is_summed(self, dimension: int) -> bool:
         """Whether the members have summed this array with each microbatch."""
         return self.shapes.zero >= 2 and dimension >= 0
 
@@ -78,10 +76,8 @@ class Reduction:
         """Sums as `StageShapes.sum_specs` lays them, to gradients as `master_specs` does; of one island."""
 
         def one(total: Any, dimension: int) -> Any:
-            if self._is_summed(dimension):
+            if self.is_summed(dimension):
                 return total
-            if "replica-missing" in self.mistakes:
-                total = jnp.where(jax.lax.axis_index(DATA) == 0, jnp.zeros_like(total), total)
             if dimension < 0:
                 return jax.lax.psum(total[0], DATA)
             return scattered(total[0], dimension, self.direct)
@@ -90,40 +86,38 @@ class Reduction:
             lambda tree: jax.tree.map(one, tree, self.shapes.shared), self.shapes.sum_specs, self.shapes.master_specs
         )(sums)
 
-    def leave(self, sums: Tree) -> list[Any]:
-        """The pieces of an island, each [members of DATA, of TENSOR, n]."""
+    def reduce_scatter(self, sums: Tree) -> list[Any]:
+        """The buckets of an island, each [members of DATA, of TENSOR, n]."""
 
         def run(sums: Tree) -> list[Any]:
             own, summed = self._rows(sums)
             row = jnp.concatenate([scattered(own, 0, self.direct), summed])
-            return [piece[None, None] for piece in jnp.split(row, self.pieces)]
+            return [bucket[None, None] for bucket in jnp.split(row, self.buckets)]
 
-        return self._mapped(run, self.shapes.sum_specs, [PIECE_SPEC] * self.pieces)(sums)
+        return self._mapped(run, self.shapes.sum_specs, [BUCKET_SPEC] * self.buckets)(sums)
 
-    def meet(self, pieces: Sequence[Any]) -> Any:
-        """The sum of one piece of all islands, in their order."""
-        if "replica-missing" in self.mistakes:
-            pieces = pieces[1:]
-        total = pieces[0]
-        for piece in pieces[1:]:
-            total = total + piece
+    def cross_island_sum(self, buckets: Sequence[Any]) -> Any:
+        """The sum of one bucket of all islands, in their order."""
+        total = buckets[0]
+        for bucket in buckets[1:]:
+            total = total + bucket
         return total
 
-    def arrive(self, pieces: Sequence[Any]) -> Tree:
-        """Gradients as `master_specs` lays them, from the summed pieces."""
+    def all_gather(self, buckets: Sequence[Any]) -> Tree:
+        """Gradients as `master_specs` lays them, from the summed buckets."""
 
-        def run(pieces: Sequence[Any]) -> Tree:
-            row = jnp.concatenate([piece[0, 0] for piece in pieces])
+        def run(buckets: Sequence[Any]) -> Tree:
+            row = jnp.concatenate([bucket[0, 0] for bucket in buckets])
             sizes = self._sizes()
             own = jax.lax.all_gather(row[: sizes[0] // self.shapes.members], DATA, tiled=True)
             return self._unflattened(own, row[sizes[0] // self.shapes.members :])
 
-        return self._mapped(run, [PIECE_SPEC] * self.pieces, self.shapes.master_specs)(pieces)
+        return self._mapped(run, [BUCKET_SPEC] * self.buckets, self.shapes.master_specs)(buckets)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _local_shapes(self) -> list[tuple[tuple[int, ...], int]]:
-        """For each array the shape of a member's gradient, and the dimension that members of DATA share, or -1."""
+        """The shape of each member's gradient, and the dimension that members of DATA share, or -1."""
         tensor = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))[TENSOR]
         found = []
         for parameter, dimension in zip(
@@ -134,17 +128,17 @@ class Reduction:
                 size // tensor if entry == TENSOR else size
                 for size, entry in zip(parameter.shape, entries, strict=False)
             ]
-            if self._is_summed(dimension):
+            if self.is_summed(dimension):
                 shape[dimension] //= self.shapes.members
             found.append((tuple(shape), dimension))
         return found
 
     def _sizes(self) -> tuple[int, int]:
         """Elements of the two rows, padded: of what is still to be summed over DATA, and of what is not."""
-        each = self.shapes.members * self.pieces  # at least that, as XLA has no reduce-scatter of nothing
-        own = sum(math.prod(shape) for shape, k in self._local_shapes() if not self._is_summed(k))
-        summed = sum(math.prod(shape) for shape, k in self._local_shapes() if self._is_summed(k))
-        return max(_up(own, each), each), _up(summed, self.pieces)
+        each = self.shapes.members * self.buckets  # at least that, as XLA has no reduce-scatter of nothing
+        own = sum(math.prod(shape) for shape, k in self._local_shapes() if not self.is_summed(k))
+        summed = sum(math.prod(shape) for shape, k in self._local_shapes() if self.is_summed(k))
+        return max(_up(own, each), each), _up(summed, self.buckets)
 
     def _rows(self, sums: Tree) -> tuple[Any, Any]:
         leaves = jax.tree.leaves(sums)
@@ -152,9 +146,7 @@ class Reduction:
         dtype = leaves[0].dtype
         rows = []
         for wanted, size in zip((False, True), self._sizes(), strict=True):
-            mine = [
-                leaf.reshape(-1) for leaf, k in zip(leaves, dimensions, strict=True) if self._is_summed(k) is wanted
-            ]
+            mine = [leaf.reshape(-1) for leaf, k in zip(leaves, dimensions, strict=True) if self.is_summed(k) is wanted]
             row = jnp.concatenate([jnp.zeros(0, dtype), *mine])
             rows.append(jnp.pad(row, (0, size - row.size)))
         return rows[0], rows[1]
@@ -163,7 +155,7 @@ class Reduction:
         leaves = []
         starts = [0, 0]
         for shape, dimension in self._local_shapes():
-            which = int(self._is_summed(dimension))
+            which = int(self.is_summed(dimension))
             size = math.prod(shape)
             array = (own, summed)[which][starts[which] : starts[which] + size].reshape(shape)
             starts[which] += size

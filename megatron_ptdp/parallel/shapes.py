@@ -40,7 +40,7 @@ def shared_spec(parameter: Parameter, dimension: int) -> P:
 
 
 def wire_spec(value: Value, tensor: int, scatter: bool) -> P:
-    """How a value lies while it moves from stage to stage: each member has a part of it, if it may be split."""
+    """The spec of a value on its way from stage to stage: each member has a part of it, if it may be split."""
     entries = spec_of(value.spec, len(value.shape))
     at = value.split
     if scatter and at is not None and tensor > 1 and entries[at] is None and value.shape[at] % tensor == 0:
@@ -49,13 +49,13 @@ def wire_spec(value: Value, tensor: int, scatter: bool) -> P:
 
 
 def is_float(value: Value) -> bool:
-    """Whether a gradient of it comes back."""
+    """Whether a value has a gradient."""
     return bool(jnp.issubdtype(jnp.dtype(value.dtype), jnp.floating))
 
 
 @dataclass(frozen=True)
 class StageShapes:
-    """Everything of one stage that has a shape.
+    """Shapes and specs of one stage's arrays.
 
     Attributes:
         stage: its layers
@@ -65,7 +65,7 @@ class StageShapes:
         shared: tree of int: the dimension along which members of DATA share the array's state, -1 for none
         wires: tree of specs, of `values` on their way
         outgoing_wires: the same of `outgoing`
-        examples: of a microbatch on all members of DATA together
+        examples: of a microbatch on all members of DATA
         members: of DATA
         zero: as `Options` has it
     """
@@ -85,11 +85,11 @@ class StageShapes:
     def of(
         cls, model: Model, stages: tuple[Stage, ...], number: int, sizes: Sizes, options: Options, moves: list[bool]
     ) -> StageShapes:
-        """Of stage `number`. `moves[k]`: stages k and k + 1 lie on different slices."""
+        """The shapes of stage `number`. `moves[k]`: stages k and k + 1 are on different slices."""
         stage = stages[number]
         examples = sizes.examples * sizes.members
-        values = {} if stage.embeds else model.values(stage, examples)
-        outgoing = {} if stage.scores else model.values(stages[number + 1], examples)
+        values = {} if stage.has_embedding else model.values(stage, examples)
+        outgoing = {} if stage.has_loss else model.values(stages[number + 1], examples)
 
         def wires(tree: Tree, moved: bool) -> Tree:
             return jax.tree.map(lambda v: wire_spec(v, sizes.tensor, options.scatter_gather and moved), tree)
@@ -110,17 +110,17 @@ class StageShapes:
 
     @property
     def whole_specs(self) -> Tree:
-        """Of parameters that every member of DATA has."""
+        """Specs of parameters that every member of DATA has."""
         return jax.tree.map(lambda p: p.spec, self.parameters)
 
     @property
     def master_specs(self) -> Tree:
-        """Of the parameters that the optimizer holds, and of gradients once they are summed."""
+        """Specs of the parameters that the optimizer updates, and of gradients once they are summed."""
         return jax.tree.map(shared_spec, self.parameters, self.shared)
 
     @property
     def used_specs(self) -> Tree:
-        """Of the parameters as forward and backward take them."""
+        """Specs of the parameters as forward and backward take them."""
         return self.master_specs if self.zero == 3 else self.whole_specs
 
     def zeros(self, dtype: str) -> Tree:

@@ -1,4 +1,4 @@
-"""How a training run is cut: pipeline, tensor and data parallel sizes, chunks and microbatches."""
+"""Sizes of a training run: pipeline, tensor and data parallel sizes, chunks and microbatches."""
 
 from __future__ import annotations
 

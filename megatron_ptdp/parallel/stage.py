@@ -1,4 +1,4 @@
-"""What one stage computes, as functions of whole arrays over the mesh of its slice: forward and the three backwards.
+"""Forward and backwards of one stage, as functions of whole arrays over the mesh of its slice.
 
 Inside `jax.shard_map` each function is one member's. The parameters are typed there as varying over DATA, so that their
 gradients stay what the member's own examples give; they are added up over microbatches, and over DATA only once, when
@@ -25,21 +25,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models.interface import DATA, Model, Tree
-from megatron_ptdp.parallel import mistakes
 from megatron_ptdp.parallel.gathering import fetching, is_fetched
 from megatron_ptdp.parallel.reduce import scattered
-from megatron_ptdp.parallel.residuals import AXES, Pullback, vary
 from megatron_ptdp.parallel.shapes import StageShapes, is_float
-from pathways_ray.client.jaxprs import used_equations
-
-BATCH_SPEC = P(None, DATA)
+from megatron_ptdp.parallel.split_backward.jaxpr_split import used_inputs
+from megatron_ptdp.parallel.split_backward.residuals import AXES, Pullback, vary
+from megatron_ptdp.parallel.stage_specs import BATCH_SPEC, Signature, StageSpecs
 
 
 class StageMath:
-    """The functions of one stage. `specs` of their arguments and results go with them."""
+    """The functions of one stage; `specs` are the layouts of their arguments and results."""
 
     def __init__(
         self,
@@ -51,11 +48,10 @@ class StageMath:
         compute: str,
         master: str,
         direct: bool = True,
-        planted: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.shapes, self.mesh = model, shapes, mesh
         self.microbatches, self.compute, self.master = microbatches, compute, master
-        self.keep_input, self.direct, self.mistakes = keep_input, direct, planted
+        self.keep_input, self.direct = keep_input, direct
         self.used = master if shapes.zero == 3 else compute  # the dtype of parameters as they come in
         self.pullback: Pullback | None = None
         self.batch_types = {
@@ -78,11 +74,11 @@ class StageMath:
 
         if self.shapes.zero == 3:
             params = jax.tree.map(gathered, params, self.shapes.shared, is_fetched(self.shapes))
-        return mistakes.loosened(vary(params, (DATA,)), self.mistakes)
+        return vary(params, (DATA,))
 
     def _function(self, values: Tree, batch: Mapping[str, Any], k: Any) -> tuple[Callable[..., Any], list[Any]]:
-        """The stage as a function of parameters and floating values, and these values. It gives floating outputs, and
-        the others beside."""
+        """The stage as a function of parameters and floating values, and these values. It gives floating outputs and
+        other outputs."""
         leaves, tree = jax.tree.flatten(values)
         floats = [is_float(value) for value in jax.tree.leaves(self.shapes.values)]
         one = {name: jax.lax.dynamic_index_in_dim(array, k, keepdims=False) for name, array in batch.items()}
@@ -92,10 +88,9 @@ class StageMath:
         def run(params: Tree, moved: list[Any]) -> tuple[list[Any], list[Any]]:
             rest = iter(moved)
             full = [next(rest) if floating else leaf for floating, leaf in zip(floats, leaves, strict=True)]
-            with mistakes.planted(self.mistakes):
-                extra = {"fetch": fetch} if fetch else {}
-                out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one, **extra)
-            if shapes.stage.scores:
+            extra = {"fetch": fetch} if fetch else {}
+            out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one, **extra)
+            if shapes.stage.has_loss:
                 return [vary(out, (DATA,))], []
             kinds = jax.tree.leaves(shapes.outgoing)
             made = [
@@ -110,20 +105,20 @@ class StageMath:
         return run, [leaf for floating, leaf in zip(floats, leaves, strict=True) if floating]
 
     def _merged(self, floats: list[Any], others: list[Any]) -> Any:
-        """What a forward gives: the values for the next stage, or the member's loss as an array of one element."""
-        if self.shapes.stage.scores:
+        """The output of a forward: the values for the next stage, or the member's loss as an array of one element."""
+        if self.shapes.stage.has_loss:
             return floats[0][None]
         kinds, tree = jax.tree.flatten(self.shapes.outgoing)
         first, second = iter(floats), iter(others)
         return jax.tree.unflatten(tree, [next(first) if is_float(kind) else next(second) for kind in kinds])
 
-    def _passed(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
+    def _evaluate(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
         function, moved = self._function(values, batch, k)
         return self._merged(*function(self._ready(params), moved))
 
     def _forward(self, params: Tree, values: Tree, batch: Tree, k: Any) -> tuple[Any, list[Any]]:
         if self.keep_input:
-            return self._passed(params, values, batch, k), []
+            return self._evaluate(params, values, batch, k), []
         params = self._ready(params)
         function, moved = self._function(values, batch, k)
         out, pull, others = jax.vjp(function, params, moved, has_aux=True)
@@ -135,15 +130,15 @@ class StageMath:
         return self._merged(out, others), kept
 
     def gradients(
-        self, params: Tree, values: Tree, kept: list[Any], batch: Tree, k: Any, upstream: list[Any], again: bool
+        self, params: Tree, values: Tree, kept: list[Any], batch: Tree, k: Any, upstream: list[Any], recompute: bool
     ) -> tuple[Tree, list[Any], Any]:
-        """Gradients of parameters and of floating values; and the loss, where the forward is computed here."""
+        """Gradients of parameters and of floating values; and the loss, if the forward is computed again."""
         params = self._ready(params)
         loss = None
-        if again:
+        if recompute:
             function, moved = self._function(values, batch, k)
             out, pull, _ = jax.vjp(function, params, moved, has_aux=True)
-            loss = out[0][None] if self.shapes.stage.scores else None
+            loss = out[0][None] if self.shapes.stage.has_loss else None
         else:
             assert self.pullback is not None
             moved = [
@@ -152,14 +147,14 @@ class StageMath:
                 if is_float(kind)
             ]
             pull = self.pullback.join((params, moved), kept)
-        if self.shapes.stage.scores:
+        if self.shapes.stage.has_loss:
             dtype = jnp.float64 if self.master == "float64" else jnp.float32
             upstream = [vary(upstream[0].astype(dtype), (DATA,))]
         gradients, downstream = pull(upstream)
-        return mistakes.tightened(gradients, self.mistakes), downstream, loss
+        return gradients, downstream, loss
 
     def added(self, sums: Tree, gradients: Tree) -> Tree:
-        """The sums with one microbatch more."""
+        """The sums with the gradients of one more microbatch."""
 
         def add(total: Any, gradient: Any, dimension: int, fetched: bool) -> Any:
             gradient = gradient.astype(total.dtype)
@@ -172,89 +167,54 @@ class StageMath:
     # --- of whole arrays ----------------------------------------------------------------------------------------------
 
     @property
-    def loss_spec(self) -> P:
-        return P(DATA)
-
-    def batch_specs(self) -> dict[str, P]:
-        return dict.fromkeys(self.wanted, BATCH_SPEC)
-
-    def kept_specs(self) -> list[P]:
-        return self.pullback.specs if self.pullback else []
+    def specs(self) -> StageSpecs:
+        """Layouts of the arguments and results of the functions below."""
+        residuals = self.pullback.specs if self.pullback else []
+        return StageSpecs(self.shapes, dict.fromkeys(self.wanted, BATCH_SPEC), residuals)
 
     def kept_axes(self) -> tuple[frozenset[str], ...]:
+        """The axes over which each residual differs."""
         return self.pullback.axes if self.pullback else ()
-
-    def gradient_specs(self, values: Tree, specs: Tree) -> list[P]:
-        """Of the gradients of floating values."""
-        pairs = zip(jax.tree.leaves(values), jax.tree.leaves(specs), strict=True)
-        return [spec for value, spec in pairs if is_float(value)]
-
-    def upstream_specs(self, wires: bool) -> list[P]:
-        if self.shapes.stage.scores:
-            return [P()]
-        specs = self.shapes.outgoing_wires if wires else self.shapes.outgoing_specs
-        return self.gradient_specs(self.shapes.outgoing, specs)
 
     def forward(self, params: Tree, values: Tree, batch: Tree, k: Any) -> tuple[Any, list[Any]]:
         """(values for the next stage or the losses [members], what the backward needs)."""
-        shapes = self.shapes
-        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        return self.mapped(
-            self._forward,
-            (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()),
-            (out, self.kept_specs()),
-        )(params, values, batch, k)
-
-    def passed(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
-        """What `forward` gives first, with nothing kept: no backward follows."""
-        shapes = self.shapes
-        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        return self.mapped(self._passed, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)(
+        made: tuple[Any, list[Any]] = self.mapped(self._forward, self.specs.forward(wires=False))(
             params, values, batch, k
         )
+        return made
 
-    def backward(self, again: bool, weights: bool, inputs: bool) -> Callable[..., Any]:
+    def evaluate(self, params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
+        """The first result of `forward`, with nothing kept: no backward follows."""
+        return self.mapped(self._evaluate, self.specs.evaluation(wires=False))(params, values, batch, k)
+
+    def backward(self, recompute: bool, weights: bool, inputs: bool) -> Callable[..., Any]:
         """A backward.
 
         Args:
-            again: it computes the forward again; else it takes what that kept
+            recompute: it computes the forward again; else it takes what that kept
             weights: it adds to the sums; else it takes and gives none
             inputs: it gives the gradient of the values
         """
-        shapes = self.shapes
-        loss = again and shapes.stage.scores and inputs
+        loss = recompute and self.shapes.stage.has_loss and inputs
 
         def run(params: Tree, values: Tree, kept: Any, batch: Tree, k: Any, upstream: Any, sums: Tree) -> Any:
-            gradients, downstream, losses = self.gradients(params, values, kept, batch, k, upstream, again)
+            gradients, downstream, losses = self.gradients(params, values, kept, batch, k, upstream, recompute)
             return (
                 self.added(sums, gradients) if weights else {},
                 downstream if inputs else [],
                 losses if loss else (),
             )
 
-        return self.mapped(
-            run,
-            (
-                shapes.used_specs,
-                shapes.value_specs,
-                [] if again else self.kept_specs(),
-                self.batch_specs() if again else {},
-                P() if again else (),
-                self.upstream_specs(wires=False),
-                shapes.sum_specs if weights else {},
-            ),
-            (
-                shapes.sum_specs if weights else {},
-                self.gradient_specs(shapes.values, shapes.value_specs) if inputs else [],
-                self.loss_spec if loss else (),
-            ),
+        return self.mapped(run, self.specs.backward(recompute, weights, inputs, wires=False))
+
+    def mapped(self, function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+        """A function of members' parts as one of whole arrays."""
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=signature.inputs, out_specs=signature.output, check_vma=True
         )
 
-    def mapped(self, function: Callable[..., Any], inputs: Any, outputs: Any) -> Callable[..., Any]:
-        return jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=True)
-
     def arguments(self) -> tuple[Tree, Tree, Tree, Any]:
-        """Shapes and dtypes of what a forward takes."""
+        """Shapes and dtypes of the arguments of a forward."""
         return (
             jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, self.used), self.shapes.parameters),
             jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), self.shapes.values),
@@ -263,32 +223,28 @@ class StageMath:
         )
 
     def upstream(self) -> list[Any]:
-        """The same of the gradient of what the stage gives."""
-        if self.shapes.stage.scores:
+        """Shapes and dtypes of the gradients of a forward's results."""
+        if self.shapes.stage.has_loss:
             return [jax.ShapeDtypeStruct((), "float64" if self.master == "float64" else "float32")]
         kinds = [kind for kind in jax.tree.leaves(self.shapes.outgoing) if is_float(kind)]
         return [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
 
     @property
     def has_two_parts(self) -> bool:
-        """Whether I hands on what W needs, see `TwoParts`. Where layers are computed again as a whole it would be the
-        gradients themselves: there both parts compute all, and each gives its own."""
+        """Whether I saves values for W, see `SplitBackward`. Where whole layers are recomputed, these values would be
+        the gradients themselves: there both parts compute all of it, and each gives its own gradients."""
         recompute = getattr(getattr(self.model, "compute", None), "recompute", "none")
         return not self.keep_input and recompute != "full" and self.shapes.zero != 3
 
     def _probe(self) -> tuple[str, ...]:
-        """Traces the forward once: what it keeps, and which arrays of the batch it looks at."""
-        shapes = self.shapes
+        """Traces the forward once, to find the residuals that it keeps and the arrays of the batch that it takes."""
 
         def run(params: Tree, values: Tree, batch: Tree, k: Any) -> Any:
             return self._forward(params, values, batch, k)[0]
 
-        out = self.loss_spec if shapes.stage.scores else shapes.outgoing_specs
-        mapped = self.mapped(run, (shapes.used_specs, shapes.value_specs, self.batch_specs(), P()), out)
-        closed = jax.make_jaxpr(mapped)(*self.arguments())
+        closed = jax.make_jaxpr(self.mapped(run, self.specs.evaluation(wires=False)))(*self.arguments())
         (inner,) = (e.params["jaxpr"] for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
-        used = {id(atom) for equation in used_equations(inner) for atom in equation.invars}
-        used |= {id(atom) for atom in inner.outvars}
         names: Sequence[str] = sorted(self.batch_types)  # the order of a dict's leaves
-        places = inner.invars[-1 - len(names) : -1]
-        return tuple(name for name, place in zip(names, places, strict=True) if id(place) in used)
+        first = len(inner.invars) - 1 - len(names)
+        used = used_inputs(inner)
+        return tuple(name for number, name in enumerate(names, start=first) if number in used)

@@ -15,27 +15,26 @@ import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
-from megatron_ptdp.parallel import canonical, evaluation, order, traffic
-from megatron_ptdp.parallel.feed import Feed
+from megatron_ptdp.parallel import action_order, canonical, evaluation, transfer_bytes
+from megatron_ptdp.parallel.batch_feed import BatchFeed
 from megatron_ptdp.parallel.layout import Layout
-from megatron_ptdp.parallel.mistakes import checked
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.options import Options
 from megatron_ptdp.parallel.reduce import Reduction
-from megatron_ptdp.parallel.residuals import AXES
 from megatron_ptdp.parallel.shapes import StageShapes
+from megatron_ptdp.parallel.split_backward.residuals import AXES
 from megatron_ptdp.parallel.stage import StageMath
-from megatron_ptdp.parallel.trace import Pass
+from megatron_ptdp.parallel.step_trace import StepTrace
 from megatron_ptdp.parallel.update import Optimizer, Update
 from megatron_ptdp.schedules import Schedule
 
 
 class State(NamedTuple):
-    """All that a step changes, as `pw.Array`s.
+    """The state that a step changes, as `pw.Array`s.
 
     Attributes:
         params: for each group of replicas, for each stage, the tree of master parameters
-        slots: the same for what the optimizer keeps
+        slots: the same of the optimizer's arrays
     """
 
     params: tuple[tuple[Tree, ...], ...]
@@ -46,26 +45,21 @@ class Step:
     """A training step for one model, one optimizer and one schedule. `build_step` makes it."""
 
     def __init__(
-        self,
-        model: Model,
-        optimizer: Optimizer,
-        layout: Layout,
-        schedule: Schedule,
-        options: Options,
-        mistakes: frozenset[str],
+        self, model: Model, optimizer: Optimizer, layout: Layout, schedule: Schedule, options: Options
     ) -> None:
         self.model, self.layout, self.schedule, self.options = model, layout, schedule, options
-        self.sizes, self.mistakes = layout.sizes, mistakes
+        self.sizes = layout.sizes
         self.keep_input = options.keeps(model) == "input"
-        self.actions = order.enqueued(schedule)
-        self.completing = order.completing(self.actions)
+        self.actions = action_order.enqueued(schedule)
+        self.completing = action_order.completing(self.actions)
         # With one stage there is no other schedule whose bits it could differ from.
-        self.joined = order.joined(schedule) if options.join or schedule.stages == 1 else frozenset()
+        fused = options.join or schedule.stages == 1
+        self.fused_last_stage = action_order.fused_last_stage(schedule) if fused else frozenset()
         self.shapes = self._stage_shapes()
         self.tied = self._tied()
         self.nodes = self._nodes(optimizer)
         scales = "float64" if options.master == "float64" else "float32"
-        self.feed = Feed(model, self.sizes, self._wanted(), scales, mistakes)
+        self.feed = BatchFeed(model, self.sizes, self._wanted(), scales)
         self.numbers = [
             [[pw.put(np.int32(k), slice, P()) for k in range(self.sizes.microbatches)] for slice in row]
             for row in layout.slices
@@ -146,11 +140,11 @@ class Step:
         return None
 
     def explain(self) -> str:
-        """What a step moves between stages, with scatter/gather and without, and what ZeRO cannot share."""
+        """Bytes between stages, with scatter/gather and without, and parameters that ZeRO cannot shard, as text."""
         slices = [self.layout.slices[0][device] for device in self.schedule.placement]
-        text = traffic.explained(self.shapes, slices, self.sizes.microbatches)
-        alone = [f"  stage {number}: {name}" for number, name in traffic.unshared(self.shapes)]
-        return "\n".join([text, *(["held whole by every replica, as no dimension divides:", *alone] if alone else [])])
+        text = transfer_bytes.explained(self.shapes, slices, self.sizes.microbatches)
+        whole = [f"  stage {number}: {name}" for number, name in transfer_bytes.unshared(self.shapes)]
+        return "\n".join([text, *(["held whole by every replica, as no dimension divides:", *whole] if whole else [])])
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -186,22 +180,20 @@ class Step:
                 options.compute,
                 options.master,
                 direct,
-                self.mistakes,
             )
-            pieces = sizes.islands * options.pieces
-            reduction = Reduction(shapes, mesh, sizes.islands, pieces, direct, self.mistakes)
-            counted = jax.tree_util.tree_map_with_path(
-                lambda path, _, number=number: (
-                    "tied-counted-twice" in self.mistakes
-                    or number == self.tied.get(tuple(entry.key for entry in path), (number,))[0]
-                ),
-                shapes.parameters,
-            )
-            update = Update(shapes, optimizer, counted, sizes.tensor, options.master, self.mistakes)
+            reduction = Reduction(shapes, mesh, sizes.islands, sizes.islands * options.pieces, direct)
+            update = Update(shapes, optimizer, self._counted(number), options.master)
             for row, slices in zip(made, self.layout.slices, strict=True):
                 slice = slices[self.schedule.placement[number]]
                 row.append(StageNodes(number, slice, math, reduction, update))
         return made
+
+    def _counted(self, number: int) -> Tree:
+        """A tree of bool: whether a parameter of a stage counts in the global norm. A tied one counts on one stage."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: number == self.tied.get(tuple(entry.key for entry in path), (number,))[0],
+            self.shapes[number].parameters,
+        )
 
     def _placed(self, whole: Tree) -> tuple[tuple[Tree, ...], ...]:
         """Master parameters on all slices."""
@@ -227,52 +219,54 @@ class Step:
 
     # --- traced -------------------------------------------------------------------------------------------------------
 
-    def _passes(self, state: State, batch: Any, scale: Any) -> tuple[list[Pass], list[list[Tree]]]:
-        """All groups through the schedule; and for each group the gradients of each stage, summed over all."""
-        placement = self.schedule.placement
-        passes = []
-        for group, row in enumerate(self.nodes):
-            passes.append(
-                Pass(
-                    row,
-                    self._used(group, state),
-                    [{name: batch[group][placement[n.number]][name] for name in n.math.wanted} for n in row],
-                    scale[group],
-                    [self.numbers[group][device] for device in placement],
-                    self.joined,
-                    self.keep_input,
-                    self.mistakes,
-                )
-            )
-        gradients: list[list[Tree]] = [[None] * len(self.shapes) for _ in passes]
-        sent: dict[int, list[list[Any]]] = {}
+    def _traced(self, state: State, batch: Any, scale: Any) -> tuple[list[StepTrace], list[list[Tree]]]:
+        """The trace of each group, and for each group the gradients of each stage, summed over all groups."""
+        traces = [self._trace_of(group, state, batch[group], scale[group]) for group in range(len(self.nodes))]
+        gradients: list[list[Tree]] = [[None] * len(self.shapes) for _ in traces]
+        crossing: dict[int, list[list[Any]]] = {}
         for action in self.actions:
-            stage = self.completing.get(action)
-            before = [each.sums[stage] for each in passes] if stage is not None else []
-            for each in passes:
-                each.act(action)
-            if stage is None:
+            for trace in traces:
+                trace.act(action)
+            if action not in self.completing:
                 continue
-            complete = before if "early-update" in self.mistakes else [each.sums[stage] for each in passes]
-            if len(passes) == 1:
-                gradients[0][stage] = self.nodes[0][stage].reduce(complete[0])
+            stage = action.stage
+            sums = [trace.sums[stage] for trace in traces]
+            if len(traces) == 1:
+                gradients[0][stage] = self.nodes[0][stage].reduce(sums[0])
             else:
-                sent[stage] = [row[stage].leave(sums) for row, sums in zip(self.nodes, complete, strict=True)]
-        # Behind all actions: on a host, what stands behind a node that waits for another island waits too. The pieces
-        # themselves are on their way since their stage was complete.
-        for stage, pieces in sent.items():
-            met = [
-                self.nodes[c % len(passes)][stage].meet(list(same)) for c, same in enumerate(zip(*pieces, strict=True))
-            ]
-            for group, row in enumerate(self.nodes):
-                gradients[group][stage] = row[stage].arrive(met)
-        for row, own in zip(self.nodes, gradients, strict=True):
-            self._tie(row, own)
-        return passes, gradients
+                crossing[stage] = [row[stage].reduce_scatter(own) for row, own in zip(self.nodes, sums, strict=True)]
+        # After all actions: on a host, the nodes behind one that waits for another island wait too. The buckets
+        # themselves have been on their way since their stage was complete.
+        for stage, buckets in crossing.items():
+            for group, own in enumerate(self._sum_over_islands(stage, buckets)):
+                gradients[group][stage] = own
+        for row, of_row in zip(self.nodes, gradients, strict=True):
+            self._tie(row, of_row)
+        return traces, gradients
+
+    def _trace_of(self, group: int, state: State, batch: Any, scale: Any) -> StepTrace:
+        row, placement = self.nodes[group], self.schedule.placement
+        return StepTrace(
+            row,
+            self._used(group, state),
+            [{name: batch[placement[n.number]][name] for name in n.math.wanted} for n in row],
+            scale,
+            [self.numbers[group][device] for device in placement],
+            self.fused_last_stage,
+            self.keep_input,
+        )
+
+    def _sum_over_islands(self, stage: int, buckets: list[list[Any]]) -> list[Tree]:
+        """Gradients of a stage for each group, from the buckets of each group."""
+        summed = [
+            self.nodes[c % len(buckets)][stage].cross_island_sum(list(same))
+            for c, same in enumerate(zip(*buckets, strict=True))
+        ]
+        return [row[stage].all_gather(summed) for row in self.nodes]
 
     def _tie(self, row: list[StageNodes], gradients: list[Tree]) -> None:
         """Gives all stages that hold an array the sum of its gradients, added in the same order everywhere."""
-        for path, stages in self.tied.items() if "stale-tied" not in self.mistakes else ():
+        for path, stages in self.tied.items():
             parts = [_at(gradients[stage], path) for stage in stages]
             for stage in stages:
                 total, add = parts[0], row[stage].add(_at(row[stage].shapes.master_specs, path))
@@ -280,15 +274,15 @@ class Step:
                     total = add(total, part)
                 gradients[stage] = _with(gradients[stage], path, total)
 
-    def _loss(self, passes: list[Pass]) -> list[Any]:
+    def _loss(self, traces: list[StepTrace]) -> list[Any]:
         return [
             row[-1].total_loss()([each.losses[k] for k in range(self.sizes.microbatches)], each.scale)
-            for row, each in zip(self.nodes, passes, strict=True)
+            for row, each in zip(self.nodes, traces, strict=True)
         ]
 
     def _train(self, state: State, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
-        passes, gradients = self._passes(state, batch, scale)
-        losses = self._loss(passes)
+        traces, gradients = self._traced(state, batch, scale)
+        losses = self._loss(traces)
         found = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
         bad = [counts for _, counts in found]
         decided = self.nodes[0][-1].decide(self.options.clip)(losses, [square for square, _ in found], bad)
@@ -306,8 +300,8 @@ class Step:
         return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
 
     def _differentiate(self, state: State, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
-        passes, gradients = self._passes(state, batch, scale)
-        return self._sum_of_losses(self._loss(passes)), gradients[0]
+        traces, gradients = self._traced(state, batch, scale)
+        return self._sum_of_losses(self._loss(traces)), gradients[0]
 
     def _evaluate(self, state: State, batch: Any, scale: Any) -> Any:
         made = []
@@ -325,7 +319,7 @@ class Step:
         ]
 
     def _sum_of_losses(self, losses: list[Any]) -> Any:
-        """Of all groups, on the first one."""
+        """The sum of the losses of all groups, on the first group's slice."""
         total, *others = losses
         for other in others:
             total = self.nodes[0][-1].add(P())(total, other)
@@ -351,7 +345,6 @@ def build_step(
     layout: Layout,
     schedule: Schedule,
     options: Options | None = None,
-    mistakes: frozenset[str] = frozenset(),
 ) -> Step:
     """The step for these; its program is traced and compiled at its first call.
 
@@ -361,7 +354,6 @@ def build_step(
         layout: of the model on slices
         schedule: of p devices, p·v stages and m microbatches
         options: see `Options`
-        mistakes: only for the proof that mistakes are found
 
     Raises:
         BadSizes: the schedule is for other sizes than the layout.
@@ -376,7 +368,7 @@ def build_step(
             f"the schedule {schedule.name} has {schedule.devices} devices, {schedule.stages} stages and "
             f"{schedule.microbatches} microbatches, but the sizes have {asked[0]}, {asked[1]} and {asked[2]}"
         )
-    return Step(model, optimizer, layout, schedule, options, checked(mistakes))
+    return Step(model, optimizer, layout, schedule, options)
 
 
 def _at(tree: Tree, path: tuple[str, ...]) -> Any:

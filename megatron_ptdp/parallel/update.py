@@ -1,6 +1,6 @@
-"""From gradients to new parameters: the global norm, the decision whether to apply, and the optimizer of one stage.
+"""The update of parameters: global norm, the decision whether to apply it, and the optimizer of one stage.
 
-All are functions of whole arrays: what members of TENSOR all hold counts once by itself. An array tied between two
+All are functions of whole arrays, so an array that is replicated over TENSOR counts once. An array tied between two
 stages counts on the first of them only.
 """
 
@@ -19,7 +19,7 @@ from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.parallel.shapes import StageShapes
 
 Optimizer: TypeAlias = Callable[[Tree], optax.GradientTransformation]
-"""From the tree of booleans that says which parameters decay to the transformation of these parameters."""
+"""Function from the tree of bool, whether a parameter decays, to the transformation of these parameters."""
 
 
 def _require_same(slot: Any, parameter: Any) -> None:
@@ -37,7 +37,7 @@ class Update:
         shapes: of the stage
         optimizer: see `Optimizer`
         counted: tree of bool, whether the array counts in the global norm
-        tensor: members of TENSOR
+        master: dtype of the parameters that the optimizer updates
     """
 
     def __init__(
@@ -45,11 +45,9 @@ class Update:
         shapes: StageShapes,
         optimizer: Optimizer,
         counted: Tree,
-        tensor: int,
         master: str,
-        mistakes: frozenset[str] = frozenset(),
     ) -> None:
-        self.shapes, self.counted, self.tensor, self.mistakes = shapes, counted, tensor, mistakes
+        self.shapes, self.counted = shapes, counted
         self.transform = optimizer(jax.tree.map(lambda p: p.decay, shapes.parameters))
         self.master = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, master), shapes.parameters)
         self.slots = jax.eval_shape(self.transform.init, self.master)
@@ -57,7 +55,7 @@ class Update:
 
     @property
     def slot_specs(self) -> Any:
-        """Of what the optimizer keeps: as the parameter lies, or on all members where it belongs to none."""
+        """Specs of the optimizer's arrays: those of their parameters, or replicated where there is no parameter."""
         return optax.tree.map_params(
             self.transform,
             lambda _, spec: spec,
@@ -73,15 +71,11 @@ class Update:
     def norm(self, gradients: Tree) -> tuple[Any, Any]:
         """(sum of squares, [parameters] how many values are not finite)."""
         leaves = jax.tree.leaves(gradients)
-        squares = []
-        for leaf, parameter, counts in zip(
-            leaves, jax.tree.leaves(self.shapes.parameters), jax.tree.leaves(self.counted), strict=True
-        ):
-            square = jnp.sum(jnp.square(leaf))
-            if "replicated-counted-twice" in self.mistakes and "tensor" not in tuple(parameter.spec):
-                square = square * self.tensor
-            if counts:
-                squares.append(square)
+        squares = [
+            jnp.sum(jnp.square(leaf))
+            for leaf, counts in zip(leaves, jax.tree.leaves(self.counted), strict=True)
+            if counts
+        ]
         bad = [jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in leaves]
         return sum(squares, start=jnp.zeros((), leaves[0].dtype)), jnp.stack(bad)
 
@@ -94,7 +88,7 @@ class Update:
 
 
 def decide(losses: Sequence[Any], squares: Sequence[Any], bad: Sequence[Any], clip: float | None) -> dict[str, Any]:
-    """What holds for all stages.
+    """Loss, norm and decision for all stages.
 
     Args:
         losses: of each island, summed and scaled

@@ -15,7 +15,7 @@ from megatron_ptdp.data import Batches
 from megatron_ptdp.errors import ConfigError, TooManyRestarts, TrainingStopped
 from megatron_ptdp.models import Compute, build
 from megatron_ptdp.parallel import Sizes
-from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.schedules import Schedule, ScheduleError, Timeline, simulate
 from megatron_ptdp.train import timeline
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored

@@ -11,7 +11,7 @@ import jax
 
 import pathways_ray as pw
 from megatron_ptdp.data import Batches, TokenFile
-from megatron_ptdp.data.order import lengths_of
+from megatron_ptdp.data.batches import lengths_of
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import Compute, ModelConfig, build, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, Sizes, build_step

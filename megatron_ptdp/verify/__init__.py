@@ -1,14 +1,15 @@
-"""Proof of parity: what the runtime computes, in all ways that it can, is what one device computes.
+"""Proof of parity: the runtime computes, in every way to compute it, the result of one device.
 
-    cases       what is varied, the grids
+    cases       the settings of a case, and the grids of cases
     pairs       every pair of settings in few cases
-    models      what is computed: tiny models, their parameters, batches
-    truth       by one device, with code of its own
-    runs        by the runtime, as a user does it
-    compare     how far they are apart, and may be
-    checks      the questions, mistakes on purpose among them
-    report      the answers
+    models      tiny models, their parameters and batches
+    reference   the results of one device, by code of its own
+    runs        the results of the runtime, by its public API
+    compare     differences, and their bounds
+    planted     bugs planted into the training step, which the checks must find
+    checks      the questions, and their measured answers
+    report      the answers as a table and as JSON
     command     `pathways-train verify`
 
-docs/parity.md says what this proves, and what it does not.
+docs/parity.md states what this proves, and what it does not.
 """

@@ -1,4 +1,4 @@
-"""What is verified: the settings of one case, which of them can meet, and the two grids of cases.
+"""The settings of a case, the rules for their combinations, and the two grids of cases.
 
 All cases take one batch of `BATCH` examples, so b follows from m and d, and one device's result serves all of a model.
 """
@@ -15,13 +15,13 @@ from megatron_ptdp.parallel import Sizes
 from megatron_ptdp.verify.pairs import Rule, all_pairs
 
 ISLANDS, DEVICES = 2, 4
-"""The cluster that all cases run on: so many islands of one host, with so many devices each."""
+"""The cluster of all cases: islands of one host, and devices of each host."""
 
 BATCH = 8
 """Examples of each step, over all microbatches and replicas."""
 
 LAYERS = 4
-"""Of every model here: as many as there are stages at most."""
+"""Layers of every model: the largest number of stages."""
 
 Grid: TypeAlias = Literal["small", "full"]
 
@@ -131,7 +131,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 
 
 def _room(p: int, t: int, d: int, r: int, place: str) -> bool:
-    """Whether each island has the devices of what lies on it."""
+    """Whether each island has enough devices."""
     if d % r or (place == "apart" and (p == 1 or r > 1)):
         return False
     here = (p + 1) // 2 if place == "apart" else p
@@ -181,7 +181,7 @@ SMALL: Sequence[Case] = (
     Case("t5", p=2, v=2, m=8, schedule="looped-bfs", keep="input"),
     Case("t5-moe", p=2, t=2, v=2, m=4, schedule="interleaved-zb", sp=True),
 )
-"""By hand: every value of every factor, and the combinations in which mistakes are made most."""
+"""Cases chosen by hand: every value of every factor, and the combinations in which bugs are most likely."""
 
 
 def full() -> list[Case]:
@@ -202,7 +202,7 @@ def selected(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[int
         only: of the form "p=2,t=2"
 
     Raises:
-        ConfigError: a name or value that there is not, or nothing is left.
+        ConfigError: a name or value is unknown, or no row is left.
     """
     if not only:
         return list(range(len(rows)))
@@ -221,7 +221,7 @@ def selected(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[int
 
 
 def part(text: str, count: int) -> slice:
-    """What `--cases` asks for: "10:20", where either side may be left out.
+    """The slice that `--cases` selects: "10:20", where either side may be left out.
 
     Raises:
         ConfigError: it is of another form, or none of the `count` checks is in it.

@@ -1,9 +1,9 @@
-"""The checks: each one question with a measured answer.
+"""The checks: each is one question with a measured answer.
 
     gradients   loss and every gradient of a case are those of one device
-    training    so are losses, norms and parameters of `truth.STEPS` clipped optimizer steps; float64 only
+    training    so are losses, norms and parameters of `reference.STEPS` clipped optimizer steps; float64 only
     bits        two cases that must compute the same bits do; a case with itself: run twice
-    mistake     a mistake planted into the step of a case is found by one of the comparisons above
+    mistake     a bug planted into the step of a case is found by the comparison of gradients or of trainings
 
 What must be the same to the bit. Each stage adds gradients up over microbatches, and the same computations in the same
 order give the same bits. That is so where `same_computations` holds: each stage runs the backwards of the microbatches
@@ -24,10 +24,11 @@ from typing import Any, Literal, TypeAlias
 
 from megatron_ptdp import schedules
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.parallel import MISTAKES, order
-from megatron_ptdp.verify import cases, compare, models, runs, truth
+from megatron_ptdp.parallel import action_order
+from megatron_ptdp.verify import cases, compare, models, reference, runs
 from megatron_ptdp.verify.cases import Case, Grid
 from megatron_ptdp.verify.compare import Difference, DType
+from megatron_ptdp.verify.planted import PLANTED_BUGS, planted
 
 Kind: TypeAlias = Literal["gradients", "training", "bits", "mistake"]
 
@@ -40,25 +41,25 @@ class Check:
         kind: see the module
         case: what is run
         other: of "bits", what it is compared with
-        mistake: of "mistake", its name
-        trains: of "mistake", whether a training must find it, and not the gradients
+        planted_bug: of "mistake", its name in `PLANTED_BUGS`
+        trains: of "mistake", whether a training must find it instead of the gradients
     """
 
     kind: Kind
     case: Case
     other: Case | None = None
-    mistake: str = ""
+    planted_bug: str = ""
     trains: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """By name, as `--only` knows them."""
+        """Settings by name, as for `--only`."""
         named = {"check": self.kind, **cases.settings(self.case)}
-        return {**named, "mistake": self.mistake} if self.mistake else named
+        return {**named, "mistake": self.planted_bug} if self.planted_bug else named
 
     def label(self) -> str:
-        """In one line."""
-        if self.mistake:
-            return f"{self.mistake}: {MISTAKES[self.mistake]}"
+        """The check in one line."""
+        if self.planted_bug:
+            return f"{self.planted_bug}: {PLANTED_BUGS[self.planted_bug].effect}"
         if self.other == self.case:
             return f"{self.case.label()}, twice"
         return f"{self.case.label()} = {self.other.label()}" if self.other else self.case.label()
@@ -71,7 +72,7 @@ class Outcome:
     Attributes:
         check: the question
         difference: the worst tensor; None when the case did not run
-        passed: of a mistake: it was found
+        passed: the comparison is as it must be; of a planted bug: it was found
         seconds: it took
         failure: why the case did not run, else ""
     """
@@ -95,20 +96,20 @@ BITS: Sequence[tuple[Case, Case]] = (
     (replace(_FOUR, schedule="gpipe", keep="input"), replace(_FOUR, p=2, v=2, schedule="interleaved", keep="input")),
     (_EXPERTS, replace(_EXPERTS, schedule="gpipe", sg=False)),
 )
-"""Of each pair, the two must compute the same bits. The first is one case, run twice."""
+"""Pairs of cases that must compute the same bits. The first is one case, run twice."""
 
 
 def same_computations(one: Case, other: Case) -> bool:
-    """Whether two cases, alike but for their schedules, run the same computations in the same order on each stage."""
+    """Whether two cases with different schedules run the same computations in the same order on each stage."""
     found = []
     for case in (one, other):
         schedule = schedules.build(case.schedule, case.p, case.m, case.v)
         backwards: list[list[tuple[str, int]]] = [[] for _ in range(schedule.stages)]
-        for action in order.enqueued(schedule):
+        for action in action_order.enqueued(schedule):
             if action.kind != "F":
                 backwards[action.stage].append((action.kind, action.microbatch))
-        joined = order.joined(schedule) if case.join else frozenset()
-        found.append((backwards, joined, case.counts, case.keep))
+        fused = action_order.fused_last_stage(schedule) if case.join else frozenset()
+        found.append((backwards, fused, case.counts, case.keep))
     return found[0] == found[1]
 
 
@@ -120,16 +121,16 @@ TRAININGS: Sequence[Case] = (
 )
 
 PLANTED = Case("gpt", p=2, t=2, d=2, m=2, sp=True, place="apart")
-"""Where mistakes are planted: tied, padded, with weights, members of every axis. Each of `MISTAKES` shows here."""
+"""The case with planted bugs: tied, padded, with weights, members of every axis. Each of `PLANTED_BUGS` shows here."""
 
 BY_TRAINING = ("replicated-counted-twice", "tied-counted-twice")
-"""Mistakes that no gradient shows: they are in what comes after."""
+"""Planted bugs that no gradient shows: they are in the norm and the update."""
 
 
-def mistakes() -> list[Check]:
-    """The case without a mistake, which must pass, and then with each of them."""
-    planted = [Check("mistake", PLANTED, mistake=name, trains=name in BY_TRAINING) for name in MISTAKES]
-    return [Check("gradients", PLANTED), Check("training", PLANTED), *planted]
+def with_planted_bugs() -> list[Check]:
+    """The case without a planted bug, which must pass, and then with each of them."""
+    bugs = [Check("mistake", PLANTED, planted_bug=name, trains=name in BY_TRAINING) for name in PLANTED_BUGS]
+    return [Check("gradients", PLANTED), Check("training", PLANTED), *bugs]
 
 
 def listed(grid: Grid, dtype: DType) -> list[Check]:
@@ -142,15 +143,15 @@ def listed(grid: Grid, dtype: DType) -> list[Check]:
     return checks
 
 
-def chosen(grid: Grid, dtype: DType, planted: bool, only: Sequence[str]) -> list[Check]:
+def chosen(grid: Grid, dtype: DType, mistakes: bool, only: Sequence[str]) -> list[Check]:
     """The checks that are asked for.
 
     Raises:
         ConfigError: `only` matches nothing, or mistakes are asked for in float32.
     """
-    if planted and dtype != "float64":
+    if mistakes and dtype != "float64":
         raise ConfigError("mistakes are planted in float64, where nothing else is in the way; leave --dtype out")
-    found = mistakes() if planted else listed(grid, dtype)
+    found = with_planted_bugs() if mistakes else listed(grid, dtype)
     return [found[number] for number in cases.selected([check.settings() for check in found], only)]
 
 
@@ -161,27 +162,27 @@ def measured(check: Check, dtype: DType) -> Difference:
         BadSizes, ConfigError, ScheduleError: the case does not fit the devices.
     """
     case, config = check.case, models.CONFIGS[check.case.model]
-    planted = frozenset({check.mistake} - {""})
-    if check.kind == "training" or check.trains:
-        return compare.trained_apart(config, runs.trained(case, planted), truth.trained(case.model))
-    found = runs.gradients(case, dtype, planted)
+    with planted(*filter(None, [check.planted_bug])):
+        if check.kind == "training" or check.trains:
+            return compare.trained_apart(config, runs.trained(case), reference.trained(case.model))
+        found = runs.gradients(case, dtype)
     if check.other is not None:
         return compare.bits_apart(config, found, runs.gradients(check.other, dtype))
-    return compare.gradients_apart(config, dtype, found, truth.gradients(case.model, dtype))
+    return compare.gradients_apart(config, dtype, found, reference.gradients(case.model, dtype))
 
 
 def answered(check: Check, dtype: DType, clock: Callable[[], float] = time.perf_counter) -> Outcome:
-    """Runs a check. What goes wrong is an outcome: a proof goes on with its other cases."""
+    """Runs a check. An error is an outcome: the other checks still run."""
     start = clock()
     try:
         apart = measured(check, dtype)
     except Exception as error:  # whatever it was, this case is not proven
         return Outcome(check, None, False, clock() - start, f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return Outcome(check, apart, apart.passed != bool(check.mistake), clock() - start)
+    return Outcome(check, apart, apart.passed != bool(check.planted_bug), clock() - start)
 
 
 def record(outcome: Outcome) -> Mapping[str, Any]:
-    """As a line of JSON."""
+    """The outcome as a JSON object."""
     check, apart = outcome.check, outcome.difference
     made = {**check.settings(), "label": check.label(), "passed": outcome.passed, "seconds": round(outcome.seconds, 2)}
     if check.other is not None:

@@ -1,4 +1,4 @@
-"""`pathways-train verify`: a cluster, all checks one after the other, and what came out."""
+"""`pathways-train verify`: starts a cluster, runs all checks one after another, and prints their outcomes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def verify(
     grid: Grid,
     dtype: DType,
     only: Sequence[str],
-    planted: bool,
+    mistakes: bool,
     path: Path | None,
     seen: Console,
     out: Console,
     part: str = ":",
 ) -> bool:
-    """Runs the checks; whether all came out as they must.
+    """Runs the checks, and returns whether all passed.
 
     Args:
         only: as `cases.selected`
-        planted: mistakes instead of the grid
+        mistakes: planted bugs instead of the grid
         path: where to write JSON
         seen: shows the progress
         out: gets the table
@@ -41,7 +41,7 @@ def verify(
     Raises:
         ConfigError: nothing is left to check, or `path` cannot be written.
     """
-    todo = checks.chosen(grid, dtype, planted, only)
+    todo = checks.chosen(grid, dtype, mistakes, only)
     todo = todo[cases.part(part, len(todo))]
     if path is not None:
         _require_writable(path)
@@ -57,7 +57,7 @@ def verify(
 
 
 def _write(path: Path | None, outcomes: Sequence[Outcome], asked: int, dtype: DType, start: float) -> None:
-    """After every check: what ends a long run early leaves what was proven until then."""
+    """Writes the outcomes so far; called after every check, so that a run that is stopped leaves them."""
     if path is not None:
         report.written(path, outcomes, asked, dtype, time.perf_counter() - start)
 
@@ -85,7 +85,7 @@ def _all(
 
 
 def _require_writable(path: Path) -> None:
-    """Now, and not after minutes."""
+    """Checks the path before the cases run, which takes minutes."""
     try:
         path.touch()
     except OSError as error:

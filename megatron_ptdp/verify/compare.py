@@ -1,4 +1,4 @@
-"""How far two trees of arrays are apart, tensor by tensor, and how far they may be.
+"""Differences of two trees of arrays, tensor by tensor, and their bounds.
 
 The measure is the relative Frobenius error ‖a − b‖ / ‖b‖ of each tensor, where a tensor is what one layer has of one
 parameter: in an array of all layers one wrong layer would be diluted.
@@ -31,7 +31,7 @@ FACTOR = 32.0
 sums of few terms do not average their rounding out."""
 
 TRAINED_BOUND = 1e-11
-"""Of parameters after optimizer steps, in float64: Adam divides by roots of small numbers."""
+"""Bound for parameters after optimizer steps, in float64: Adam divides by roots of small numbers."""
 
 
 class Tensor(NamedTuple):
@@ -69,7 +69,7 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def bound(dtype: DType, config: ModelConfig, layer: int) -> float:
-    """How far a gradient of a layer may be from that of one device."""
+    """The largest relative error of a gradient of a layer."""
     if dtype == "float64":
         return FLOAT64_BOUND
     depth = config.encoder_layers + config.layers + 1
@@ -78,11 +78,13 @@ def bound(dtype: DType, config: ModelConfig, layer: int) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Attributes:
-    worst: the name of the tensor that is furthest off, as a multiple of its bound
-    error: its relative error
-    bound: what that may be
-    tensors: how many were compared
+    """The worst tensor of a comparison.
+
+    Attributes:
+        worst: the name of the tensor with the largest ratio of error to bound
+        error: its relative error
+        bound: the largest error that passes
+        tensors: the number of compared tensors
     """
 
     worst: str
@@ -96,7 +98,7 @@ class Difference:
 
 
 def difference(pairs: Mapping[str, tuple[Any, Any, float]]) -> Difference:
-    """The worst of so many (found, expected, bound) by name."""
+    """The worst difference of (found, expected, bound) by name."""
     errors = {name: (relative(found, expected), limit) for name, (found, expected, limit) in pairs.items()}
     worst = max(errors, key=lambda name: errors[name][0] / errors[name][1])
     return Difference(worst, *errors[worst], len(errors))
@@ -105,7 +107,7 @@ def difference(pairs: Mapping[str, tuple[Any, Any, float]]) -> Difference:
 def gradients_apart(
     config: ModelConfig, dtype: DType, found: tuple[float, Tree], expected: tuple[float, Tree]
 ) -> Difference:
-    """Between two (loss, whole gradients)."""
+    """The difference between two (loss, whole gradients)."""
     pairs: dict[str, tuple[Any, Any, float]] = {"loss": (found[0], expected[0], bound(dtype, config, 0))}
     pairs |= {
         here.name: (here.array, there.array, bound(dtype, config, here.layer))
@@ -115,7 +117,7 @@ def gradients_apart(
 
 
 def trained_apart(config: ModelConfig, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Difference:
-    """Between two trainings: {"params": whole tree, "losses": [steps], "norms": [steps]}."""
+    """The difference between two trainings: {"params": whole tree, "losses": [steps], "norms": [steps]}."""
     pairs = {name: (found[name], expected[name], TRAINED_BOUND) for name in ("losses", "norms")}
     pairs |= {
         here.name: (here.array, there.array, TRAINED_BOUND)
@@ -125,7 +127,7 @@ def trained_apart(config: ModelConfig, found: Mapping[str, Any], expected: Mappi
 
 
 def bits_apart(config: ModelConfig, found: tuple[float, Tree], expected: tuple[float, Tree]) -> Difference:
-    """Between two (loss, whole gradients) that must be the same to the last bit."""
+    """The difference between two (loss, whole gradients) that must have the same bits."""
     pairs: dict[str, tuple[Any, Any]] = {"loss": (found[0], expected[0])}
     pairs |= {
         here.name: (here.array, there.array)

@@ -32,7 +32,7 @@ CONFIGS: Mapping[str, ModelConfig] = {
     "t5": _T5,
     "t5-moe": replace(_T5, tied=False, experts=4, top_k=1),
 }
-"""By name: tied and untied, with biases and without, mixtures of experts with one expert per token and with two."""
+"""Models by name: tied and untied, with biases and without, mixtures of experts with one and two experts per token."""
 
 
 def parameters(name: str, dtype: str) -> Tree:

@@ -1,6 +1,6 @@
 """All-pairs generation: few rows in which every two values of different factors that can meet do meet.
 
-Most mistakes in combinations of settings need only two of them to show, and a full product of settings cannot be run.
+Most bugs in combinations of settings need only two of them to show, and a full product of settings cannot be run.
 Greedy, as AETG (Cohen et al., 1997), but deterministic: a row starts with the first pair that no row has yet, and is
 completed by a search that takes in each place the value which brings the most new pairs. Rules say which values can
 meet; a pair that no row can hold under the rules is left out.
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds in every row: `holds` of the values of the factors `names`, in this order."""
+    """A condition on every row: `holds`, of the values of the factors `names` in this order."""
 
     names: tuple[str, ...]
     holds: Callable[..., bool]
@@ -36,7 +36,7 @@ def all_pairs(factors: Mapping[str, Sequence[Any]], rules: Sequence[Rule] = ()) 
 
     Args:
         factors: at least two, each with its values; those that come first are preferred where all else is equal
-        rules: what holds in every row
+        rules: conditions on every row
     """
     left = dict.fromkeys(
         Pair((a, x), (b, y)) for a, b in combinations(factors, 2) for x, y in product(factors[a], factors[b])
@@ -77,7 +77,7 @@ def _completed(
     order = list(factors)
 
     def new(value: Any) -> int:
-        """How many pairs it would bring."""
+        """The number of new pairs that the value would bring."""
         pairs = (
             Pair((name, value), (other, row[other]))
             if order.index(name) < order.index(other)

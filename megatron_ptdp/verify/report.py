@@ -40,7 +40,7 @@ def _found(outcome: Outcome) -> list[str]:
 
 def _verdict(outcome: Outcome) -> tuple[str, str]:
     """A word and its colour."""
-    if outcome.check.mistake:
+    if outcome.check.planted_bug:
         return ("found", "green") if outcome.passed else ("NOT FOUND", "red")
     return ("pass", "green") if outcome.passed else ("FAIL", "red")
 
@@ -48,7 +48,7 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
 def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
     """One line."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
-    planted = sum(bool(outcome.check.mistake) for outcome in outcomes)
+    planted = sum(bool(outcome.check.planted_bug) for outcome in outcomes)
     parts = [f"{len(outcomes) - planted} checks"] if len(outcomes) > planted else []
     parts += [f"{planted} mistakes"] if planted else []
     worst = furthest(outcomes)
@@ -60,11 +60,11 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 
 def furthest(outcomes: Sequence[Outcome]) -> float | None:
-    """The largest error of checks without a mistake, as a share of its bound; None if there are none with a bound."""
+    """The largest error of a check without a planted bug, as a share of its bound; None if no check has a bound."""
     shares = [
         outcome.difference.error / outcome.difference.bound
         for outcome in outcomes
-        if outcome.difference is not None and outcome.difference.bound and not outcome.check.mistake
+        if outcome.difference is not None and outcome.difference.bound and not outcome.check.planted_bug
     ]
     return max(shares, default=None)
 

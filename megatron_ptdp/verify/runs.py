@@ -1,4 +1,4 @@
-"""A case on the runtime: the step as a user builds it, and what it computes."""
+"""A case on the runtime: the step as a user builds it, and its results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from megatron_ptdp import schedules
 from megatron_ptdp.models import Compute, build
 from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.parallel import Layout, Options, Step, build_step
-from megatron_ptdp.verify import models, truth
+from megatron_ptdp.verify import models, reference
 from megatron_ptdp.verify.cases import Case
 from megatron_ptdp.verify.compare import DType
 
 
 @contextlib.contextmanager
-def built(
-    case: Case, dtype: DType, mistakes: frozenset[str] = frozenset(), clip: float | None = None
-) -> Iterator[Step]:
+def built(case: Case, dtype: DType, clip: float | None = None) -> Iterator[Step]:
     """The step of a case on the current session; its slices are given back after the block.
 
     Raises:
@@ -38,23 +36,23 @@ def built(
             master=dtype,
             compute=dtype,
         )
-        yield build_step(model, truth.optimizer, layout, schedule, options, mistakes)
+        yield build_step(model, reference.optimizer, layout, schedule, options)
     finally:
         layout.release()
 
 
-def gradients(case: Case, dtype: DType, mistakes: frozenset[str] = frozenset()) -> tuple[float, Tree]:
+def gradients(case: Case, dtype: DType) -> tuple[float, Tree]:
     """Loss per token and its whole gradient."""
-    with built(case, dtype, mistakes) as step:
+    with built(case, dtype) as step:
         return step.gradients(step.initial(models.parameters(case.model, dtype)), models.batch(case.model))
 
 
-def trained(case: Case, mistakes: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """As `truth.trained`, on the runtime and in float64."""
+def trained(case: Case) -> dict[str, Any]:
+    """Results as of `reference.trained`, by the runtime in float64."""
     losses, norms = [], []
-    with built(case, "float64", mistakes, truth.CLIP) as step:
+    with built(case, "float64", reference.CLIP) as step:
         state = step.initial(models.parameters(case.model, "float64"))
-        for number in range(truth.STEPS):
+        for number in range(reference.STEPS):
             state, metrics = step(state, models.batch(case.model, number))
             losses.append(float(metrics["loss"]))
             norms.append(float(metrics["norm"]))

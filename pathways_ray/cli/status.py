@@ -88,7 +88,7 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
     """
     import grpc
 
-    from pathways_ray.transport import messages, streams, tls
+    from pathways_ray.transport import grpc_streams, messages, streams, tls
 
     scheme = next((s for s in (SCHEME, ENCRYPTED) if url.startswith(s)), None)
     if scheme is None:
@@ -96,7 +96,7 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
     if not (token.isascii() and token.isprintable()):
         raise AuthenticationError("the token is wrong: it has characters that no token has")
     trust = tls.Trust(tls.client_roots(ca or None) or b"") if scheme == ENCRYPTED else None
-    with streams.channel(url.removeprefix(scheme), trust) as channel:
+    with grpc_streams.channel(url.removeprefix(scheme), trust) as channel:
         call = channel.unary_unary(streams.CALL)
         request = messages.encode(messages.Status(session=0))
         try:

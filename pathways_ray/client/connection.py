@@ -27,7 +27,7 @@ import grpc
 from pathways_ray import limits
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
-from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport import grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import joined
 from pathways_ray.transport.messages import (
@@ -126,14 +126,14 @@ class Connection:
             raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
         self._address, self._trust = _endpoint(url, ca)
         self._token = token
-        self._channel = streams.channel(self._address, self._trust)
+        self._channel = grpc_streams.channel(self._address, self._trust)
         self._unary = self._channel.unary_unary(streams.CALL)
         self._session, self._secret, self._link_port = 0, "", 0
         self.state = Channel.ON_STREAM
         self._lock = threading.Lock()
-        self.outbox: streams.ThreadOutbox | thread_links.Outbox
+        self.outbox: grpc_streams.GrpcOutbox | thread_links.Outbox
         self._stream: Any = None
-        self._stream_outbox: streams.ThreadOutbox | None = None
+        self._stream_outbox: grpc_streams.GrpcOutbox | None = None
         self._link: thread_links.ThreadLink | None = None
         self._readers: list[threading.Thread] = []
 
@@ -186,9 +186,9 @@ class Connection:
             timeout: seconds for each step of a dial.
         """
         self._receive, self._lost = receive, lost
-        self.outbox = self._stream_outbox = streams.ThreadOutbox(depth, coalescer.coalesce)
+        self.outbox = self._stream_outbox = grpc_streams.GrpcOutbox(depth, coalescer.coalesce)
         metadata = {"session": str(self._session), "authorization": self._secret}
-        self._stream = streams.stream_call(self._channel, streams.CLIENT_STREAM, self._stream_outbox, metadata)
+        self._stream = grpc_streams.stream_call(self._channel, streams.CLIENT_STREAM, self._stream_outbox, metadata)
         self._start_thread("pathways-reader", self._read_stream)
         outbox = thread_links.Outbox(depth, coalescer.coalesce)
         link = self._dial(outbox, min(timeout, LINK_DIAL_LIMIT_S))

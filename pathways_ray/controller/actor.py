@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-import grpc
 import ray
 
 from pathways_ray import limits, names
@@ -27,7 +26,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import Command, SendIsland
 from pathways_ray.scheduler.plugins import policy_named
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
     FROM_ISLAND,
@@ -88,7 +87,7 @@ class Controller:
             cross_island=CrossIslandWindow(policy_named(policy)),
         )
         self.policy = policy
-        self.islands: dict[int, streams.AsyncOutbox] = {}
+        self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.heard: dict[int, float] = {}
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
@@ -206,16 +205,16 @@ class Controller:
     # --- islands ------------------------------------------------------------------------------------------------------
 
     async def _island_stream(self, context: links.AsyncLink) -> None:
-        if not streams.authorised(streams.metadata_of(context), self.link_secret):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
-        data = await streams.reading(context)
+        if not streams.authorised(context.metadata, self.link_secret):
+            context.refuse("wrong link secret")
+        data = await context.read()
         rest = FROM_ISLAND.decode_batch(data) if data else []
         hello = rest.pop(0) if rest else None
         if not isinstance(hello, IslandUp):
             return
         # A new scheduler may be heard of before the end of the old one's stream.
         self._island_ended(hello.island, self.islands.get(hello.island))
-        outbox = self.islands[hello.island] = streams.AsyncOutbox(self.launches.in_flight.__len__)
+        outbox = self.islands[hello.island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
         self.heard[hello.island] = time.monotonic()
         self._do(self.launches.island_up(hello.island))
         pump = asyncio.ensure_future(outbox.carry(context))
@@ -223,7 +222,7 @@ class Controller:
             while True:
                 for message in rest:
                     await self._from_island(hello.island, message)
-                if (data := await streams.reading(context)) is None:
+                if (data := await context.read()) is None:
                     break
                 if self.islands.get(hello.island) is not outbox:
                     break  # another scheduler took its place; with its stream this one ends, and starts anew
@@ -235,7 +234,7 @@ class Controller:
             await self.resource_manager.withdraw.remote(f"scheduler-{hello.island}", hello.address)
 
     def _island_ended(
-        self, island: int, outbox: streams.AsyncOutbox | None, reason: str = "its island's scheduler ended"
+        self, island: int, outbox: outboxes.AsyncOutbox | None, reason: str = "its island's scheduler ended"
     ) -> None:
         """The stream that `outbox` belongs to is over: what it knew of hosts is worth nothing any more."""
         if outbox is None or self.islands.get(island) is not outbox:

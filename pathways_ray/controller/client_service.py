@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.text import plan_text
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import batcher, grpc_streams, links, outboxes, streams
 from pathways_ray.transport.capabilities import data_token, link_tags, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
@@ -100,7 +101,7 @@ class Client:
     token, or "" for the operator's.
     """
 
-    def __init__(self, session: int, name: str, tenant: Tenant, token: str, outbox: streams.AsyncOutbox) -> None:
+    def __init__(self, session: int, name: str, tenant: Tenant, token: str, outbox: outboxes.AsyncOutbox) -> None:
         self.session = session
         self.name = name
         self.tenant = tenant
@@ -192,12 +193,11 @@ class ClientService:
     async def serve(self, resource_manager: Any) -> str:
         """Opens the door; returns `address:port`."""
         self.resource_manager = resource_manager
-        self.server, address = await streams.serve(
+        self.server, address = await grpc_streams.serve(
             {streams.CLIENT_STREAM: self._client_stream, streams.CALL: self._call},
             streams.bind_address(self.listen.front),
             self.listen.port,
             self.listen.tls,
-            facing_clients=True,
         )
         self.links, link_address = await links.serve(
             {streams.CLIENT_STREAM: self._client_lane},
@@ -253,7 +253,7 @@ class ClientService:
     # --- the hot stream -----------------------------------------------------------------------------------------------
 
     async def _client_stream(self, context: grpc.aio.ServicerContext) -> None:
-        metadata = streams.metadata_of(context)
+        metadata = grpc_streams.metadata_of(context)
         client = self.clients.get(streams.session_of(metadata))
         if client is None or not streams.authorised(metadata, client.secret):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
@@ -275,7 +275,7 @@ class ClientService:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the lane of the session has ended")
             return
         pump = asyncio.ensure_future(client.outbox.pump(context.write)) if not client.by_link else None
-        client.reader = asyncio.ensure_future(self._read(client, context))
+        client.reader = asyncio.ensure_future(self._read(client, functools.partial(grpc_streams.reading, context)))
         try:
             await asyncio.wait({client.reader})
             if not client.reader.cancelled():
@@ -290,19 +290,17 @@ class ClientService:
     async def _client_lane(self, link: links.AsyncLink) -> None:
         """The messages of a client's stream, in both directions, where it can reach this port. The stream then carries
         nothing, but still shows by gRPC's pings that the client lives: the end of either is the end of the session."""
-        metadata = streams.metadata_of(link)
+        metadata = link.metadata
         client = self.clients.get(streams.session_of(metadata))
         shown, welcome = link_tags(client.secret, client.session) if client is not None else ("", "")
         if client is None or not streams.authorised(metadata, shown):
-            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown session or wrong secret")
-            return
+            link.refuse("unknown session or wrong secret")
         if client.link is not None or (client.reader is not None and not client.by_link):
-            await link.abort(grpc.StatusCode.ALREADY_EXISTS, "the session has its stream already")
-            return
+            link.refuse("the session has its stream already")
         client.link = link
         link.put(welcome.encode())
         pump = asyncio.ensure_future(client.outbox.carry(link))
-        reader = asyncio.ensure_future(self._read(client, link))
+        reader = asyncio.ensure_future(self._read(client, link.read))
         try:
             await asyncio.wait({reader, pump}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
@@ -328,9 +326,9 @@ class ClientService:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.wait_for(pump, LAST_WORDS_S)
 
-    async def _read(self, client: Client, context: streams.Context) -> None:
+    async def _read(self, client: Client, read: Callable[[], Awaitable[bytes | None]]) -> None:
         try:
-            while (data := await streams.reading(context)) is not None and client.session in self.clients:
+            while (data := await read()) is not None and client.session in self.clients:
                 messages = TO_CONTROLLER.decode_batch(data)
                 self._check_batch(client, len(data), messages)
                 for message in messages:
@@ -348,7 +346,7 @@ class ClientService:
     def _check_batch(self, client: Client, size: int, messages: list[ToController]) -> None:
         """Raises `QuotaExceeded` for a batch over the tenant's quota of bytes. Many small messages that were gathered
         into one are fine, and a program is refused by itself."""
-        small = len(messages) > 1 and size <= streams.BATCH_BYTES + len(messages)
+        small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
         if not small and not any(isinstance(message, Register) for message in messages):
             tenants.check_message(client.tenant, size, "a message")
 
@@ -404,10 +402,10 @@ class ClientService:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     async def _call(self, context: grpc.aio.ServicerContext) -> None:
-        metadata = streams.metadata_of(context)
+        metadata = grpc_streams.metadata_of(context)
         try:
             who = self._caller(metadata)
-            data = await streams.reading(context) or b""
+            data = await grpc_streams.reading(context) or b""
             if isinstance(who, Client):
                 tenants.check_message(who.tenant, len(data), "a call")
             reply = await self._answer(REQUEST.decode(data), who)
@@ -465,7 +463,7 @@ class ClientService:
         self.sessions_made = number
         digest = next((d for t, d in self.tenants.book.entries if t == tenant), "")
         # By the client's own launches: others' must not hold up what it waits for.
-        outbox = streams.AsyncOutbox(lambda: self.launches.flying(number))
+        outbox = outboxes.AsyncOutbox(lambda: self.launches.flying(number))
         client = self.clients[number] = Client(number, request.name[:256], owner, digest, outbox)
         self.do(self.launches.open_session(number, owner))
         platforms = await self.resource_manager.platforms.remote()

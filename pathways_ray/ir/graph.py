@@ -94,6 +94,11 @@ def references_in(parts: Iterable[Part | Loop]) -> int:
     return found
 
 
+def calls_in(parts: Iterable[Part | Loop]) -> int:
+    """Calls of functions in one run of the parts: those inside a loop count in every round."""
+    return sum(part.times * calls_in(part.body) if isinstance(part, Loop) else 1 for part in parts)
+
+
 def estimated_us(parts: Iterable[Part | Loop]) -> int:
     """Estimated microseconds of parts on their devices, loops with all their rounds."""
     return sum(part.times * estimated_us(part.body) if isinstance(part, Loop) else part.estimated_us for part in parts)

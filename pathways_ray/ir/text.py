@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Node, Part, Recipe, Ref, Result, Transfer
+from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Node, Part, Recipe, Ref, Result, Transfer, calls_in
 from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
 
 
@@ -40,13 +40,9 @@ def node_text(graph: Graph, index: int) -> str:
 
 def fusion_text(recipe: Recipe) -> str:
     """The calls that a recipe composes, such as " fused=128 as 128 x (f)"; empty for a single function."""
-    calls = _calls(recipe.parts)
+    calls = calls_in(recipe.parts)
     shown = f" as {recipe_text(recipe)}" if any(isinstance(part, Loop) for part in recipe.parts) else ""
     return f" fused={calls}{shown}" if calls > 1 else shown
-
-
-def _calls(parts: Iterable[Part | Loop]) -> int:
-    return sum(part.times * _calls(part.body) if isinstance(part, Loop) else 1 for part in parts)
 
 
 def recipe_text(recipe: Recipe) -> str:

@@ -7,13 +7,11 @@ cut over, trailing uncut dimensions left out. Equal specs are equal tuples.
 from __future__ import annotations
 
 import math
-from typing import NewType
 
 import msgspec
 
 from pathways_ray.errors import GraphError, SpecError
 
-SliceId = NewType("SliceId", int)
 Spec = tuple[tuple[str, ...], ...]
 
 REPLICATED: Spec = ()

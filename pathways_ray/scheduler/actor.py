@@ -12,14 +12,13 @@ import traceback
 from concurrent.futures import Future
 from typing import Any
 
-import grpc
 import ray
 
 from pathways_ray import limits, names
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
-from pathways_ray.transport import fan_out, links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
     FROM_HOST,
@@ -60,9 +59,9 @@ class IslandScheduler:
         self.island = island
         self.listen = listen
         self.order = IslandOrder(island, frozenset(hosts), limits.ISLAND_WINDOW, policy_named(policy), limit_s)
-        self.hosts = fan_out.FanOut(self.order.outstanding.__len__)
+        self.hosts = outboxes.FanOut(self.order.outstanding.__len__)
         self.heard: dict[int, float] = {}
-        self.controller = streams.AsyncOutbox(self.order.outstanding.__len__)
+        self.controller = outboxes.AsyncOutbox(self.order.outstanding.__len__)
         self.tasks: set[asyncio.Task[None]] = set()
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
@@ -89,7 +88,7 @@ class IslandScheduler:
 
     async def _main(self) -> None:
         self.address.set_result(await self._start())
-        while (data := await streams.reading(self.stream)) is not None:
+        while (data := await self.stream.read()) is not None:
             for message in TO_ISLAND.decode_batch(data):
                 self._do(self.order.from_controller(message))
         # Otherwise the successor might find the old controller; one that lives says every second where it is.
@@ -122,24 +121,22 @@ class IslandScheduler:
         task.add_done_callback(self.tasks.discard)
 
     async def _host_stream(self, context: links.AsyncLink) -> None:
-        if not streams.authorised(streams.metadata_of(context), self.link_secret):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong link secret")
-        data = await streams.reading(context)
+        if not streams.authorised(context.metadata, self.link_secret):
+            context.refuse("wrong link secret")
+        data = await context.read()
         hello = FROM_HOST.decode_batch(data)[0] if data else None
         if not isinstance(hello, HostUp):
             return
         commands = self.order.host_up(hello)
         if any(isinstance(command, Refuse) for command in commands):
             self._do(commands)
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"epoch {hello.epoch} of host {hello.host} is over"
-            )
+            context.refuse(f"epoch {hello.epoch} of host {hello.host} is over")
         branch = self.hosts.open(hello.host)
         self.heard[hello.host] = time.monotonic()
         self._do(commands)
         pump = asyncio.ensure_future(branch.carry(context))
         try:
-            while (data := await streams.reading(context)) is not None:
+            while (data := await context.read()) is not None:
                 self.heard[hello.host] = time.monotonic()
                 for message in FROM_HOST.decode_batch(data):
                     if not isinstance(message, Heartbeat | HostUp):

@@ -2,12 +2,12 @@
 
 A gRPC message costs some 70 us from process to process and 100 us of CPU time at each end, whatever is in it. Between a
 controller, its schedulers and their hosts that was most of the time of a small launch (ADR 0017). A link carries the
-same batches (`streams.batches`) in a fraction of that. Clients, who are strangers, keep to gRPC.
+same batches (`batcher.batches`) in a fraction of that.
 
-A frame is its length in four bytes, then a batch. An empty frame is a sign of life: each end sends one every `PING_S`,
-and gives up an end that says nothing for `SILENCE_S`. The highest bit of the length marks *last words*: why the other
-end hangs up. Who dials begins with a `Hello`, which says what for and shows the secret; before that, nothing long is
-read.
+A frame is its length in four bytes, then a batch. An empty frame is a ping: each end sends one every `PING_S`, and
+gives up an end that is silent for `SILENCE_S`. The highest bit of the length marks a close reason: why the other end
+hangs up. The end that dials begins with a `Handshake`, which names the path and shows the secret; before that, nothing
+long is read.
 
 This file has the end on an event loop; `thread_links` has one for threads.
 """
@@ -20,9 +20,8 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import cast
+from typing import NoReturn, cast
 
-import grpc
 import msgspec
 
 from pathways_ray import limits
@@ -32,21 +31,21 @@ from pathways_ray.transport.tls import Trust, client_context, server_context
 
 PING_S = 5.0
 SILENCE_S = 20.0
-"""As long as gRPC took to give up a silent end: its ping after 10 s, and 10 s for the answer."""
+"""Two pings may be late, and a machine that stops for some seconds is not given up."""
 
-HELLO_LIMIT_S = 10.0
-HELLO_BYTES = 4096
-MOST_STRANGERS = 256
-"""Connections without a hello that a server holds; more would let anybody use up its file descriptors."""
+HANDSHAKE_LIMIT_S = 10.0
+MAX_HANDSHAKE_BYTES = 4096
+MAX_UNAUTHENTICATED = 256
+"""Connections without a handshake that a server holds: more would let anybody use up its file descriptors."""
 
 CONNECT_LIMIT_S = 10.0
 
-LAST_WORDS = 1 << 31
-AHEAD_BYTES = 4 << 20
-BATCH_COSTS = 256
-"""Bytes of batches that wait here to be read, and what Python needs for each; beyond them the other end has to wait."""
+CLOSE_REASON = 1 << 31
+MAX_READ_AHEAD_BYTES = 4 << 20
+BATCH_OVERHEAD_BYTES = 256
+"""Bytes of batches that wait to be read, and the bytes that Python needs for each; beyond them the other end waits."""
 
-ONE_WRITE = 1 << 16
+MAX_COPIED_BYTES = 1 << 16
 """Shorter batches are copied behind their header, which costs less than a second call of the kernel."""
 
 
@@ -54,14 +53,14 @@ class LinkLost(ConnectionError):
     """The other end of a link hung up, or is silent."""
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a link is for, and what shows that it may be."""
+class Handshake(msgspec.Struct, frozen=True, array_like=True):
+    """The path of a link, and the metadata that show that the other end may open it."""
 
     path: str
     metadata: dict[str, str]
 
 
-_HELLO = msgspec.msgpack.Decoder(Hello)
+_HANDSHAKE = msgspec.msgpack.Decoder(Handshake)
 
 
 def frame(batch: bytes) -> bytes:
@@ -72,11 +71,11 @@ PING = frame(b"")
 
 
 class Frames:
-    """Takes bytes as they come, gives the frames that are whole. `limit` is the length that the next one may have."""
+    """Takes bytes as they come, gives the frames that are whole. `limit` is the longest that the next one may be."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.last_words: str | None = None
+        self.close_reason: str | None = None
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -88,16 +87,16 @@ class Frames:
         rest += data
         while len(rest) >= 4:
             size = int.from_bytes(rest[:4], "big")
-            spoken, size = bool(size & LAST_WORDS), size & ~LAST_WORDS
+            spoken, size = bool(size & CLOSE_REASON), size & ~CLOSE_REASON
             if size > self.limit:
-                raise LinkLost(f"a frame of {size} bytes; {self.limit} may come")
+                raise LinkLost(f"a frame of {size} bytes came; the limit is {self.limit}")
             if len(rest) - 4 < size:
                 return
             with memoryview(rest) as view:
                 body = bytes(view[4 : 4 + size])
             del rest[: 4 + size]  # which moves a pointer, not the rest
             if spoken:
-                self.last_words = body.decode(errors="replace")
+                self.close_reason = body.decode(errors="replace")
             elif body:
                 yield body
 
@@ -112,21 +111,24 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 class AsyncLink(asyncio.Protocol):
-    """One end of a link on an event loop. It looks like the context of a gRPC stream, for those who serve either."""
+    """One end of a link on an event loop.
+
+    A handler reads batches until there are no more, puts batches while the link is not full, and closes or refuses it.
+    """
 
     def __init__(
         self,
         greeted: Callable[[AsyncLink], None] | None = None,
         silence: float = 0.0,
-        strangers: set[AsyncLink] | None = None,
+        unauthenticated: set[AsyncLink] | None = None,
     ) -> None:
         self.path = ""
         self.metadata: dict[str, str] = {}
         self.reason = ""
         self._greeted = greeted
-        self._strangers: set[AsyncLink] = strangers if strangers is not None else set()
+        self._unauthenticated: set[AsyncLink] = unauthenticated if unauthenticated is not None else set()
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames(HELLO_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
+        self._frames = Frames(MAX_HANDSHAKE_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._batches: deque[bytes] = deque()
         self._ahead = 0
         self._gone = asyncio.Event()
@@ -138,17 +140,17 @@ class AsyncLink(asyncio.Protocol):
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray brings along, is no subclass
         keep_alive(transport.get_extra_info("socket"))
         if self._greeted is not None:
-            if len(self._strangers) >= MOST_STRANGERS:
-                self._hang_up(f"{MOST_STRANGERS} others have yet to say who they are")
+            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+                self._hang_up(f"{MAX_UNAUTHENTICATED} other connections have not sent their handshake yet")
                 return
-            self._strangers.add(self)
-            self._timer = self._loop.call_later(HELLO_LIMIT_S, self._hang_up, "no hello came")
+            self._unauthenticated.add(self)
+            self._timer = self._loop.call_later(HANDSHAKE_LIMIT_S, self._hang_up, "no handshake came")
         else:
             self._live()
 
@@ -157,32 +159,32 @@ class AsyncLink(asyncio.Protocol):
         try:
             for batch in self._frames.feed(data):
                 if self._greeted is not None:
-                    self._greet(_HELLO.decode(batch), self._greeted)
+                    self._greet(_HANDSHAKE.decode(batch), self._greeted)
                 else:
                     self._batches.append(batch)
-                    self._ahead += len(batch) + BATCH_COSTS
+                    self._ahead += len(batch) + BATCH_OVERHEAD_BYTES
         except (LinkLost, msgspec.MsgspecError, ValueError) as error:
             self._hang_up(str(error))
             return
-        if self._frames.last_words is not None:
-            self.reason = self._frames.last_words
+        if self._frames.close_reason is not None:
+            self.reason = self._frames.close_reason
         if self._reader is not None and not self._reader.done() and self._batches:
             self._reader.set_result(None)
-        if self._ahead > AHEAD_BYTES and not self._paused and self._transport is not None:
+        if self._ahead > MAX_READ_AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
-    def _greet(self, hello: Hello, greeted: Callable[[AsyncLink], None]) -> None:
+    def _greet(self, handshake: Handshake, greeted: Callable[[AsyncLink], None]) -> None:
         self._greeted = None
-        self._strangers.discard(self)
-        self.path, self.metadata = hello.path, hello.metadata
+        self._unauthenticated.discard(self)
+        self.path, self.metadata = handshake.path, handshake.metadata
         self._frames.limit = limits.MAX_MESSAGE_BYTES
         self._live()
         greeted(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self._strangers.discard(self)
+        self._unauthenticated.discard(self)
         self._gone.set()
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
@@ -193,7 +195,7 @@ class AsyncLink(asyncio.Protocol):
         self._room = None
 
     def eof_received(self) -> bool:
-        """The other end will say no more, but may still listen (without TLS, which has no half of a connection)."""
+        """The other end sends no more, but may still listen (without TLS, which has no half-open connections)."""
         self.reason = self.reason or "it closed the connection"
         self._end_reading()
         if self._greeted is not None:
@@ -213,7 +215,7 @@ class AsyncLink(asyncio.Protocol):
             self._room.set_result(None)
         self._room = None
 
-    # What its owner calls.
+    # Called by the owner.
 
     async def read(self) -> bytes | None:
         """The next batch, or None at the end."""
@@ -226,8 +228,8 @@ class AsyncLink(asyncio.Protocol):
             finally:
                 self._reader = None
         batch = self._batches.popleft()
-        self._ahead -= len(batch) + BATCH_COSTS
-        if self._paused and self._ahead <= AHEAD_BYTES // 2 and self._transport is not None:
+        self._ahead -= len(batch) + BATCH_OVERHEAD_BYTES
+        if self._paused and self._ahead <= MAX_READ_AHEAD_BYTES // 2 and self._transport is not None:
             self._paused = False
             self._heard = self._loop.time()
             if not self._closed and not self._transport.is_closing():
@@ -235,10 +237,10 @@ class AsyncLink(asyncio.Protocol):
         return batch
 
     async def write(self, batch: bytes) -> None:
-        """Sends a batch; waits while the other end does not take what was sent before. After the end it does nothing:
-        who reads learns of it."""
+        """Sends a batch; waits while the other end does not take the batches before. After the end it does nothing: the
+        reader learns of the end."""
         if self._room is not None:
-            await asyncio.shield(self._room)  # which others wait for as well
+            await asyncio.shield(self._room)  # other writers wait for it too
         self.put(batch)
 
     async def wait_closed(self) -> None:
@@ -247,7 +249,7 @@ class AsyncLink(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the other end does not take what was sent before."""
+        """Whether the other end does not take the batches sent before."""
         return self._room is not None
 
     def when_room(self, callback: Callable[[], None]) -> None:
@@ -262,22 +264,19 @@ class AsyncLink(asyncio.Protocol):
         transport = self._transport
         if self._closed or transport is None or transport.is_closing():
             return
-        if len(batch) < ONE_WRITE:
+        if len(batch) < MAX_COPIED_BYTES:
             transport.write(frame(batch))
         else:
             transport.write(len(batch).to_bytes(4, "big"))
             transport.write(batch)
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self.metadata.items())
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        """Hangs up and says why. Raises `LinkLost`, which ends the handler."""
-        self._hang_up(details)
-        raise LinkLost(details)
+    def refuse(self, reason: str) -> NoReturn:
+        """Hangs up with a reason. Raises `LinkLost`, which ends the handler."""
+        self._hang_up(reason)
+        raise LinkLost(reason)
 
     def close(self, reason: str = "") -> None:
-        """Hangs up, with `reason` as last words if there is one; what was sent before goes out."""
+        """Hangs up, with a close reason if one is given; the batches sent before go out."""
         if reason:
             self._hang_up(reason)
         self._end_reading()  # with TLS the connection lasts until the other end agrees
@@ -287,19 +286,19 @@ class AsyncLink(asyncio.Protocol):
 
     def _hang_up(self, reason: str) -> None:
         self.reason = self.reason or reason
-        words = reason.encode()[:HELLO_BYTES]
+        words = reason.encode()[:MAX_HANDSHAKE_BYTES]
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write((len(words) | LAST_WORDS).to_bytes(4, "big") + words)
+            self._transport.write((len(words) | CLOSE_REASON).to_bytes(4, "big") + words)
             self._transport.close()
 
     def _live(self) -> None:
-        """Says that this end lives, and looks whether the other one does."""
+        """Sends a ping, and looks whether the other end was heard from."""
         if self._timer is not None:
             self._timer.cancel()
         if self._closed or self._transport is None:
             return
         if not self._paused and self._loop.time() - self._heard > self._silence:
-            self.reason = f"it said nothing for {self._silence:.0f} s"
+            self.reason = f"it was silent for {self._silence:.0f} s"
             self._transport.abort()
             return
         if self._room is None:
@@ -315,15 +314,15 @@ async def serve(
 ) -> tuple[asyncio.Server, str]:
     """Serves links on a port (0: a free one) of address `bind`; returns the server and `address:port`.
 
-    A handler gets each link whose hello names its path, and has to look at the metadata before it reads. The link ends
-    with it, or when the other end says nothing for `silence` seconds (0: `SILENCE_S`).
+    A handler gets each link whose handshake names its path, and has to look at the metadata before it reads. The link
+    ends with it, or when the other end is silent for `silence` seconds (0: `SILENCE_S`).
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
         UsageError: a file of `tls` cannot be read.
     """
     tasks: set[asyncio.Task[None]] = set()
-    strangers: set[AsyncLink] = set()
+    unauthenticated: set[AsyncLink] = set()
 
     async def handled(link: AsyncLink, handler: Handler) -> None:
         try:
@@ -335,24 +334,24 @@ async def serve(
     def greeted(link: AsyncLink) -> None:
         handler = handlers.get(link.path)
         if handler is None:
-            raise LinkLost(f"nothing here is named {link.path!r}")
+            raise LinkLost(f"no path {link.path!r} is served here")
         task = asyncio.ensure_future(handled(link, handler))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     context = server_context(tls) if tls is not None else None
     server = await asyncio.get_running_loop().create_server(
-        lambda: AsyncLink(greeted, silence, strangers),
+        lambda: AsyncLink(greeted, silence, unauthenticated),
         bind.strip("[]"),
         port,
         ssl=context,
-        ssl_handshake_timeout=HELLO_LIMIT_S if context is not None else None,
+        ssl_handshake_timeout=HANDSHAKE_LIMIT_S if context is not None else None,
     )
     return server, joined(bind, server.sockets[0].getsockname()[1])
 
 
 async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:
-    """A link to who serves `path` at `address`. Raises `LinkLost` when nobody does."""
+    """A link to the server of `path` at `address`. Raises `LinkLost` when there is none."""
     host, port = endpoint(address)
     context = client_context(trust) if trust is not None else None
     name = ((trust.name if trust is not None else "") or host) if context is not None else None
@@ -362,8 +361,8 @@ async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust |
                 AsyncLink, host, port, ssl=context, server_hostname=name
             )
     except (OSError, TimeoutError, ssl.SSLError) as error:
-        raise LinkLost(f"nobody answers at {address}: {error or type(error).__name__}") from None
-    await link.write(encode(Hello(path, metadata)))
+        raise LinkLost(f"no answer at {address}: {error or type(error).__name__}") from None
+    await link.write(encode(Handshake(path, metadata)))
     return link
 
 

@@ -4,13 +4,13 @@ Messages travel as MessagePack lists of tagged arrays: `[tag, field, field, …]
 malformed message is a `WireError` before any of it is used, and nothing is ever unpickled. A field may be added at the
 end (older readers ignore it); anything else raises `VERSION`, which both ends compare when a session opens.
 
-The life of a launch, in messages: `Launch` (client → controller), `IslandLaunch` (controller → scheduler → hosts), `Done` (hosts
-→ scheduler → controller), `Completed` (controller → client); or `IslandLaunchFailed` and `LaunchFailed` on the way back.
+The life of a launch, in messages: `Launch` (client → controller), `IslandLaunch` (controller → scheduler → hosts),
+`Done` (hosts → scheduler → controller), `Completed` (controller → client); on the way back `IslandLaunchFailed` and
+`LaunchFailed` may stand in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -200,7 +200,7 @@ class DropProgram(Message, tag=25):
 
 
 class BarrierReleased(Message, tag=26):
-    """Scheduler to hosts: all of them have come to input barrier `barrier` of a launch, with what it waits for, or one failed."""
+    """Scheduler to hosts: all have reached input barrier `barrier` of a launch with its inputs, or one failed."""
 
     sequence: int
     barrier: int
@@ -261,8 +261,8 @@ class Ready(Message, tag=32):
 class Done(Message, tag=33):
     """Launches whose part on this host (or island) is complete, without error.
 
-    `device_us` is what each took: from a host, microseconds on its devices; from a scheduler, device microseconds, that is
-    times the number of devices.
+    `device_us` is the time that each took: from a host, microseconds on its devices; from a scheduler, device
+    microseconds, that is times the number of devices.
     """
 
     sequences: tuple[int, ...]
@@ -417,7 +417,7 @@ class OpenSession(Message, tag=70):
 class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
-    `link_port` is a port of the controller for a link (`transport.links`) beside the hot stream, which takes its messages.
+    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where there is none.
     """
 
     session: int
@@ -442,7 +442,7 @@ class CreateSlice(Message, tag=72):
 
 
 class SliceCreated(Message, tag=73):
-    """A slice on its devices. `slice_tag` shows hosts that the session holds it; the resource manager leaves it empty."""
+    """A slice on its devices. `slice_tag` shows hosts that the session holds it; the manager leaves it empty."""
 
     placed: PlacedSlice
     slice_tag: str = ""
@@ -544,10 +544,6 @@ class Codec(Generic[M]):
             return self._many.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise WireError(f"batch of {len(data)} bytes refused: {error}") from None
-
-
-def encode_batch(messages: Sequence[Message]) -> bytes:
-    return encode(messages)
 
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)

@@ -255,7 +255,7 @@ def linked(
     frames = links.Frames(1 << 30)
     deadline = time.monotonic() + limit_s
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5.0) as connection:
-        connection.sendall(links.frame(encode(links.Hello(path, metadata))) + b"".join(map(links.frame, batches)))
+        connection.sendall(links.frame(encode(links.Handshake(path, metadata))) + b"".join(map(links.frame, batches)))
         if until is None:
             connection.shutdown(socket.SHUT_WR)
         while until is None or not until(found):

@@ -30,7 +30,6 @@ from pathways_ray.transport.messages import (
     Register,
     Status,
     encode,
-    encode_batch,
 )
 from tests.integration.conftest import linked
 
@@ -46,7 +45,7 @@ GARBAGE = [
     encode([9999, 1, 2]),
     encode({"message": 70}),
     encode([[1, 1, b"graph", {}], [2, "x", 1, [], 1]]),
-    encode_batch([Launch(5, 1, (-5,), -7)]),
+    encode([Launch(5, 1, (-5,), -7)]),
     random.Random(1).randbytes(1 << 20),
 ]
 V = np.arange(8, dtype=np.float32)
@@ -221,7 +220,7 @@ def test_well_formed_nonsense_from_a_client(session, channels, slices) -> None:
     stop = threading.Event()
 
     def requests() -> Iterator[bytes]:
-        yield encode_batch(messages)
+        yield encode(messages)
         stop.wait(60)
 
     metadata = (("session", str(opened.session)), ("authorization", opened.secret))
@@ -253,6 +252,6 @@ def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
         [Fetch(7, x._buffer.id, (-1,))],
     ]
     metadata = {"session": str(session.id), "authorization": session._data.token}
-    for data in [*map(encode_batch, messages), *GARBAGE]:
+    for data in [*map(encode, messages), *GARBAGE]:
         linked(endpoints(session)["host 0"], streams.DATA_STREAM, [data], **metadata)
     equal(x, V)

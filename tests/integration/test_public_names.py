@@ -22,6 +22,7 @@ def test_the_names_are_those_of_the_design() -> None:
         "compiled",
         "program",
         "put",
+        "transfer_bytes",
         "islands",
         "devices",
         "shutdown",

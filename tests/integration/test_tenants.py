@@ -63,7 +63,6 @@ from pathways_ray.transport.messages import (
     Status,
     StatusReply,
     encode,
-    encode_batch,
 )
 from tests.integration.conftest import linked
 
@@ -232,7 +231,7 @@ class Raw:
         """Sends messages on the hot stream, waits for so many in return, and ends the stream, thus the session. What
         tells of several launches counts as so many."""
         found: list[Message] = []
-        with_room = itertools.chain(map(encode_batch, [[m] for m in messages]), self._wait())
+        with_room = itertools.chain(map(encode, [[m] for m in messages]), self._wait())
         call = self.channel.stream_stream(streams.CLIENT_STREAM)(
             with_room, metadata=tuple(self.shown.items()), timeout=60
         )
@@ -262,7 +261,7 @@ class Raw:
             return [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
 
         enough = (lambda batches: len(decoded(batches)) >= answers) if answers else None
-        sent = [encode_batch(messages)]
+        sent = [encode(messages)]
         return decoded(linked(self.hosts[host], streams.DATA_STREAM, sent, enough, limit_s, **shown))
 
     def close(self) -> None:
@@ -341,7 +340,7 @@ def test_every_endpoint_serves_nobody_without_the_right_token(whole: Cluster, ra
         for method in (streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, streams.DATA_STREAM):
             if method == streams.DATA_STREAM and what == "its own data token":
                 continue
-            batch = encode_batch([Fetch(1, 1, (0,))] if method == streams.DATA_STREAM else [Free((1,))])
+            batch = encode([Fetch(1, 1, (0,))] if method == streams.DATA_STREAM else [Free((1,))])
             shown = {"session": str(bob.id), "authorization": secret}
             served += [(what, method, data) for data in said(bob.channel, method, [batch], **shown)]
             for address in (*bob.hosts.values(), *whole.links):
@@ -378,7 +377,7 @@ def test_a_session_has_one_stream(whole: Cluster, raw) -> None:
     """The first is known to be there by its answer to a launch of what was never registered."""
     bob = raw("bob")
     shown = tuple(bob.shown.items())
-    asking = itertools.chain([encode_batch([Launch(1, 1, (), 2)])], bob._wait())
+    asking = itertools.chain([encode([Launch(1, 1, (), 2)])], bob._wait())
     first = bob.channel.stream_stream(streams.CLIENT_STREAM)(asking, metadata=shown, timeout=60)
     assert failed(TO_CLIENT.decode_batch(next(first))).kind == "WireError"
     second = bob.channel.stream_stream(streams.CLIENT_STREAM)(iter(()), metadata=shown, timeout=60)
@@ -834,7 +833,7 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
         [Fetch(2, 1, (0, 1))],
     ]
     for number in range(1500):
-        batch = broken(encode_batch(data[number % 2]), rng)
+        batch = broken(encode(data[number % 2]), rng)
         shown = {**bob.shown, "authorization": bob.opened.data_token}
         linked(bob.hosts[number % 2], streams.DATA_STREAM, [batch], **shown)
     calls = [
@@ -852,6 +851,6 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
     ]
     for number in range(1000):
         one = Raw(whole, TOKENS["bob"])
-        said(one.channel, streams.CLIENT_STREAM, [broken(encode_batch(hot[number % 2]), rng)], **one.shown)
+        said(one.channel, streams.CLIENT_STREAM, [broken(encode(hot[number % 2]), rng)], **one.shown)
         one.channel.close()
     assert eventually(lambda: sum(s["tenant"] == "bob" for s in whole.status()["sessions"]) <= 1)

@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 from megatron_ptdp import schedules
 from megatron_ptdp.errors import BadSizes, BatchError, CheckpointError, ConfigError
 from megatron_ptdp.models import DATA, TENSOR, Compute, Gpt, ModelConfig, initialise, whole
-from megatron_ptdp.parallel import MISTAKES, Layout, Options, Sizes, Step, build_step
+from megatron_ptdp.parallel import Layout, Options, Sizes, Step, build_step
+from megatron_ptdp.verify.planted import PLANTED_BUGS, planted
 
 CONFIG = ModelConfig("gpt", layers=4, hidden=8, heads=2, sequence=6, vocabulary=13)  # 13: padded when shared by two
 EXAMPLES = 8
@@ -78,7 +79,6 @@ def make(
     options: Mapping[str, Any] | None = None,
     placement: Any = "together",
     dtype: Any = "float64",
-    mistakes: frozenset[str] = frozenset(),
     **sizes: int,
 ) -> Step:
     """A step for 8 examples; microbatches are 4 unless said."""
@@ -91,7 +91,7 @@ def make(
     chosen = Options(master=master, compute=dtype, **(options or {}))
     layout = Layout.of(model, found, placement=placement)
     try:
-        return build_step(model, optimizer, layout, rows, chosen, mistakes)
+        return build_step(model, optimizer, layout, rows, chosen)
     except BaseException:
         layout.release()
         raise
@@ -208,8 +208,6 @@ def test_what_cannot_be_is_refused_with_the_sizes(session, reference) -> None:
         make("dualpipe-v", pipeline=2, microbatches=2)
     with pytest.raises(ConfigError, match=r"zero 3 .* is for one stage"):
         make("1f1b", pipeline=2, options={"zero": 3})
-    with pytest.raises(ConfigError, match=r"there is no mistake 'stale'.*stale-tied"):
-        make("1f1b", mistakes=frozenset({"stale"}))
     step = make("1f1b")
     with pytest.raises(BadSizes, match="the schedule gpipe has 1 devices, 1 stages and 2 microbatches, but the sizes"):
         build_step(step.model, optimizer, step.layout, schedules.build("gpipe", 1, 2), Options(master="float64"))
@@ -257,23 +255,23 @@ def test_loss_and_gradients_are_those_of_one_device(session, reference, schedule
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_every_planted_mistake_shows(session, reference, mistake) -> None:
+@pytest.mark.parametrize("bug", PLANTED_BUGS)
+def test_every_planted_bug_shows(session, reference, bug) -> None:
     """In the loss, a gradient or the norm, by far more than the bound; the step without it is the first test above."""
-    step = make(
-        "1f1b",
-        {"sequence_parallel": True},
-        placement="apart",
-        mistakes=frozenset({mistake}),
-        pipeline=2,
-        tensor=2,
-        data=2,
-        microbatches=2,
-    )
     expected, expected_gradients = reference.differentiate(reference.params, reference.batch)
-    state = step.initial(reference.params)
-    loss, gradients = step.gradients(state, reference.batch)
-    _, metrics = step(state, reference.batch)
+    with planted(bug):
+        step = make(
+            "1f1b",
+            {"sequence_parallel": True},
+            placement="apart",
+            pipeline=2,
+            tensor=2,
+            data=2,
+            microbatches=2,
+        )
+        state = step.initial(reference.params)
+        loss, gradients = step.gradients(state, reference.batch)
+        _, metrics = step(state, reference.batch)
     norm = float(optax.tree.norm(expected_gradients))
     off = {
         "loss": abs(loss / float(expected) - 1),

@@ -1,4 +1,4 @@
-"""`pathways-train verify` on the real runtime: parity holds, mistakes are found, and a proof that fails says so."""
+"""`pathways-train verify` on the real runtime: parity holds, planted bugs are found, and a proof that fails says so."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ptdp.parallel import MISTAKES
 from megatron_ptdp.verify import cases
+from megatron_ptdp.verify.planted import PLANTED_BUGS
 
 # One cluster for all of it: starting one takes as long as three cases.
 A_FEW = """
@@ -21,9 +21,9 @@ from megatron_ptdp.verify.cases import Case, ISLANDS, DEVICES
 from megatron_ptdp.verify.checks import PLANTED, Check, answered, record
 todo = [
     Check("gradients", PLANTED),
-    Check("mistake", PLANTED, mistake="stale-tied"),
-    Check("mistake", PLANTED, mistake="norm-unsummed"),
-    Check("mistake", Case("gpt-untied", t=2), mistake="stale-tied"),  # changes nothing: nothing is tied
+    Check("mistake", PLANTED, planted_bug="stale-tied"),
+    Check("mistake", PLANTED, planted_bug="norm-unsummed"),
+    Check("mistake", Case("gpt-untied", t=2), planted_bug="stale-tied"),  # changes nothing: nothing is tied
     Check("gradients", Case("gpt-untied", p=4, t=4)),
 ]
 with pw.init(ISLANDS, 1, DEVICES):
@@ -32,7 +32,7 @@ with pw.init(ISLANDS, 1, DEVICES):
 
 
 @pytest.mark.long
-def test_a_case_has_parity_and_two_mistakes_in_it_are_found(python: Any) -> None:
+def test_a_case_has_parity_and_two_bugs_in_it_are_found(python: Any) -> None:
     good, stale, norms, harmless, large = json.loads(python.run(A_FEW).splitlines()[-1])
     assert good["passed"], good
     assert good["error"] <= 1e-12
@@ -42,7 +42,7 @@ def test_a_case_has_parity_and_two_mistakes_in_it_are_found(python: Any) -> None
     assert norms["passed"]
     assert "norm" in norms["worst"]
     assert norms["error"] > 1e-3
-    assert not harmless["passed"]  # a mistake that the comparison does not see is a failure of the proof
+    assert not harmless["passed"]  # a bug that the comparison does not see is a failure of the proof
     assert harmless["error"] <= 1e-12
     assert not large["passed"]
     assert large["failure"].startswith("BadSizes: pipeline 4 × tensor 4 × data 1 are 16 devices, but there are 8")
@@ -95,8 +95,8 @@ def test_the_small_grid_holds_in_float32_within_its_bound(python: Any, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_every_mistake_is_found(python: Any, tmp_path: Path) -> None:
+def test_every_planted_bug_is_found(python: Any, tmp_path: Path) -> None:
     made = verified(python, tmp_path / "out.json", "--mistakes")
     planted = [check for check in made["checks"] if check["check"] == "mistake"]
-    assert [check["mistake"] for check in planted] == list(MISTAKES)
+    assert [check["mistake"] for check in planted] == list(PLANTED_BUGS)
     assert all(check["error"] > 1e6 * check["bound"] for check in planted)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+import pathways_ray
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
@@ -28,7 +30,6 @@ PURE = {
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/run/barriers.py",
-    "pathways_ray/executor/compile/loops.py",
     "pathways_ray/executor/profiling/order_check.py",
     "pathways_ray/executor/run/progress.py",
     "pathways_ray/executor/run/prepared.py",
@@ -39,6 +40,7 @@ PURE = {
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
     "pathways_ray/story.py",
+    "pathways_ray/transport/batcher.py",
     "pathways_ray/transport/capabilities.py",
     "pathways_ray/transport/endpoints.py",
     "pathways_ray/transport/messages.py",
@@ -74,12 +76,15 @@ ABOVE = {
     "transport": {"cli", "client", "cluster", "controller", "executor", "resource_manager", "scheduler"},
     "client": {"cli", "controller", "executor", "resource_manager", "scheduler"},
 }
-
-# Folders whose files import each other in one direction only, type-only imports included: so each can be read first.
-WITHOUT_CIRCLES = ["pathways_ray/client"]
-
 IMPORTS_ACTORS = "pathways_ray/deployment/cluster.py"  # the module behind `pw.init`
 IMPORTS_JAX_INTERNALS = "pathways_ray/compat.py"
+
+# Packages without an import circle.
+WITHOUT_CIRCLES = ["megatron_ptdp", "pathways_ray/client"]
+
+# What users of the runtime may import of it: the names of `pathways_ray.__all__`, and these modules.
+USERS = ["megatron_ptdp"]
+PUBLIC_MODULES = ["pathways_ray.errors"]
 
 # Bytes from a client must never become code.
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
@@ -194,32 +199,53 @@ def actor_imports(file: str, tree: ast.Module) -> Iterator[Finding]:
             yield line, f"imports {name}"
 
 
-def import_circles(files: list[str]) -> list[str]:
-    """Circles among these files, as `a.py -> b.py -> a.py`; imports for types only, and inside functions, count."""
-    there = set(files)
-    graph: dict[str, list[str]] = {}
+def private_uses(file: str, tree: ast.Module) -> Iterator[Finding]:
+    """Uses of the runtime beside its public names."""
+    public = {f"pathways_ray.{name}" for name in pathways_ray.__all__}
+    for line, name in imports(file, tree):
+        if not within(name, "pathways_ray") or name == "pathways_ray" or name in public:
+            continue
+        if not any(within(name, module) for module in PUBLIC_MODULES):
+            yield line, f"imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = f"pathways_ray.{node.attr}"
+            if node.value.id in ("pw", "pathways_ray") and name not in public:
+                yield node.lineno, f"uses {name}"
+
+
+def import_graph(package: str) -> dict[str, set[str]]:
+    """For each file of a package the files of the package that it imports, imports for types and in functions too. The
+    `__init__.py` that Python runs before a module counts only where a name is imported from it."""
+    files = source_files(package)
+    graph = {}
     for file in files:
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
-        graph[file] = sorted({module_file(name) for _, name in imports(file, tree)} & there - {file})
-    return circles_of(graph)
+        graph[file] = {module_file(name) for _, name in imports(file, tree)}.intersection(files) - {file}
+    return graph
 
 
-def circles_of(graph: dict[str, list[str]]) -> list[str]:
-    """At least one circle of a graph that has any: a depth-first search names each way back to a node above."""
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """The circles of a graph as "a -> b -> a", one for each edge that leads back in a depth-first search."""
     found: list[str] = []
-    done: set[str] = set()
+    finished: set[str] = set()
 
-    def visit(node: str, above: list[str]) -> None:
-        if node in above:
-            found.append(" -> ".join([*above[above.index(node) :], node]))
-        elif node not in done:
-            for following in graph[node]:
-                visit(following, [*above, node])
-            done.add(node)
+    def visit(path: list[str]) -> None:
+        for other in sorted(graph[path[-1]]):
+            if other in path:
+                found.append(" -> ".join([*path[path.index(other) :], other]))
+            elif other not in finished:
+                visit([*path, other])
+        finished.add(path[-1])
 
-    for node in sorted(graph):
-        visit(node, [])
+    for start in sorted(graph):
+        if start not in finished:
+            visit([start])
     return found
+
+
+def import_circles(package: str) -> list[str]:
+    return circles(import_graph(package))
 
 
 def breaches(files: list[str], find: Finder) -> list[str]:
@@ -251,27 +277,40 @@ def test_imports_go_downward(folder: str) -> None:
     assert breaches(source_files(f"pathways_ray/{folder}"), upward_imports) == []
 
 
-@pytest.mark.parametrize("folder", WITHOUT_CIRCLES)
-def test_files_of_a_folder_import_each_other_without_circles(folder: str) -> None:
-    assert import_circles(source_files(folder)) == []
-
-
-@pytest.mark.parametrize(
-    ("graph", "circles"),
-    [
-        ({"a": ["b", "c"], "b": ["c"], "c": []}, []),
-        ({"a": ["b"], "b": ["c"], "c": ["b"]}, ["b -> c -> b"]),
-        ({"a": ["a2"], "a2": ["a"], "b": ["a", "b2"], "b2": ["b"]}, ["a -> a2 -> a", "b -> b2 -> b"]),
-    ],
-)
-def test_a_circle_is_named_by_its_files(graph: dict[str, list[str]], circles: list[str]) -> None:
-    assert circles_of(graph) == circles
-
-
 def test_only_the_cluster_imports_actors() -> None:
     assert source_files(IMPORTS_ACTORS)
     files = [file for file in package_files(*PACKAGES) if file != IMPORTS_ACTORS]
     assert breaches(files, actor_imports) == []
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_imports_have_no_circle(package: str) -> None:
+    assert import_circles(package) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}, []),
+        ({"a": {"b"}, "b": {"a"}}, ["a -> b -> a"]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}, ["b -> c -> d -> b"]),
+        ({"a": {"b", "c"}, "b": {"a"}, "c": {"a"}}, ["a -> b -> a", "a -> c -> a"]),
+    ],
+)
+def test_a_circle_is_found_and_a_diamond_is_none(graph: dict[str, set[str]], found: list[str]) -> None:
+    assert circles(graph) == found
+
+
+def test_imports_for_types_and_in_functions_count() -> None:
+    source = "if TYPE_CHECKING:\n    from megatron_ptdp.models import split\ndef f():\n    import megatron_ptdp.errors"
+    found = {module_file(name) for _, name in imports("megatron_ptdp/a.py", ast.parse(source))}
+    assert found == {"megatron_ptdp/errors.py", "megatron_ptdp/models/split.py"}
+
+
+@pytest.mark.parametrize("package", USERS)
+def test_users_of_the_runtime_use_its_public_names(package: str) -> None:
+    assert breaches(source_files(package), private_uses) == []
 
 
 @pytest.mark.parametrize(("module", "unwanted"), NOT_LOADED)
@@ -298,6 +337,10 @@ def test_processes_load_no_more_than_they_need(module: str, unwanted: str) -> No
         (jax_internals, "examples/a.py", "jax._src.core.Tracer"),
         (upward_imports, "pathways_ray/ir/passes/a.py", "from ...scheduler.order import Order"),
         (upward_imports, "pathways_ray/client/a.py", "import pathways_ray.controller.ownership"),
+        (private_uses, "megatron_ptdp/a.py", "from pathways_ray.client.slices import VirtualSlice"),
+        (private_uses, "megatron_ptdp/a.py", "import pathways_ray.ir.plan"),
+        (private_uses, "megatron_ptdp/a.py", "def f():\n    from pathways_ray import client"),
+        (private_uses, "megatron_ptdp/a.py", "import pathways_ray as pw\npw.client.api.put(1)"),
         (actor_imports, "pathways_ray/cli/a.py", "from pathways_ray.executor import actor"),
         (actor_imports, "benchmarks/a.py", "from pathways_ray.executor.actor import HostExecutor"),
     ],
@@ -314,6 +357,9 @@ def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
         (unsafe_uses, "pathways_ray/a.py", "model.eval(); numpy.load(f, allow_pickle=False)"),
         (jax_internals, "examples/a.py", "import jax.experimental.transfer"),
         (upward_imports, "pathways_ray/client/a.py", "from pathways_ray.ir import graph"),
+        (private_uses, "megatron_ptdp/a.py", "import pathways_ray as pw\npw.put(1)"),
+        (private_uses, "megatron_ptdp/a.py", "from pathways_ray.errors import PathwaysError"),
+        (private_uses, "megatron_ptdp/a.py", "from pathways_ray import errors, put"),
         (actor_imports, "pathways_ray/controller/actor.py", "from ray.actor import ActorHandle"),
     ],
 )

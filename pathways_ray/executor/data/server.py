@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import jax
 import numpy as np
 
@@ -39,7 +38,7 @@ from pathways_ray.executor.data.device_transfer import failure_in
 from pathways_ray.executor.data.upload_quota import Allowance, check_type, device_bytes
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import (
@@ -113,7 +112,7 @@ class _Stream:
     def __init__(self, link: links.AsyncLink, grant: Grant, allowance: Allowance) -> None:
         self.grant = grant
         self.allowance = allowance
-        self.outbox = streams.AsyncOutbox()
+        self.outbox = outboxes.AsyncOutbox()
         self.uploads: dict[int, _Upload] = {}
         self.fetches: dict[int, _Fetching] = {}
         self.workers = ThreadPoolExecutor(WORKERS, "fetch")
@@ -177,16 +176,15 @@ class DataServer:
             stream.link.close("the session has ended")
 
     async def _stream(self, link: links.AsyncLink) -> None:
-        metadata = streams.metadata_of(link)
+        metadata = link.metadata
         grant = grant_of(self.data_secret, streams.session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
-            await link.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong data token, or its session has ended")
-            return
+            link.refuse("wrong data token, or its session has ended")
         stream = _Stream(link, grant, self.allowances.setdefault(grant.session, Allowance()))
         self.streams.add(stream)
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
-            while (data := await streams.reading(link)) is not None and not self.store.ended(stream.session):
+            while (data := await link.read()) is not None and not self.store.ended(stream.session):
                 for message in TO_HOST_DATA.decode_batch(data):
                     if isinstance(message, Fetch):
                         self._fetch(stream, message)

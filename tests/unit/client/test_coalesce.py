@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
-from pathways_ray.ir.graph import Compute, Graph, Loop
+from pathways_ray.ir.graph import Compute, Graph, calls_in
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
@@ -31,10 +31,9 @@ def graph(number: int) -> Graph:
     return sketch.graph(*(msgspec.structs.replace(made, output=k) for k in range(outputs)))
 
 
-def calls_in(made: Graph) -> int:
+def calls_of(made: Graph) -> int:
     """Calls of a program of one node in a composed graph, rounds of loops counted."""
-    recipes = [made.recipes[node.recipe] for node in made.nodes if isinstance(node, Compute)]
-    return sum(part.times if isinstance(part, Loop) else 1 for recipe in recipes for part in recipe.parts)
+    return sum(calls_in(made.recipes[node.recipe].parts) for node in made.nodes if isinstance(node, Compute))
 
 
 class Client:
@@ -60,7 +59,7 @@ class Client:
         for message in self.registered:
             made = msgspec.msgpack.decode(message.graph, type=Graph)
             self.graphs[message.program] = made
-            self.lengths[message.program] = calls_in(made)
+            self.lengths[message.program] = calls_of(made)
             self.coalescer.prepared(message.program)
         self.registered.clear()
 
@@ -133,7 +132,7 @@ def test_no_length_is_registered_twice() -> None:
     warm(client)
     for first in (1, 1001, 2001):
         client.sends(*loop(first, 200, start=first - 1))
-    lengths = [calls_in(msgspec.msgpack.decode(m.graph, type=Graph)) for m in client.registered]
+    lengths = [calls_of(msgspec.msgpack.decode(m.graph, type=Graph)) for m in client.registered]
     assert len(lengths) == len(set(lengths)) == 1, "128, which warming up was too short for"
 
 
@@ -183,7 +182,7 @@ def test_a_composed_program_has_a_loop_only_where_hosts_compose_nodes(fusion: bo
     client.coalescer.register(1, client.graphs[1])
     warm(client)
     nodes = [node for node in client.graphs[100].nodes if isinstance(node, Compute)]
-    assert calls_in(client.graphs[100]) in LENGTHS
+    assert calls_of(client.graphs[100]) in LENGTHS
     assert (len(nodes) == 1) == fusion
 
 

@@ -26,7 +26,8 @@ from pathways_ray.errors import (
     WireError,
 )
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport import links, streams
+from pathways_ray.transport import grpc_streams, links, streams
+from pathways_ray.transport.batcher import batches
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.messages import (
@@ -53,6 +54,10 @@ from pathways_ray.transport.messages import (
 KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
 TOKEN, SECRET, SESSION = "the operator's", "the session's secret", 5
 LIMIT_S = 20.0
+
+
+def batch_of(*messages: Message) -> bytes:
+    return b"".join(batches(messages))
 
 
 class Controller:
@@ -83,7 +88,7 @@ class Controller:
         self._writing = asyncio.Lock()
         self._upgraded, self._hang_up = asyncio.Event(), asyncio.Event()
         handlers = {streams.CALL: self._call, streams.CLIENT_STREAM: self._stream}
-        server, self.address = await streams.serve(handlers, "127.0.0.1", tls=self.tls)
+        server, self.address = await grpc_streams.serve(handlers, "127.0.0.1", tls=self.tls)
         doors, address = await links.serve({streams.CLIENT_STREAM: self._link}, "127.0.0.1", tls=self.tls)
         self.link_port = links.endpoint(address)[1]
         self._started.set()
@@ -106,7 +111,7 @@ class Controller:
         await context.write(encode(reply))
 
     async def _stream(self, context: Any) -> None:
-        metadata = streams.metadata_of(context)
+        metadata = grpc_streams.metadata_of(context)
         assert (metadata["session"], metadata["authorization"]) == (str(SESSION), SECRET)
         self.stream = context
         self.streams += 1
@@ -116,15 +121,15 @@ class Controller:
         reader.cancel()
 
     async def _read_stream(self, context: Any) -> None:
-        while (data := await streams.reading(context)) is not None:
+        while (data := await grpc_streams.reading(context)) is not None:
             for message in TO_CONTROLLER.decode_batch(data):
                 self.by_stream.append(message)
                 if isinstance(message, Upgrade):
                     await self.upgrade.wait()
-                    await self.write(streams.header(1) + encode(Upgraded()))
+                    await self.write(batch_of(Upgraded()))
                     self._upgraded.set()
                 elif isinstance(message, Launch):
-                    await self.write(streams.header(1) + encode(Completed((message.launch,), (1,))))
+                    await self.write(batch_of(Completed((message.launch,), (1,))))
 
     async def _link(self, link: links.AsyncLink) -> None:
         tag, answer = link_tags(SECRET, SESSION)
@@ -138,7 +143,7 @@ class Controller:
             for message in TO_CONTROLLER.decode_batch(data):
                 self.by_link.append(message)
                 if isinstance(message, Launch):
-                    link.put(streams.header(1) + encode(Completed((message.launch,), (1,))))
+                    link.put(batch_of(Completed((message.launch,), (1,))))
 
     async def write(self, batch: bytes) -> None:
         """Sends a batch by the stream; gRPC takes one at a time."""
@@ -148,7 +153,7 @@ class Controller:
     # --- for tests ----------------------------------------------------------------------------------------------------
 
     def say(self, *messages: Message, by_link: bool = False) -> None:
-        batch = streams.header(len(messages)) + b"".join(map(encode, messages))
+        batch = batch_of(*messages)
         if by_link:
             assert self.link is not None
             self.call(self.link.put, batch)

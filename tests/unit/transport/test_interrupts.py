@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from pathways_ray.transport.links import Frames, frame
-from pathways_ray.transport.thread_links import _Plain
+from pathways_ray.transport.sockets import PlainSocket
 
 FIRST, SECOND, THIRD = (bytes([65 + k]) * size for k, size in enumerate((900_000, 700_000, 10)))
 
@@ -18,12 +18,12 @@ class Interrupt(BaseException):
     pass
 
 
-def interrupted(plain: _Plain, data: bytes, step: int) -> bool:
+def interrupted(plain: PlainSocket, data: bytes, step: int) -> bool:
     """Writes, and raises before that step of the write's bytecode; whether it came to that."""
     steps = itertools.count()
 
     def trace(at: FrameType, event: str, _: object) -> Any:
-        if at.f_code is not _Plain.write.__code__:
+        if at.f_code is not PlainSocket.write.__code__:
             return None
         at.f_trace_opcodes = True
         if event == "opcode" and next(steps) == step:
@@ -48,7 +48,7 @@ def test_a_write_may_be_interrupted_at_any_step() -> None:
     for step in itertools.count():
         here, there = socket.socketpair()
         with here, there:
-            plain, frames, found = _Plain(here), Frames(1 << 20), []
+            plain, frames, found = PlainSocket(here), Frames(1 << 20), []
             assert not plain.write(frame(FIRST), False)
             found += frames.feed(there.recv(100_000))
             cut = interrupted(plain, frame(SECOND), step)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.transport import links, streams, thread_links
+from pathways_ray.transport import batcher, links, streams, thread_links
 from pathways_ray.transport.endpoints import Tls
-from pathways_ray.transport.links import LAST_WORDS, AsyncLink, Frames, Hello, LinkLost, frame
-from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode, encode_batch
+from pathways_ray.transport.links import CLOSE_REASON, AsyncLink, Frames, Handshake, LinkLost, frame
+from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
 from pathways_ray.transport.tls import trust_of
 
 LIMIT_S = 20.0
@@ -40,14 +40,14 @@ def test_frames_come_out_whole_however_the_bytes_come(step: int) -> None:
 def test_a_frame_over_the_limit_is_refused_before_it_is_there() -> None:
     frames = Frames(10)
     assert list(frames.feed(frame(b"x" * 10))) == [b"x" * 10]
-    with pytest.raises(LinkLost, match="a frame of 11 bytes; 10 may come"):
+    with pytest.raises(LinkLost, match="a frame of 11 bytes came; the limit is 10"):
         next(frames.feed((11).to_bytes(4, "big")))
 
 
 def test_last_words_are_no_batch() -> None:
     frames = Frames(100)
-    assert list(frames.feed(frame(b"one") + (3 | LAST_WORDS).to_bytes(4, "big") + b"why")) == [b"one"]
-    assert frames.last_words == "why"
+    assert list(frames.feed(frame(b"one") + (3 | CLOSE_REASON).to_bytes(4, "big") + b"why")) == [b"one"]
+    assert frames.close_reason == "why"
 
 
 # --- a server, and who dials it ---------------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ class Server:
 
     async def _echo(self, link: AsyncLink) -> None:
         self.link = link
-        if not streams.authorised(streams.metadata_of(link), "secret"):
-            await link.abort(links.grpc.StatusCode.UNAUTHENTICATED, "wrong secret")
-        while (batch := await streams.reading(link)) is not None:
+        if not streams.authorised(link.metadata, "secret"):
+            link.refuse("wrong secret")
+        while (batch := await link.read()) is not None:
             await link.write(batch)
         self.ended.set()
 
@@ -102,7 +102,7 @@ class Server:
         await self._echo(link)
 
     async def _refuse(self, link: AsyncLink) -> None:
-        await link.abort(links.grpc.StatusCode.FAILED_PRECONDITION, "not today")
+        link.refuse("not today")
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -175,7 +175,7 @@ def test_messages_of_many_threads_come_once_each_in_the_order_of_their_thread(di
         for k in range(each):
             dialled.outbox.send(Completed((number * each + k,)))
             if k % 500 == 0:
-                dialled.deep = 0 if dialled.deep else streams.DEEP + 1
+                dialled.deep = 0 if dialled.deep else batcher.GATHER_DEPTH + 1
 
     started = [threading.Thread(target=send, args=(k,)) for k in range(threads)]
     for thread in started:
@@ -248,7 +248,7 @@ def test_who_speaks_before_it_has_shown_that_it_is_the_right_one_is_not_listened
         thread = threading.Thread(target=chat)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(LinkLost, match="somebody else answers"):
+        with pytest.raises(LinkLost, match="another server answers"):
             thread_links.ThreadLink(address, ECHO, SHOWN, thread_links.Outbox()).dial(1.0, b"welcome")
         over.set()
         thread.join(LIMIT_S)
@@ -286,7 +286,7 @@ def test_the_reader_learns_that_and_why_the_other_end_hangs_up(server: Server, t
     for path, shown, reason in (
         (ECHO, {"authorization": "wrong"}, "wrong secret"),
         (REFUSING, SHOWN, "not today"),
-        ("/no.Such/Link", SHOWN, "nothing here is named '/no.Such/Link'"),
+        ("/no.Such/Link", SHOWN, "no path '/no.Such/Link' is served here"),
     ):
         dialled = Dialled(server.address, tls, path, shown)
         dialled.wait(lambda dialled=dialled: dialled.reason is not None)
@@ -310,8 +310,8 @@ def test_nobody_answers(tls: Tls | None) -> None:
     dialled = Dialled(address, tls)
     dialled.wait(lambda: dialled.reason is not None)
     assert dialled.reason is not None
-    assert dialled.reason.startswith(f"nobody answers at {address}: ")
-    with pytest.raises(LinkLost, match=f"nobody answers at {address}: "):
+    assert dialled.reason.startswith(f"no answer at {address}: ")
+    with pytest.raises(LinkLost, match=f"no answer at {address}: "):
         asyncio.run(links.dial(address, ECHO, SHOWN, trust_of(tls)))
 
 
@@ -320,7 +320,7 @@ def test_a_loop_dials_a_loop(server: Server, tls: Tls | None) -> None:
 
     async def story() -> list[bytes | None]:
         link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
-        sent = [encode_batch([Completed((k,))]) for k in range(2)] + [b"x" * (links.ONE_WRITE + 1)]
+        sent = [encode([Completed((k,))]) for k in range(2)] + [b"x" * (links.MAX_COPIED_BYTES + 1)]
         for batch in sent:
             await link.write(batch)
         found = [await link.read() for _ in sent]
@@ -345,7 +345,7 @@ def test_an_end_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, e
         if end == "thread":
             dialled = Dialled(address, None)
             dialled.wait(lambda: dialled.reason is not None)
-            assert dialled.reason == "it said nothing for 1 s"
+            assert dialled.reason == "it was silent for 1 s"
         else:
 
             async def story() -> str:
@@ -353,7 +353,7 @@ def test_an_end_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, e
                 assert await link.read() is None
                 return link.reason
 
-            assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == "it said nothing for 1 s"
+            assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == "it was silent for 1 s"
 
 
 def test_signs_of_life_keep_a_link_that_carries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,12 +398,12 @@ def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
 
 
 def test_more_strangers_than_a_server_holds_are_hung_up_on_and_others_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 3)
     server = Server(None)
     place = links.endpoint(server.address)
     strangers = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
     with socket.create_connection(place, timeout=LIMIT_S) as refused, contextlib.suppress(ConnectionError):
-        assert b"3 others have yet to say" in refused.recv(1 << 16)
+        assert b"3 other connections have not sent" in refused.recv(1 << 16)
     strangers.pop().close()
     for _ in range(5):  # those who say hello make room
         dialled = Dialled(server.address, None)
@@ -432,7 +432,7 @@ def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Pat
 
 
 def test_a_hello_is_all_that_is_read_before_it_is_answered() -> None:
-    long = Hello(ECHO, {"authorization": "x" * links.HELLO_BYTES})
-    frames = Frames(links.HELLO_BYTES)
-    with pytest.raises(LinkLost, match="4096 may come"):
+    long = Handshake(ECHO, {"authorization": "x" * links.MAX_HANDSHAKE_BYTES})
+    frames = Frames(links.MAX_HANDSHAKE_BYTES)
+    with pytest.raises(LinkLost, match="the limit is 4096"):
         next(frames.feed(frame(encode(long))[:4]))

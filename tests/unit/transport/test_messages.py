@@ -24,7 +24,6 @@ from pathways_ray.transport.messages import (
     Launch,
     Message,
     encode,
-    encode_batch,
 )
 from tests.unit.strategies import repeatable
 
@@ -96,7 +95,7 @@ def test_every_codec_has_its_family_here() -> None:
 def test_every_message_survives_the_wire(codec: str, kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(strategy(kind))
     assert CODECS[codec].decode(encode(message)) == message
-    assert CODECS[codec].decode_batch(encode_batch([message, message])) == [message, message]
+    assert CODECS[codec].decode_batch(encode([message, message])) == [message, message]
 
 
 def test_tags_are_unique() -> None:
@@ -201,7 +200,7 @@ def test_whatever_arrives_is_a_message_or_an_error() -> None:
 
 def test_broken_batches_too() -> None:
     rng = random.Random(8)
-    valid = [(CODECS[codec], encode_batch([some(kind, 40), some(kind, 5)])) for codec, kind in KINDS]
+    valid = [(CODECS[codec], encode([some(kind, 40), some(kind, 5)])) for codec, kind in KINDS]
     for number in range(5_000):
         codec, data = valid[number % len(valid)]
         try:

@@ -108,7 +108,7 @@ def computed(model: Transformer, stages: Sequence[Stage], data: int = 1) -> Resu
 @cache
 def forward(model: Transformer, stage: Stage, place: Mesh) -> Any:
     """From (parameters, values, batch): the values that go out."""
-    following = Stage(stage.last, model.layers, embeds=False, scores=False)
+    following = Stage(stage.last, model.layers, has_embedding=False, has_loss=False)
 
     def run(params: Tree, values: Tree, batch: Mapping[str, Any]) -> Tree:
         return model.forward(stage, params, values, batch)
@@ -122,13 +122,13 @@ def forward(model: Transformer, stage: Stage, place: Mesh) -> Any:
 def backward(model: Transformer, stage: Stage, place: Mesh) -> Any:
     """From (parameters, values, batch, gradients of what goes out): loss or None, gradients of the first two."""
     own, inputs = specs(model.parameters(stage)), specs(model.values(stage, EXAMPLES))
-    following = Stage(stage.last, model.layers, embeds=False, scores=False)
+    following = Stage(stage.last, model.layers, has_embedding=False, has_loss=False)
 
     def run(params: Tree, values: Tree, batch: Mapping[str, Any], cotangents: Tree) -> Tree:
         # Gradients stay unsummed over DATA until the end, as with several microbatches.
         params = lax.pcast(params, DATA, to="varying")
         out, back = jax.vjp(lambda params, values: model.forward(stage, params, values, batch), params, values)
-        if stage.scores:
+        if stage.has_loss:
             cotangents = lax.pcast(jnp.ones((), out.dtype), DATA, to="varying")
             loss = lax.psum(out, DATA)
         else:
@@ -136,7 +136,7 @@ def backward(model: Transformer, stage: Stage, place: Mesh) -> Any:
         gradients, back_values = back(cotangents)
         return loss, lax.psum(gradients, DATA), back_values
 
-    comes = P() if stage.scores else specs(model.values(following, EXAMPLES))
+    comes = P() if stage.has_loss else specs(model.values(following, EXAMPLES))
     return compiled(run, place, (own, inputs, P(DATA), comes), (P(), own, inputs))
 
 

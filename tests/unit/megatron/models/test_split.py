@@ -110,10 +110,10 @@ def test_only_a_cut_embedding_is_tied() -> None:
 
 def test_stages_that_are_no_cut_are_refused() -> None:
     model = build(CONFIGS["gpt"])
-    with pytest.raises(ConfigError, match=r"stages of \[1, 2\] layers are no cut of a model of 4 layers"):
+    with pytest.raises(ConfigError, match=r"stages of \[1, 2\] layers do not add up to a model of 4 layers"):
         cut(model, [1, 2])
     with pytest.raises(ConfigError, match="no stage of a model of 4 layers"):
-        model.parameters(Stage(1, 3, embeds=True, scores=False))
+        model.parameters(Stage(1, 3, has_embedding=True, has_loss=False))
     stages = cut(model, [2, 2])
     parts = [initialise(model, stage, 0) for stage in stages]
     with pytest.raises(ConfigError, match="not a whole model of 4 layers"):

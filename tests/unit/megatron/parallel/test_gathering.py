@@ -51,10 +51,10 @@ def temporary(layers: int, zero: int, recompute: Any, compute: Any = "float32") 
         )
 
     params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, math.used), shapes.parameters)
-    batch = placed({name: math.batch_types[name] for name in math.wanted}, math.batch_specs())
+    batch = placed({name: math.batch_types[name] for name in math.wanted}, math.specs.batch)
     sums = placed(jax.eval_shape(lambda: shapes.zeros("float32")), shapes.sum_specs)
     k, scale = jax.ShapeDtypeStruct((), jnp.int32), [jax.ShapeDtypeStruct((), jnp.float32)]
-    run = jax.jit(math.backward(again=True, weights=True, inputs=True), donate_argnums=6)
+    run = jax.jit(math.backward(recompute=True, weights=True, inputs=True), donate_argnums=6)
     with jax.set_mesh(mesh):
         compiled = run.lower(placed(params, shapes.used_specs), {}, [], batch, k, scale, sums).compile()
     layer = sum(array.size * 4 // layers for array in jax.tree.leaves(params["layers"]))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models import DATA, TENSOR, Compute, Gpt, ModelConfig, Stage
 from megatron_ptdp.parallel import Options, Sizes, cut
-from megatron_ptdp.parallel.reduce import PIECE_SPEC, Reduction
+from megatron_ptdp.parallel.reduce import BUCKET_SPEC, Reduction
 from megatron_ptdp.parallel.shapes import StageShapes
 from megatron_ptdp.parallel.stage import StageMath
 
@@ -68,11 +68,11 @@ def test_gradients_are_reduced_once(mesh, zero: int, direct: bool, kind: str) ->
 def test_gradients_leave_an_island_by_one_collective_and_arrive_by_one(mesh, direct: bool) -> None:
     shapes = shapes_of(0)
     reduction = Reduction(shapes, mesh.abstract_mesh, 2, 4, direct)
-    specs = [PIECE_SPEC] * 4
-    found = collectives(mesh, reduction.leave, (shapes.sum_specs,), specs, zeros(shapes))
+    specs = [BUCKET_SPEC] * 4
+    found = collectives(mesh, reduction.reduce_scatter, (shapes.sum_specs,), specs, zeros(shapes))
     assert found == {"reduce-scatter" if direct else "all-reduce": 1}
-    pieces = jax.eval_shape(reduction.leave, zeros(shapes))
-    assert collectives(mesh, reduction.arrive, (specs,), shapes.master_specs, pieces) == {"all-gather": 1}
+    buckets = jax.eval_shape(reduction.reduce_scatter, zeros(shapes))
+    assert collectives(mesh, reduction.all_gather, (specs,), shapes.master_specs, buckets) == {"all-gather": 1}
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -86,8 +86,8 @@ def test_gradients_that_cross_islands_are_the_sums(mesh, zero: int) -> None:
     with jax.set_mesh(mesh):
         sums = jax.device_put(sums, placed(mesh, shapes.sum_specs))
         alone = jax.jit(one.inside)(sums)
-        pieces = jax.jit(two.leave)(sums)
-        both = jax.jit(two.arrive)([two.meet([piece, piece]) for piece in pieces])
+        buckets = jax.jit(two.reduce_scatter)(sums)
+        both = jax.jit(two.all_gather)([two.cross_island_sum([bucket, bucket]) for bucket in buckets])
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(both), strict=True):
         np.testing.assert_array_equal(2 * np.asarray(a), np.asarray(b))
 
@@ -98,12 +98,12 @@ def test_the_receiver_gathers_what_came_in_parts(mesh) -> None:
     def forward(stage: int, scatter_gather: bool) -> Counter:
         shapes = shapes_of(0, stage, scatter_gather)
         math = StageMath(Gpt(CONFIG, Compute(tensor=2)), shapes, 3, mesh.abstract_mesh, False, "float32", "float32")
-        out = math.loss_spec if shapes.stage.scores else shapes.outgoing_wires
+        signature = math.specs.forward(wires=True)
         return collectives(
             mesh,
             math.forward,
-            (shapes.used_specs, shapes.wires, math.batch_specs(), P()),
-            (out, math.kept_specs()),
+            signature.inputs,
+            signature.output,
             jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, "float32"), shapes.parameters),
             jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), shapes.values),
             {name: math.batch_types[name] for name in math.wanted},
@@ -112,4 +112,4 @@ def test_the_receiver_gathers_what_came_in_parts(mesh) -> None:
 
     assert forward(1, True) - forward(1, False) == {"all-gather": 1}
     assert forward(0, True) == forward(0, False)
-    assert shapes_of(0, 0).stage == Stage(0, 2, embeds=True, scores=False)
+    assert shapes_of(0, 0).stage == Stage(0, 2, has_embedding=True, has_loss=False)

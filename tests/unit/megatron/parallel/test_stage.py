@@ -74,7 +74,7 @@ def test_backward_gives_sums_as_it_takes_them_and_a_gradient_for_each_value() ->
     sums = jax.eval_shape(lambda: math.shapes.zeros("float32"))
     scale = [jax.ShapeDtypeStruct((), jnp.float32)]
     given = (params, values, [], batch, k, scale, sums)
-    new, downstream, losses = jax.eval_shape(math.backward(again=True, weights=True, inputs=True), *given)
+    new, downstream, losses = jax.eval_shape(math.backward(recompute=True, weights=True, inputs=True), *given)
     assert new == sums
     assert [(g.shape, g.dtype) for g in downstream] == [(v.shape, v.dtype) for v in jax.tree.leaves(values)]
     assert losses.shape == (2,)

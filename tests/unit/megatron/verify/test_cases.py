@@ -9,12 +9,13 @@ import pytest
 from megatron_ptdp import schedules
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import Compute, build
-from megatron_ptdp.parallel import MISTAKES, Options
-from megatron_ptdp.parallel.cut import cut
+from megatron_ptdp.parallel import Options
+from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.parallel.layout import islands_of
 from megatron_ptdp.verify import cases, checks
 from megatron_ptdp.verify.cases import FACTORS, RULES, SMALL, Case
 from megatron_ptdp.verify.models import CONFIGS
+from megatron_ptdp.verify.planted import PLANTED_BUGS
 
 EVERY = [*SMALL, *cases.full(), *checks.TRAININGS, checks.PLANTED, *(case for pair in checks.BITS for case in pair)]
 
@@ -49,7 +50,7 @@ def test_only_picks_checks_that_have_all_settings_of_one_of_them() -> None:
     picked = checks.chosen("small", "float64", False, ["check=gradients,p=2,t=2", "zero=3"])
     gradients = [check.case for check in picked if check.kind == "gradients"]
     assert gradients == [case for case in SMALL if (case.p, case.t) == (2, 2) or case.zero == 3]
-    assert [check.mistake for check in checks.chosen("small", "float64", True, ["mistake=stale-tied"])] == [
+    assert [check.planted_bug for check in checks.chosen("small", "float64", True, ["mistake=stale-tied"])] == [
         "stale-tied"
     ]
     assert checks.chosen("small", "float64", False, ["sp=on"])
@@ -85,12 +86,12 @@ def test_a_part_without_checks_is_refused(text: str, message: str) -> None:
         cases.part(text, 9)
 
 
-def test_every_mistake_is_planted_after_the_case_passes_without_it() -> None:
-    listed = checks.mistakes()
+def test_every_bug_is_planted_after_the_case_passes_without_it() -> None:
+    listed = checks.with_planted_bugs()
     assert [check.kind for check in listed[:2]] == ["gradients", "training"]
     assert {check.case for check in listed} == {checks.PLANTED}
-    assert [check.mistake for check in listed[2:]] == list(MISTAKES)
-    assert len(MISTAKES) >= 10
+    assert [check.planted_bug for check in listed[2:]] == list(PLANTED_BUGS)
+    assert len(PLANTED_BUGS) >= 10
     with pytest.raises(ConfigError, match="mistakes are planted in float64"):
         checks.chosen("small", "float32", True, [])
 

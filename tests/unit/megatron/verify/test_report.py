@@ -16,7 +16,7 @@ from megatron_ptdp.verify.compare import Difference
 GOOD = Outcome(Check("gradients", SMALL[0]), Difference("final/scale", 2e-15, 1e-12, 30), True, 1.5)
 BAD = Outcome(Check("gradients", SMALL[1]), Difference("layers/1/out", float("inf"), 1e-12, 30), False, 2.5)
 BROKEN = Outcome(Check("gradients", SMALL[2]), None, False, 0.5, "BadSizes: too many [devices]")
-MISTAKE = Check("mistake", checks.PLANTED, mistake="stale-tied")
+MISTAKE = Check("mistake", checks.PLANTED, planted_bug="stale-tied")
 FOUND = Outcome(MISTAKE, Difference("embedding/tokens", 0.6, 1e-12, 30), True, 3.0)
 MISSED = Outcome(MISTAKE, Difference("embedding/tokens", 1e-15, 1e-12, 30), False, 3.0)
 SAME = Outcome(Check("bits", checks.BITS[0][0], checks.BITS[0][1]), Difference("", 0.0, 0.0, 30), True, 4.0)

@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward, as arrays that leave `jax.shard_map` and come back with the same types.
+"""Residuals: arrays that a forward keeps for its backward. They leave `jax.shard_map` and come back with their types.
 
 `jax.vjp` gives a function that is a pytree: its leaves are what the backward needs of the forward. Of these,
 
@@ -7,7 +7,7 @@
   axis's size where its members differ, else of size 1. So a leaf that is alike on all members is kept once for all,
   and comes back with the type that autodiff knows it by.
 
-How the leaves fit together (`Pullback`) stays with the client: it is learnt by tracing the forward once, and is the
+The structure of the function (`Pullback`) stays with the client: it is found by tracing the forward once, and is the
 same for all microbatches.
 """
 
@@ -43,7 +43,7 @@ def vary(tree: Tree, axes: Sequence[str]) -> Tree:
 
 @dataclass(frozen=True, eq=False)
 class Pullback:
-    """How to make the function that `jax.vjp` gave from arguments and kept arrays.
+    """The function that `jax.vjp` gave, without its arrays.
 
     Attributes:
         tree: of the function
@@ -57,7 +57,7 @@ class Pullback:
 
     @classmethod
     def split(cls, function: Any, arguments: Tree) -> tuple[Pullback, list[Any]]:
-        """What stays with the client, and the kept arrays in the form in which they leave `jax.shard_map`."""
+        """The function without its arrays, and the residuals in the form in which they leave `jax.shard_map`."""
         leaves, tree = jax.tree.flatten(function)
         given = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(arguments))}
         kept: list[Any] = []
@@ -83,10 +83,10 @@ class Pullback:
 
     @property
     def specs(self) -> list[P]:
-        """Of the kept arrays."""
+        """Specs of the residuals."""
         return specs_over(self.axes)
 
 
 def specs_over(kinds: Sequence[frozenset[str]]) -> list[P]:
-    """Of arrays with the two dimensions in front, from the axes over which each differs."""
+    """Specs of arrays with the two dimensions in front, from the axes over which each differs."""
     return [P(*(axis if axis in axes else None for axis in AXES)) for axes in kinds]

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from megatron_ptdp.parallel.order import completing, enqueued, joined
+from megatron_ptdp.parallel.action_order import completing, enqueued, fused_last_stage
 from megatron_ptdp.schedules import Action, Schedule, build, schedule_names
 
 CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}
@@ -34,13 +34,13 @@ def test_every_device_gets_its_row_and_nothing_comes_before_what_it_needs(name: 
 
 
 def test_the_last_stage_of_1f1b_runs_forward_and_backward_as_one_and_that_of_gpipe_does_not() -> None:
-    assert joined(build("1f1b", 4, 6)) == frozenset(range(6))
-    assert joined(build("interleaved", 2, 4, 2)) == frozenset(range(4))
-    assert joined(build("gpipe", 4, 6)) == frozenset()
-    assert joined(build("gpipe", 4, 1)) == {0}
-    assert joined(build("zb-h1", 4, 6)) == frozenset()  # its backward is cut in two
+    assert fused_last_stage(build("1f1b", 4, 6)) == frozenset(range(6))
+    assert fused_last_stage(build("interleaved", 2, 4, 2)) == frozenset(range(4))
+    assert fused_last_stage(build("gpipe", 4, 6)) == frozenset()
+    assert fused_last_stage(build("gpipe", 4, 1)) == {0}
+    assert fused_last_stage(build("zb-h1", 4, 6)) == frozenset()  # its backward is cut in two
 
 
 def test_the_gradients_of_a_stage_are_complete_after_its_last_backward() -> None:
     mine = Schedule.of("mine", 2, (0, 1), [["0F0", "0F1", "0B1", "0B0"], ["1F0", "1I0", "1F1", "1I1", "1W1", "1W0"]])
-    assert completing(enqueued(mine)) == {Action(0, "B", 0): 0, Action(1, "W", 0): 1}
+    assert completing(enqueued(mine)) == {Action(0, "B", 0), Action(1, "W", 0)}

@@ -1,4 +1,4 @@
-"""From a NumPy batch to what one launch of a step is given."""
+"""The arguments of one launch of a step, cut from a NumPy batch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from megatron_ptdp.parallel.sizes import Sizes
 
 
 @dataclass(frozen=True)
-class Feed:
+class BatchFeed:
     """Checks batches and cuts them.
 
     Attributes:
         model: whose batches they are
         sizes: of the run
-        wanted: for each pipeline device the arrays that its stages look at; it is given no others
+        wanted: for each pipeline device the names of the arrays that its stages take; it gets no others
         dtype: of the loss's scale
-        mistakes: see `mistakes`
     """
 
     model: Model
     sizes: Sizes
     wanted: Sequence[frozenset[str]]
     dtype: str
-    mistakes: frozenset[str] = frozenset()
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> tuple[list[list[dict[str, np.ndarray]]], list[np.ndarray]]:
-        """For each group of replicas: the arrays for each pipeline device, [m, examples of all its members, ...]; and
-        what losses are multiplied with.
+        """Arrays for each pipeline device of each group of replicas, [m, examples of all its members, ...]; and
+        the factor of the losses.
 
         Raises:
             BatchError: an array is missing, or of another shape or kind; or no token has a weight.
@@ -42,12 +40,9 @@ class Feed:
         tokens = float(self.model.tokens(batch))
         if not tokens > 0:
             raise BatchError(f"the weights of the batch's tokens add up to {tokens}: nothing is to be predicted")
-        scale = 1.0 / tokens
-        if "mean-twice" in self.mistakes:
-            scale /= sizes.microbatches
         groups = [self._group(arrays, group) for group in range(sizes.islands)]
         placed = [[{name: rows[name] for name in sorted(names)} for names in self.wanted] for rows in groups]
-        return placed, [np.asarray(scale, self.dtype)] * sizes.islands
+        return placed, [np.asarray(1.0 / tokens, self.dtype)] * sizes.islands
 
     def _checked(self, name: str, shape: tuple[int, ...], dtype: str, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The array as [m, d, examples, ...]."""

@@ -1,4 +1,4 @@
-"""Which layers each stage has."""
+"""The layers of each stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_ptdp.models.interface import Stage
 
 
 def cut(layers: int, stages: int, lighter: int = 0, counts: Sequence[int] | None = None) -> tuple[Stage, ...]:
-    """The stages of a model of so many layers, from the first to the last.
+    """The stages of a model of `layers` layers, from the first to the last.
 
     Args:
         layers: of the model
@@ -30,7 +30,7 @@ def cut(layers: int, stages: int, lighter: int = 0, counts: Sequence[int] | None
         )
     bounds = [0, *accumulate(counts)]
     return tuple(
-        Stage(first, last, embeds=number == 0, scores=number == stages - 1)
+        Stage(first, last, has_embedding=number == 0, has_loss=number == stages - 1)
         for number, (first, last) in enumerate(pairwise(bounds))
     )
 

@@ -1,6 +1,6 @@
-"""Which examples a step sees: a pure function of the seed and the step's number, whatever the parallel sizes.
+"""Batches of steps: a pure function of the seed and the step's number, whatever the parallel sizes.
 
-Tokens are cut into examples that follow one another. Grain shuffles them anew for each pass, and cuts the endless row
+Tokens are split into consecutive examples. Grain shuffles them again for each pass, and splits the endless row
 of them into batches; microbatches and replicas are parts of a batch. So the position in the data is the number of the
 step, and a checkpoint needs nothing else. The last examples of the file may be held out: training never sees them, and
 an evaluation takes them in their order.
@@ -19,14 +19,14 @@ from megatron_ptdp.data.tokenfile import TokenFile
 from megatron_ptdp.errors import ConfigError
 
 Lengths = Mapping[str, int]
-"""Tokens of one example, by the name of the array they go to, in the order in which they follow one another."""
+"""Tokens of one example, by the name of their array, in order."""
 
 _AHEAD = 4
-"""Batches that are read before they are asked for."""
+"""Batches that are read ahead."""
 
 
 def lengths_of(batch: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, int]:
-    """The tokens of one example of a model: from what `Model.batch(1)` says.
+    """Tokens of one example of a model, from `Model.batch(1)`.
 
     Raises:
         ConfigError: the model wants more than rows of tokens, which a token file does not have.
@@ -89,10 +89,10 @@ class Batches:
         return batch
 
     def held_out(self, count: int) -> list[dict[str, np.ndarray]]:
-        """The first `count` whole batches of what is held out, or as many as there are.
+        """The first `count` whole batches of the held-out rows, or as many as there are.
 
         Raises:
-            ConfigError: there is not one.
+            ConfigError: there is none.
         """
         first, rows = len(self._source), self._source.rows
         found = min(count, (rows - first) // self.size)
@@ -112,5 +112,5 @@ class Batches:
         return ahead
 
     def passes(self, step: int) -> float:
-        """How often the file has been read when so many steps are done."""
+        """The number of passes over the file after `step` steps."""
         return step * self.size / self.there

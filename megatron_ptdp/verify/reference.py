@@ -1,7 +1,7 @@
-"""What one device computes: the other side of all comparisons.
+"""Results of one device: the other side of all comparisons.
 
 Loss and gradients come from `models.reference`, which shares no code with the parallel models, in float64 always and
-under plain `jax.value_and_grad`; training from plain optax on top of it. Nothing here knows of meshes or stages.
+under plain `jax.value_and_grad`; training from plain optax on top of it. Nothing here has meshes or stages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatron_ptdp.models.reference import reference_loss
 from megatron_ptdp.verify import models
 
 STEPS = 5
-"""Of a training that is compared."""
+"""Steps of a training that is compared."""
 
 CLIP = 0.2
 """Its largest norm of the gradient: less than every norm that there is, so that all steps are clipped."""
@@ -27,7 +27,7 @@ CLIP = 0.2
 RATE, DECAY = 1e-2, 0.1
 
 _AS_WRITTEN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiling is what takes long here; and what is compared with is best left as it is written."""
+"""Compiler options: compiling takes most of the time here, and a reference is best compiled as it is written."""
 
 
 def optimizer(decay: Tree) -> optax.GradientTransformation:
@@ -63,7 +63,7 @@ def gradients(name: str, dtype: str) -> tuple[float, Tree]:
 
 @cache
 def trained(name: str) -> dict[str, Any]:
-    """After `STEPS` steps: {"params": whole tree, "losses": [steps], "norms": [steps], before clipping}."""
+    """Results of `STEPS` steps: {"params": whole tree, "losses": [steps], "norms": [steps], before clipping}."""
     model = build(models.CONFIGS[name])
     decay = jax.tree.map(lambda parameter: parameter.decay, model.parameters(whole(model)))
     transform = optax.chain(optax.clip_by_global_norm(CLIP), optimizer(decay))

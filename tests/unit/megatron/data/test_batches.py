@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatron_ptdp.data import Batches, TokenFile, TokenWriter
-from megatron_ptdp.data.order import lengths_of
+from megatron_ptdp.data.batches import lengths_of
 from megatron_ptdp.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.transport import fan_out, links, streams
+from pathways_ray.transport import batcher, links, outboxes
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart
 
@@ -55,18 +55,18 @@ async def launches(link: AsyncLink, count: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("depth", [0, streams.DEEP + 1])
+@pytest.mark.parametrize("depth", [0, batcher.GATHER_DEPTH + 1])
 def test_what_is_sent_together_goes_together_and_in_order(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """
     1. Three messages at once, before the outbox has a link: one batch.
     2. With little under way a further one leaves at once; with much it waits for another, sent meanwhile.
     """
 
-    monkeypatch.setattr(streams, "PAUSE_S", 1.0)
+    monkeypatch.setattr(batcher, "GATHER_S", 1.0)
 
     async def story() -> None:
         async with connected() as (here, there):
-            outbox = streams.AsyncOutbox(lambda: depth)
+            outbox = outboxes.AsyncOutbox(lambda: depth)
             for k in range(3):
                 outbox.send(Completed((k,)))
             carried = asyncio.ensure_future(outbox.carry(here))
@@ -87,7 +87,7 @@ def test_what_is_sent_together_goes_together_and_in_order(monkeypatch: pytest.Mo
 def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
     """An end does not read: at some time there is no room for more. Then it reads, and all of it comes."""
 
-    async def held_up(outbox: streams.AsyncOutbox) -> bool:
+    async def held_up(outbox: outboxes.AsyncOutbox) -> bool:
         try:
             await asyncio.wait_for(outbox.room(2), 0.05)
         except TimeoutError:
@@ -96,7 +96,7 @@ def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
 
     async def story() -> None:
         async with connected() as (here, there):
-            outbox = streams.AsyncOutbox()
+            outbox = outboxes.AsyncOutbox()
             carried = asyncio.ensure_future(outbox.carry(here))
             part, sent = bytes(1 << 20), 0
             while not (await held_up(outbox) and here.full):  # a busy machine may be late without being held up
@@ -117,7 +117,7 @@ def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
 def test_an_end_that_goes_while_it_reads_nothing_leaves_nothing_waiting() -> None:
     async def story() -> None:
         async with connected() as (here, there):
-            outbox = streams.AsyncOutbox()
+            outbox = outboxes.AsyncOutbox()
             carried = asyncio.ensure_future(outbox.carry(here))
             part = bytes(1 << 20)
             while not here.full:
@@ -142,7 +142,7 @@ def test_a_fan_carries_the_same_to_all_and_a_slow_end_holds_up_nobody() -> None:
 
     async def story() -> None:
         async with connected() as (quick, a), connected() as (slow, b):
-            fan = fan_out.FanOut()
+            fan = outboxes.FanOut()
             tasks = [asyncio.ensure_future(fan.open(k).carry(end)) for k, end in enumerate((quick, slow))]
             await asyncio.sleep(0)
             part = bytes(1 << 20)

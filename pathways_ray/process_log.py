@@ -1,0 +1,115 @@
+"""The log of a process of the runtime: one JSON line for each lifecycle event of its core.
+
+Files lie in `<tempdir>/pathways-<uid>/logs/<runtime>/` on the machine of the process, for their user alone. Each
+is rolled at `MAX_FILE_BYTES`; logs of runtimes that ended a week ago go when another one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import shutil
+import tempfile
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import msgspec
+
+from pathways_ray.story import Entry
+
+MAX_FILE_BYTES = 8 << 20
+KEPT_FILES = 2
+"""Rolled files beside the current one."""
+
+KEPT_S = 7 * 24 * 3600.0
+"""Logs of runtimes that wrote nothing for this long are removed."""
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One event as it is logged. `time` is UTC, in ISO 8601 with milliseconds."""
+
+    time: str
+    process: str
+    pid: int
+    event: str
+    detail: str = ""
+    cause: str = ""
+    session: int = 0
+    launch: int = 0
+    host: int = -1
+
+
+def folder() -> Path:
+    """The folder of this user's logs on this machine."""
+    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}" / "logs"
+
+
+def path_of(runtime: str, process: str) -> Path:
+    """The file of a process, such as "host 3", of a runtime."""
+    return folder() / runtime / f"{process.replace(' ', '-')}.jsonl"
+
+
+class ProcessLog:
+    """The log of one process; use `write` as the sink of its `Story`.
+
+    A log is a convenience: where its file cannot be written the process works on without one.
+    """
+
+    def __init__(self, runtime: str, process: str) -> None:
+        self.process = process
+        self._handler: RotatingFileHandler | None = None
+        path = path_of(runtime, process)
+        with contextlib.suppress(OSError):
+            _make_private(path.parent)
+            _forget_old(path.parent)
+            self._handler = RotatingFileHandler(path, maxBytes=MAX_FILE_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
+            os.chmod(path, 0o600)
+            self._handler.setFormatter(logging.Formatter("%(message)s"))
+
+    def write(self, entry: Entry) -> None:
+        """Appends one event, with the wall-clock time of now."""
+        if self._handler is None:
+            return
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = Line(
+            now,
+            self.process,
+            os.getpid(),
+            entry.event,
+            entry.detail,
+            entry.cause,
+            entry.session,
+            entry.launch,
+            entry.host,
+        )
+        text = msgspec.json.encode(line).decode()
+        self._handler.emit(logging.LogRecord("pathways", logging.INFO, "", 0, text, None, None))
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
+
+
+def _make_private(path: Path) -> None:
+    """Makes the folder of a runtime's logs and those above it for this user alone.
+
+    Raises:
+        OSError: a folder is a link, or belongs to another user.
+    """
+    for made in (path.parent.parent, path.parent, path):
+        made.mkdir(mode=0o700, exist_ok=True)
+        found = made.lstat()
+        if not made.is_dir() or made.is_symlink() or found.st_uid != os.getuid():
+            raise OSError(f"{made} is not a folder of this user")
+
+
+def _forget_old(own: Path) -> None:
+    for other in own.parent.iterdir():
+        with contextlib.suppress(OSError):
+            newest = max((file.stat().st_mtime for file in other.iterdir()), default=other.stat().st_mtime)
+            if other != own and time.time() - newest > KEPT_S:
+                shutil.rmtree(other)

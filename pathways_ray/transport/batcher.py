@@ -1,0 +1,133 @@
+"""Batches: the messages that wait for one stream, and for how long it gathers them. Pure; carriers do the talking.
+
+A sender puts messages in at any time; all that is there when the stream is free leaves as one batch. A batch costs
+both ends some 20 us (a link) to 100 us (gRPC) of Python whatever is in it, so a stream with plenty of work under way
+beyond it (`depth`) gathers for a millisecond between two batches: nothing downstream can run dry in that time. A lone
+message, or one of few, leaves at once.
+
+The carriers: `outboxes` for processes whose decisions run on an event loop, `thread_links` for threads, `grpc_streams`
+for clients that reach no link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from pathways_ray.transport.messages import Message, encode
+
+MAX_BATCH_BYTES = 8 << 20
+"""A batch is closed when it reaches this size, so that arrays do not pile up in one message."""
+
+MAX_MESSAGES = 4096
+"""Messages that are taken out at a time."""
+
+GATHER_DEPTH = 8
+"""With more than this many launches under way beyond a stream, its messages are gathered."""
+
+GATHER_S = 0.001
+
+LONG_GATHER_DEPTH = 64
+"""With more than this many launches under way the devices have work for longer than the long time."""
+
+LONG_GATHER_S = 0.003
+"""Not for a stream that opens the window of an island (`outboxes.FanOut`): it would run dry."""
+
+
+class Batcher:
+    """The messages that wait for one stream. Any thread may put, also in a destructor; one at a time takes.
+
+    Args:
+        depth: the number of launches under way beyond the stream.
+        compose: says the same in fewer messages, where some have gathered.
+        long_gather_s: seconds of gathering with very many launches under way.
+    """
+
+    def __init__(
+        self,
+        depth: Callable[[], int] = lambda: 0,
+        compose: Callable[[list[Message]], list[Message]] | None = None,
+        long_gather_s: float = LONG_GATHER_S,
+    ) -> None:
+        self.depth = depth
+        self._compose = compose
+        self._long_gather_s = long_gather_s
+        self._messages: deque[Message] = deque()
+        self.put = self._messages.append
+        self.put_all = self._messages.extend
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def take(self, most: int = MAX_MESSAGES, compose: bool = True) -> list[bytes]:
+        """Up to `most` messages as batches; empty when none waits.
+
+        Args:
+            compose: whether they may be said in fewer messages.
+        """
+        messages: list[Message] = []
+        with contextlib.suppress(IndexError):
+            while len(messages) < most:
+                messages.append(self._messages.popleft())
+        if compose and self._compose is not None:
+            messages = self._compose(messages)
+        return list(batches(messages))
+
+    def clear(self) -> None:
+        """Forgets the messages that wait."""
+        self._messages.clear()
+
+    @property
+    def lone(self) -> bool:
+        """Whether a message leaves at once, since little is under way."""
+        return self.depth() <= GATHER_DEPTH
+
+    def gather_s(self) -> float:
+        """Seconds to gather after a batch has left; 0 when messages leave as they come."""
+        depth = self.depth()
+        if depth <= GATHER_DEPTH:
+            return 0.0
+        return GATHER_S if depth <= LONG_GATHER_DEPTH else self._long_gather_s
+
+
+def batches(messages: Iterable[Message]) -> Iterator[bytes]:
+    """Encodes messages into as few batches as `MAX_BATCH_BYTES` allows: MessagePack arrays, header first."""
+    return _grouped((1, encode(message)) for message in messages)
+
+
+def joined_batches(several: Iterable[bytes]) -> Iterator[bytes]:
+    """The same messages as fewer batches."""
+    return _grouped(_counted(batch) for batch in several)
+
+
+def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Joins encoded messages, given with their numbers, into batches."""
+    group: list[bytes] = []
+    count, size = 0, 0
+    for number, body in bodies:
+        if group and size + len(body) > MAX_BATCH_BYTES:
+            yield _header(count) + b"".join(group)
+            group, count, size = [], 0, 0
+        count += number
+        size += len(body)
+        group.append(body)
+    if group:
+        yield _header(count) + b"".join(group)
+
+
+def _header(count: int) -> bytes:
+    """The header of a MessagePack array."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def _counted(batch: bytes) -> tuple[int, bytes]:
+    """The number of messages in a batch that was made here, and their bodies."""
+    if batch[0] < 0xDC:
+        return batch[0] & 0x0F, batch[1:]
+    size = 3 if batch[0] == 0xDC else 5
+    return int.from_bytes(batch[1:size], "big"), batch[size:]

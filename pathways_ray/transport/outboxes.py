@@ -1,0 +1,176 @@
+"""Carriers of messages for processes whose decisions run on an event loop.
+
+`AsyncOutbox` serves one stream, `FanOut` several that get the same: all hosts of an island get the same batches, so
+each is encoded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pathways_ray.transport.batcher import GATHER_S, Batcher, joined_batches
+from pathways_ray.transport.links import AsyncLink
+from pathways_ray.transport.messages import Message
+
+
+class AsyncOutbox:
+    """Outgoing messages of one stream, carried by a link, or by gRPC for a client that has no link.
+
+    Args:
+        depth: the number of launches under way beyond the stream.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._batcher = Batcher(depth)
+        self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._closed = False
+        self._link: AsyncLink | None = None
+        self._scheduled = False
+
+    def send(self, message: Message) -> None:
+        self._batcher.put(message)
+        self._call()
+
+    def _call(self) -> None:
+        if self._link is None:
+            self._wake.set()
+        elif not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    async def room(self, most: int) -> None:
+        """Waits while more than `most` messages wait for those before them to be taken by the other end."""
+        while len(self._batcher) > most:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def close(self) -> None:
+        """Ends the carrier once the messages sent before have gone out."""
+        self._closed = True
+        self._call()
+
+    async def carry(self, link: AsyncLink) -> None:
+        """Sends over a link until closed. No task wakes for a batch: the link takes it, or says when it has room."""
+        self._link = link
+        self._call()
+        try:
+            self._wake.clear()
+            await self._wake.wait()
+        finally:
+            self._link = None
+
+    def _flush(self) -> None:
+        link = self._link
+        if link is not None and link.full:
+            link.when_room(self._flush)
+            return
+        self._scheduled = False
+        if link is None:
+            self._wake.set()  # a stream may carry them instead
+            return
+        batches = self._batcher.take()
+        self._taken.set()
+        for batch in batches:
+            link.put(batch)
+        if self._batcher:  # more than one taking
+            self._call()
+        elif self._closed:
+            self._wake.set()
+        elif batches and (pause := self._batcher.gather_s()):
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(pause, self._flush)
+
+    async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
+        """Sends by a gRPC stream's `write` until closed. Run it as a task beside the reader of the same stream."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while batches := self._batcher.take():
+                self._taken.set()
+                for batch in batches:
+                    await write(batch)
+            if self._closed:
+                return
+            if pause := self._batcher.gather_s():
+                await asyncio.sleep(pause)
+
+
+class FanOut:
+    """Outgoing messages that go to all links that are open, in one order. Each batch is encoded once.
+
+    A link that is slow to take its batches gets those that gathered meanwhile as one; the others do not wait for it.
+
+    Args:
+        depth: the number of launches under way beyond the links.
+    """
+
+    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+        self._batcher = Batcher(depth, long_gather_s=GATHER_S)
+        self._branches: dict[int, Branch] = {}
+        self._scheduled = False
+
+    def send(self, message: Message) -> None:
+        self._batcher.put(message)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def open(self, name: int) -> Branch:
+        """A further link, or another one under the same name. It carries the messages sent from now on."""
+        self._hand_out()
+        branch = self._branches[name] = Branch()
+        return branch
+
+    def clear(self) -> None:
+        """Forgets all links, and the messages that have not been handed to them."""
+        self._branches.clear()
+        self._batcher.clear()
+
+    def _flush(self) -> None:
+        pause = self._batcher.gather_s() if self._batcher else 0.0
+        self._scheduled = pause > 0
+        self._hand_out()
+        if pause:
+            asyncio.get_running_loop().call_later(pause, self._flush)
+
+    def _hand_out(self) -> None:
+        while batches := self._batcher.take():
+            for batch in batches:
+                for branch in self._branches.values():
+                    branch.put(batch)
+
+
+class Branch:
+    """One link of a `FanOut`."""
+
+    def __init__(self) -> None:
+        self._batches: list[bytes] = []
+        self._link: AsyncLink | None = None
+        self._waits = False
+
+    def put(self, batch: bytes) -> None:
+        if self._link is not None and not self._waits and not self._link.full:
+            self._link.put(batch)
+            return
+        self._batches.append(batch)
+        if self._link is not None and not self._waits:
+            self._waits = True
+            self._link.when_room(self._flush)
+
+    async def carry(self, link: AsyncLink) -> None:
+        """Sends over a link until it is cancelled."""
+        self._link = link
+        self._flush()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._link = None
+
+    def _flush(self) -> None:
+        self._waits = False
+        if self._link is not None:
+            batches, self._batches = self._batches, []
+            for batch in joined_batches(batches):
+                self._link.put(batch)

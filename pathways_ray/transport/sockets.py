@@ -1,0 +1,125 @@
+"""Connections of links for threads: one thread reads, one at a time writes; plain, or encrypted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+
+from pathways_ray.transport.tls import Trust, client_context
+
+READ_BYTES = 1 << 18
+
+
+class PlainSocket:
+    """A connection that is not encrypted."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        self._silence = 0.0
+        self._connection = connection
+        self._unsent: tuple[memoryview, list[int]] = memoryview(b""), []
+
+    def limit(self, silence: float) -> None:
+        """Sets the seconds that a read or a write may wait. The kernel counts them, at no call beside each."""
+        self._silence = silence
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds = struct.pack("ll", int(silence), int(silence % 1 * 1e6))
+            self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
+
+    def read(self) -> bytes:
+        """The bytes that have come; b"" at the end. Raises `OSError` after too long a silence."""
+        try:
+            return self._connection.recv(READ_BYTES)
+        except BlockingIOError:
+            raise OSError(f"it was silent for {self._silence:.0f} s") from None
+
+    def write(self, data: bytes, wait: bool) -> bool:
+        """Sends `data` behind the rest from before. Returns False, and keeps the data, where that would take waiting.
+
+        Ctrl-C may end this at any step, in the thread of a user who sends. What is left is known nevertheless: `extend`
+        calls `send` and notes how much it took without a step in between.
+        """
+        whole, sent = self._unsent
+        if before := whole[sum(sent) :]:
+            data = bytes(before) + data
+        self._unsent = whole, sent = memoryview(data), []
+        while rest := whole[sum(sent) :]:
+            try:
+                sent.extend(map(self._connection.send, (rest,), (0 if wait else socket.MSG_DONTWAIT,)))
+            except BlockingIOError:
+                if wait:  # the other end took nothing for as long
+                    hang_up(self._connection)
+                return False
+            except OSError:
+                self._unsent = memoryview(b""), []
+                hang_up(self._connection)
+                return False
+        return True
+
+
+class EncryptedSocket:
+    """A connection with TLS. OpenSSL is not for two threads at a time, so bytes go through memory, under a lock."""
+
+    def __init__(self, connection: socket.socket, trust: Trust, name: str, timeout: float) -> None:
+        self._silence = timeout
+        self._connection = connection
+        self._coming, self._going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = client_context(trust).wrap_bio(self._coming, self._going, server_hostname=name)
+        self._lock = threading.Lock()
+        connection.settimeout(timeout)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not (data := connection.recv(READ_BYTES)):
+                    raise OSError("it hung up while encryption was agreed on") from None
+                self._coming.write(data)
+        self._flush()
+
+    def limit(self, silence: float) -> None:
+        self._silence = silence
+        self._connection.settimeout(silence)
+
+    def _flush(self) -> None:
+        if self._going.pending:
+            self._connection.sendall(self._going.read())
+
+    def read(self) -> bytes:
+        while True:
+            with self._lock, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                if data := self._tls.read(READ_BYTES):
+                    return data
+            try:
+                received = self._connection.recv(READ_BYTES)
+            except TimeoutError:
+                raise OSError(f"it was silent for {self._silence:.0f} s") from None
+            if not received:
+                return b""
+            with self._lock:
+                self._coming.write(received)
+
+    def write(self, data: bytes, wait: bool) -> bool:
+        """Always waits: only the link's own thread writes."""
+        try:
+            if data:
+                with self._lock:
+                    self._tls.write(data)
+                    encrypted = self._going.read()
+                rest = memoryview(encrypted)
+                while rest:  # `sendall` would have to be through within the time that one step may take
+                    rest = rest[self._connection.send(rest) :]
+        except OSError:
+            hang_up(self._connection)
+            return False
+        return True
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Ends a connection that cannot be written to any more, so that its reader learns of it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,87 @@
+"""The structured log of a process: what its lines say, who may read them, when they go."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pathways_ray import process_log
+from pathways_ray.process_log import ProcessLog, path_of
+from pathways_ray.story import Entry, Story
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    monkeypatch.undo()
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_lifecycle_event_is_one_line_of_json(place: Path) -> None:
+    log = ProcessLog("test", "host 3")
+    story = Story("host 3", log.write)
+    story.note(Entry(1.0, "host lost", "it did not answer for 8 s", "no heartbeat", session=2, launch=9, host=3))
+    story.note_launch(Entry(2.0, "enqueued", launch=10))
+    log.close()
+    (line,) = lines(path_of("test", "host 3"))
+    assert str(line.pop("time")).endswith("+00:00")
+    assert line == {
+        "process": "host 3",
+        "pid": os.getpid(),
+        "event": "host lost",
+        "detail": "it did not answer for 8 s",
+        "cause": "no heartbeat",
+        "session": 2,
+        "launch": 9,
+        "host": 3,
+    }
+
+
+def test_a_name_that_a_client_chose_makes_no_second_line(place: Path) -> None:
+    log = ProcessLog("test", "controller")
+    log.write(Entry(0.0, "session opened", 'eve\n{"event": "session closed"}\x1b[2J'))
+    log.close()
+    (line,) = lines(path_of("test", "controller"))
+    assert line["detail"] == 'eve\n{"event": "session closed"}\x1b[2J'
+    assert b"\x1b" not in path_of("test", "controller").read_bytes()
+
+
+def test_only_the_user_may_read_it(place: Path) -> None:
+    ProcessLog("test", "controller").close()
+    for path in (path_of("test", "controller"), process_log.folder(), process_log.folder().parent):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def test_a_process_works_on_where_no_log_can_be_written(place: Path) -> None:
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    (place / f"pathways-{os.getuid()}").symlink_to(elsewhere)
+    log = ProcessLog("test", "controller")
+    log.write(Entry(0.0, "session opened"))
+    log.close()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_is_rolled_and_old_runtimes_go(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "MAX_FILE_BYTES", 1000)
+    ProcessLog("old", "controller").close()
+    os.utime(path_of("old", "controller"), (0, 0))
+    log = ProcessLog("new", "controller")
+    for number in range(100):
+        log.write(Entry(0.0, f"event {number}"))
+    log.close()
+    files = sorted(path.name for path in path_of("new", "controller").parent.iterdir())
+    assert files == ["controller.jsonl", "controller.jsonl.1", "controller.jsonl.2"]
+    assert all(path.stat().st_size <= 1000 for path in path_of("new", "controller").parent.iterdir())
+    assert lines(path_of("new", "controller"))[-1]["event"] == "event 99"
+    assert not path_of("old", "controller").parent.exists()
