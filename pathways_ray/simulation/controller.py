@@ -156,7 +156,9 @@ class SimulatedController:
             if isinstance(message, tuple):
                 self._register(session, *message)
             elif isinstance(message, Register):
-                self._register(session, message.program, decode_graph(message.graph), message.functions, message.repeats)
+                self._register(
+                    session, message.program, decode_graph(message.graph), message.functions, message.repeats
+                )
             else:
                 self._do(self.launches.from_client(session, message))
 
