@@ -13,13 +13,15 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.project
 
 # Tests that start no processes of the runtime share the cores; the others run one after the other.
-PURE = $(PY) -m pytest -q -m "not long" --numprocesses 2 --dist worksteal tests/unit tests/simulation
+WORKERS := 2
+PURE = $(PY) -m pytest -q -m "not long" --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
+CLUSTER = $(PY) -m pytest -q -m "not long" tests/integration tests/deploy $(ARGS)
 # What pytest returns when ARGS leave no test of one kind.
 NONE := 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-long bench-smoke peers lock clean
+.PHONY: help demo lint check test test-pure test-cluster test-long bench-smoke peers lock clean
 
 # The environment is the lock file's and nothing else's.
 unexport PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -32,15 +34,26 @@ help:  ## list the targets
 demo: $(READY)  ## start a small cluster on this machine and run a program on it
 	@$(VENV)/bin/pathways demo
 
-check: $(READY)  ## format, lint, types and the tests that need no cluster (about three minutes)
+lint: $(READY)  ## format, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PURE) $(ARGS)
 
+check: lint  ## lint, then the tests that need no cluster (about three minutes)
+	$(PURE)
+
+# Tests with clusters wait for much of their time. The others fill the gaps: one at a time and with a lower priority, so
+# that they delay nothing whose time is measured. Their output comes when they are through.
 test: $(READY)  ## all tests but those marked long (about a quarter of an hour)
-	$(PURE) $(ARGS) || [ $$? -eq $(NONE) ]
-	$(PY) -m pytest -q -m "not long" tests/integration tests/deploy $(ARGS) || [ $$? -eq $(NONE) ]
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-pure test-cluster
+
+test-pure: WORKERS := 1
+test-pure: $(READY)
+	@nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
+	[ $$status -eq 0 ] || [ $$status -eq $(NONE) ]
+
+test-cluster: $(READY)
+	$(CLUSTER) || [ $$? -eq $(NONE) ]
 
 test-long: $(READY)  ## the tests marked long
 	$(PY) -m pytest -q -m long -o faulthandler_timeout=7200 $(ARGS)

@@ -197,7 +197,7 @@ class Coalescer:
         return 0, registrations
 
     def _compose(self, repetition: Repetition, length: int) -> list[Message]:
-        """The registration of a composed program; empty when there is none within the limits."""
+        """The registration of a composed program; empty when it would exceed the limits or cannot be composed."""
         graph = self._graphs[repetition.program]
         if self._made == MAX_PROGRAMS or length * len(graph.nodes) > MAX_NODES:
             return []

@@ -26,7 +26,7 @@ from pathways_ray.ir.types import ArrayType, Spec
 
 
 class CompiledFunction:
-    """What `pw.compiled` returns. Call it with arrays (a program of one node) or inside a `pw.program`."""
+    """The result of `pw.compiled`. Call it with arrays (a program of one node) or inside a `pw.program`."""
 
     def __init__(
         self,

@@ -200,7 +200,7 @@ class Connection:
             _abandon(link)
 
     def _dial(self, outbox: thread_links.Outbox, timeout: float) -> thread_links.ThreadLink | None:
-        """An open direct link to the same controller; None where there is none, or it cannot be reached."""
+        """An open direct link to the same controller; None where it has no port for links, or that is unreachable."""
         if not self._link_port:
             return None
         address = joined(links.endpoint(self._address)[0], self._link_port)

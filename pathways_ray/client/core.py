@@ -200,7 +200,7 @@ class ClientCore:
     # --- the queue ----------------------------------------------------------------------------------------------------
 
     def head(self, now: float) -> Sequence[Command] | None:
-        """The commands for the first message of the queue; None while it waits, or when there is none."""
+        """The commands for the first message of the queue; None while it waits, or the queue is empty."""
         if not self.queue:
             return None
         message, buffers = self.queue[0]

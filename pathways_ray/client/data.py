@@ -202,7 +202,7 @@ class DataLinks:
             link.close()
 
     def _link(self, host: int) -> _Link:
-        """The stream to a host; waits for a host that is starting anew."""
+        """The stream to a host; waits for a host that is starting again."""
         with self._changed:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
             self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)

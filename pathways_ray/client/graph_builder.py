@@ -1,4 +1,4 @@
-"""From the jaxpr of a traced program to its graph.
+"""Building the graph of a program from its jaxpr.
 
 Every call of a compiled function is one node; every ordinary JAX operation becomes a small node of its own, on the
 slice of its first placed operand. A value that is still with the client is placed where its first consumer wants it.
@@ -44,7 +44,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class Source:
-    """Where argument k of a launch comes from: a leaf of the call, or something the program holds."""
+    """The source of argument k of a launch: a leaf of the call, or an array or constant that the program captured."""
 
     leaf: int
     held: Array | np.ndarray[Any, Any] | None
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """Where leaf k of the result comes from: result `result` of the launch, or what was there before."""
+    """The source of leaf k of the result: result `result` of the launch, or what was there before."""
 
     result: int = -1
     leaf: int = -1

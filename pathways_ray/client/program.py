@@ -26,7 +26,7 @@ from pathways_ray.transport.messages import encode
 
 
 class Program:
-    """What `pw.program` returns. Calling it launches; inside another program it is inlined.
+    """The result of `pw.program`. Calling it launches; inside another program it is inlined.
 
     It runs in the session that was made last. A compiled function called alone runs in that of its slice: `slice`.
     """

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.integration.conftest import Scripts, environment_apart, free_port
+from tests.integration.conftest import SCRIPTS, Scripts, environment_apart, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -43,25 +44,15 @@ exec "$TEST_PYTHON" -m ray.scripts.scripts "$@"
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
 }
 
-CLIENT = """
-import os, sys
-import numpy as np
-import pathways_ray as pw
-
-with pw.connect(os.environ["PATHWAYS_URL"], os.environ["PATHWAYS_TOKEN"], ca=os.environ.get("PATHWAYS_CA")) as session:
-    f = pw.compiled(lambda v: v * 2)
-    print("computed", np.asarray(f(np.arange(4.0))).tolist(), len(pw.islands()))
-"""
-
 
 @pytest.fixture
-def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
+def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The environment of a machine on which the commands run, with the files of `make-files.sh`."""
     for name, body in SHIMS.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{body}")
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "client.py").write_text(CLIENT)
+    shutil.copy(SCRIPTS / "deploy_client.py", tmp_path / "client.py")
     made = [str(DEPLOY / "make-files.sh"), str(tmp_path / "files"), "127.0.0.1", "localhost"]
     subprocess.run(made, check=True, capture_output=True)
     before = (tmp_path / "files" / "key.pem").read_bytes()
@@ -80,15 +71,15 @@ def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, str]]:
     python.kill_all()
 
 
-def shell(python: Scripts, machine: dict[str, str], *words: str) -> subprocess.Popen[str]:
+def shell(python: Scripts, machine: dict[str, Any], *words: str) -> subprocess.Popen[str]:
     """A command with bash, known to `python` by its environment, in a process group of its own."""
     source = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
     return python.command("-c", source, *words, **machine)
 
 
-def compute(python: Scripts, machine: dict[str, str], folder: Path, url: str) -> str:
+def compute(python: Scripts, machine: dict[str, Any], folder: Path, url: str) -> str:
     token = (folder / "files" / "token").read_text().strip()
-    known = {"PATHWAYS_URL": url, "PATHWAYS_TOKEN": token}
+    known: dict[str, Any] = {"PATHWAYS_URL": url, "PATHWAYS_TOKEN": token}
     if url.startswith("grpcs"):
         known["PATHWAYS_CA"] = str(folder / "files" / "cert.pem")
     return python.finish(python.command(str(folder / "client.py"), **{**machine, **known}))
@@ -119,6 +110,7 @@ def test_the_container_serves_until_it_is_told_to_stop(python, machine, tmp_path
     (words,) = re.findall(r"pathways-serve (--islands 2 --devices-per-host 4 --token-file /files/token)\n", page)
     words = words.replace("/files", str(tmp_path / "files"))
     serve = shell(python, {**machine, "PATHWAYS_ADDRESS": "127.0.0.1"}, str(DEPLOY / "docker/serve.sh"), *words.split())
+    assert serve.stdout is not None
     for line in serve.stdout:
         if line.startswith("clients call"):
             break

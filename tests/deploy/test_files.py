@@ -89,7 +89,9 @@ def test_options_of_ray_start_exist(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", calls("pathways", "tenants", "add"))
 def test_options_of_tenants_exist(words: list[str]) -> None:
-    with commands.commands["tenants"].commands["add"].make_context("add", words) as context:
+    tenants = commands.commands["tenants"]
+    assert isinstance(tenants, click.Group)
+    with tenants.commands["add"].make_context("add", words) as context:
         assert context.params["name"] == "alice"
 
 

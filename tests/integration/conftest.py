@@ -1,7 +1,8 @@
 """Tests on the real runtime: one embedded cluster of two islands, four devices each, for the whole run.
 
 `session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python`
-runs a script in a process of its own, for what one process can do only once: a second client, other options, a signal.
+runs a file of `scripts/` in a process of its own, for what one process can do only once: a second client, other
+options, a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,10 +31,12 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client.api import ClusterSession
 from pathways_ray.transport import links
 from pathways_ray.transport.messages import encode
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MARK = "PATHWAYS_TEST_PROCESS"
 BUFFERS_FREE_WITHIN_S = 20.0
 PROBE_LIMIT_S = 30.0
@@ -53,7 +55,7 @@ class Slices(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[pw.Session]:
+def cluster() -> Iterator[ClusterSession]:
     with pw.init(islands=2, hosts_per_island=1, devices_per_host=4) as session:
         yield session
 
@@ -92,7 +94,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture
-def session(request: pytest.FixtureRequest, cluster: pw.Session, probe: Callable[[], None]) -> Iterator[pw.Session]:
+def session(
+    request: pytest.FixtureRequest, cluster: ClusterSession, probe: Callable[[], None]
+) -> Iterator[ClusterSession]:
     """The shared cluster; afterwards it must compute, and hold no buffer that it did not hold before."""
     if since := request.config.stash.get(BROKEN, ""):
         pytest.fail(f"the shared cluster does not compute since {since}")
@@ -112,7 +116,7 @@ def session(request: pytest.FixtureRequest, cluster: pw.Session, probe: Callable
     assert now <= before, f"{now} buffers live after the test, {before} before it: {cluster.status()['sessions']}"
 
 
-def held(cluster: pw.Session) -> int:
+def held(cluster: ClusterSession) -> int:
     """Buffers that the controller knows, and those in the stores of all hosts."""
     hosts = ray.get([host.statistics.remote() for host in cluster.cluster.hosts.values()])
     return cluster.status()["buffers"] + sum(host["buffers"] for host in hosts)
@@ -133,7 +137,7 @@ def stopped(session: pw.Session, island: int) -> Iterator[None]:
 
 
 @pytest.fixture(name="held")
-def held_fixture() -> Callable[[pw.Session], int]:
+def held_fixture() -> Callable[[ClusterSession], int]:
     return held
 
 
@@ -156,10 +160,9 @@ def within_fixture() -> Callable[[float], Any]:
 
 def equal(actual: Any, expected: Any) -> None:
     """Two pytrees of arrays have the same structure, shapes, dtypes and bits."""
-    actual_leaves, actual_tree = jax.tree.flatten(actual)
-    leaves, tree = jax.tree.flatten(expected)
-    assert actual_tree == tree
-    for one, other in zip(actual_leaves, leaves, strict=True):
+    trees: list[Any] = [jax.tree.structure(actual), jax.tree.structure(expected)]
+    assert trees[0] == trees[1]
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, b = np.asarray(one), np.asarray(other)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert a.tobytes() == b.tobytes(), f"{a} is not {b}"
@@ -173,22 +176,18 @@ def equal_fixture() -> Callable[[Any, Any], None]:
 class Scripts:
     """Starts scripts in processes of their own, and knows all processes that these started in turn."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
-        self.numbers = itertools.count(1)
         self.started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, source: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+        self, script: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: Any
     ) -> subprocess.Popen[str]:
         """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
-        file = self.folder / f"script{next(self.numbers)}.py"
-        file.write_text(textwrap.dedent(source))
         warnings = ("-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
-        return self.command(*warnings, str(file), *arguments, prefix=prefix, **environment)
+        return self.command(*warnings, str(SCRIPTS / f"{script}.py"), *arguments, prefix=prefix, **environment)
 
-    def command(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+    def command(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: Any) -> subprocess.Popen[str]:
         """Python with these command line arguments, in the same way; `prefix` is what runs it."""
         known = {MARK: self.mark, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
@@ -210,8 +209,8 @@ class Scripts:
         assert process.returncode == 0, f"exit status {process.returncode}\n{out}\n{err}"
         return out
 
-    def run(self, source: str, *arguments: str, timeout: float = 90.0, **environment: str) -> str:
-        return self.finish(self.start(source, *arguments, **environment), timeout)
+    def run(self, script: str, *arguments: str, timeout: float = 90.0, **environment: Any) -> str:
+        return self.finish(self.start(script, *arguments, **environment), timeout)
 
     def alive(self) -> list[psutil.Process]:
         """Processes started by these scripts, directly or not, that still run."""
@@ -267,14 +266,14 @@ def linked(
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
-    scripts = Scripts(tmp_path_factory.mktemp("scripts"))
+def python() -> Iterator[Scripts]:
+    scripts = Scripts()
     yield scripts
     scripts.stop()
 
 
 @contextmanager
-def environment_apart() -> Iterator[dict[str, str]]:
+def environment_apart() -> Iterator[dict[str, Any]]:
     """Environment that keeps a Ray cluster, and those who look for it, apart from all others."""
     # Ray's sockets lie some 80 characters below its folder, and the name of a socket has at most 107.
     with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -291,7 +290,7 @@ def environment_apart() -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def ray_head(python: Scripts, apart: dict[str, str]) -> Iterator[str]:
+def ray_head(python: Scripts, apart: dict[str, Any]) -> Iterator[str]:
     """The address of what `ray start --head` started on free ports."""
     options = {
         "port": 0,
@@ -321,13 +320,13 @@ _NUMBERS = itertools.count(os.getpid())  # no two of a run are the same
 
 
 @pytest.fixture
-def apart() -> Iterator[dict[str, str]]:
+def apart() -> Iterator[dict[str, Any]]:
     with environment_apart() as environment:
         yield environment
 
 
 @pytest.fixture
-def head(python: Scripts, apart: dict[str, str]) -> Iterator[str]:
+def head(python: Scripts, apart: dict[str, Any]) -> Iterator[str]:
     with ray_head(python, apart) as address:
         yield address
 
@@ -336,7 +335,7 @@ class Head(NamedTuple):
     """A Ray cluster for the tests of a module."""
 
     address: str
-    environment: dict[str, str]
+    environment: dict[str, Any]
 
 
 @pytest.fixture(scope="module")

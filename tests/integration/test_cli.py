@@ -190,15 +190,24 @@ def test_demo(run, python, tmp_path) -> None:
     assert list((tmp_path / registry.folder().name).iterdir()) == []
 
 
+def launches(run) -> int:
+    """Launches that the cluster has admitted so far."""
+    code, out, err = run("status", "--json")
+    assert code == 0, err
+    return json.loads(out)["launches"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_the_demo_and_its_cluster(python, tmp_path) -> None:
+def test_ctrl_c_ends_the_demo_and_its_cluster(run, python, tmp_path) -> None:
     process = python.command(*CLI, "demo", "--output", str(tmp_path), TMPDIR=str(tmp_path), RAY_TMPDIR="/tmp")
     for line in process.stdout:
         if line.startswith("language_model"):
             break
     assert len(python.alive()) > 5
-    time.sleep(1.0)  # into the middle of a training step
+    before = launches(run)
+    while launches(run) == before:  # until it trains
+        pass
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=30.0)
     assert process.returncode == 1, err

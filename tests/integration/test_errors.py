@@ -188,7 +188,7 @@ def test_exception_while_tracing_leaves_no_trace(session, inc, equal) -> None:
             raises(v)
         return x
 
-    with pytest.raises(pw.errors.TraceError):
+    with pytest.raises(pw.errors.TraceError, match="OwnError: this is mine"):
         f(V)
     angry.clear()
     equal(f(V), V + 1)

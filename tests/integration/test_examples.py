@@ -10,7 +10,7 @@ from examples import figure2, language_model, ping_pong
 
 def test_figure_2_of_the_paper(session, equal) -> None:
     y, z = figure2.main(session)
-    equal((y, z), (np.float32([3, 5]), np.float32([2, 4])))
+    equal((y, z), (np.array([3, 5], np.float32), np.array([2, 4], np.float32)))
 
 
 def test_back_and_forth_between_two_islands(session, equal) -> None:

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,6 +16,7 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client.api import ClusterSession
 from pathways_ray.transport import streams
 from pathways_ray.transport.messages import (
     REPLY,
@@ -23,11 +25,14 @@ from pathways_ray.transport.messages import (
     Fetch,
     Free,
     Launch,
+    LaunchFailed,
+    Message,
     OpenSession,
     PutOpen,
     PutPart,
     Refused,
     Register,
+    SessionOpened,
     Status,
     encode,
 )
@@ -92,7 +97,7 @@ def test_failed_connect_leaves_the_session_that_was_there(session, slices, equal
     inc = pw.compiled(lambda v: v + 1, slice=slices.a4)
     equal(inc(V), V + 1)
     before = set(threading.enumerate())
-    with pytest.raises(pw.errors.AuthenticationError):
+    with pytest.raises(pw.errors.AuthenticationError, match="the token is missing or wrong"):
         pw.connect(session.url, "wrong")
     equal(inc(V), V + 1)
     for thread in set(threading.enumerate()) - before:
@@ -103,7 +108,7 @@ def test_failed_connect_leaves_the_session_that_was_there(session, slices, equal
 # --- garbage ----------------------------------------------------------------------------------------------------------
 
 
-def endpoints(session: pw.Session) -> dict[str, str]:
+def endpoints(session: ClusterSession) -> dict[str, str]:
     """All endpoints of the cluster."""
     manager = session.cluster.resource_manager
     schedulers = {f"scheduler {k}": ray.get(manager.lookup.remote(f"scheduler-{k}")) for k in range(2)}
@@ -136,14 +141,20 @@ METHODS = [streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_garbage_on_streams_of_strangers(session, channels, method) -> None:
-    identities = [(), (("session", "abc"),), (("session", "1"), ("authorization", "wrong")), (("session", "-1"),)]
+    identities: list[tuple[tuple[str, str], ...]] = [
+        (),
+        (("session", "abc"),),
+        (("session", "1"), ("authorization", "wrong")),
+        (("session", "-1"),),
+    ]
     for channel in channels.values():
         for metadata in identities:
             call = channel.stream_stream(method)(iter(GARBAGE), metadata=metadata, timeout=20)
             assert replies(call) == []
     for address in endpoints(session).values():
         for metadata in identities:
-            assert linked(address, method, GARBAGE, **dict(metadata)) == []
+            shown: dict[str, Any] = dict(metadata)
+            assert linked(address, method, GARBAGE, **shown) == []
 
 
 def test_garbage_as_calls(session, channels) -> None:
@@ -180,6 +191,7 @@ def test_requests_with_somebody_elses_session(session, channels) -> None:
     old = REPLY.decode(
         call(encode(OpenSession(VERSION + 1, "")), metadata=(("authorization", session.token),), timeout=60)
     )
+    assert isinstance(old, Refused)
     assert old.failure.kind == "WireError"
     assert f"speaks protocol version {VERSION + 1}, this cluster {VERSION}" in old.failure.message
 
@@ -192,6 +204,7 @@ def test_garbage_from_a_client_ends_its_session_and_no_other(session, channels, 
             encode(OpenSession(VERSION, "garbage")), metadata=(("authorization", session.token),), timeout=10
         )
     )
+    assert isinstance(opened, SessionOpened)
     assert any(s["name"] == "garbage" for s in session.status()["sessions"])
     metadata = (("session", str(opened.session)), ("authorization", opened.secret))
     said = replies(channel.stream_stream(streams.CLIENT_STREAM)(iter([data]), metadata=metadata, timeout=60))
@@ -207,6 +220,7 @@ def test_well_formed_nonsense_from_a_client(session, channels, slices) -> None:
             encode(OpenSession(VERSION, "nonsense")), metadata=(("authorization", session.token),), timeout=10
         )
     )
+    assert isinstance(opened, SessionOpened)
     messages = [
         Register(1, b"garbage", {}),
         Launch(1, 1, (), 1),
@@ -228,6 +242,7 @@ def test_well_formed_nonsense_from_a_client(session, channels, slices) -> None:
     failures = {}
     for data in call:
         for message in TO_CLIENT.decode_batch(data):
+            assert isinstance(message, LaunchFailed)
             failures[message.launch] = message.failure.kind
         if len(failures) == 4:
             break
@@ -242,7 +257,7 @@ def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
     equal(x, V)
     placed, kind, proof = slices.a4.placed, x._type.array, slices.a4.tag
     far = slices.b4
-    messages = [
+    messages: list[list[Message]] = [
         [PutOpen(1, 900001, kind, (("x",),), far.placed, far.tag)],
         [PutOpen(2, 900002, kind, (("nope",),), placed, proof)],
         [PutOpen(3, 900003, kind, (("x",),), placed, proof), PutPart(3, 99, 0, b"1234")],

@@ -13,13 +13,14 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray import limits
+from pathways_ray.client.api import ClusterSession
 
 V = np.arange(8, dtype=np.float32)
 WARM_UP, LAUNCHES = 4000, 10_000
 BYTES_A_LAUNCH = 1024
 
 
-def processes(session: pw.Session) -> dict[str, psutil.Process]:
+def processes(session: ClusterSession) -> dict[str, psutil.Process]:
     """Every process of the cluster, this one included."""
     cluster = session.cluster
     hosts = {f"host {k}": ray.get(h.statistics.remote())["pid"] for k, h in cluster.hosts.items()}

@@ -174,80 +174,6 @@ def test_a_runtime_on_three_machines_wants_tls_and_tenants(python, machines, env
     assert "without TLS" in err
 
 
-CLIENT = """
-    import json, sys, time
-    import jax
-    import numpy as np
-    import pathways_ray as pw
-    from jax.sharding import PartitionSpec as P
-
-    url, token, ca = sys.argv[1:4]
-    islands = [int(island) for island in sys.argv[4:]]
-
-    def gang(where):
-        def body(v):
-            return v + jax.lax.psum(v.sum(), "x")
-        mapped = jax.shard_map(body, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"))
-        return pw.compiled(mapped, slice=where, in_specs=P("x"), out_specs=P("x"))
-
-    def say(**words):
-        print(json.dumps(words), flush=True)
-
-    with pw.connect(url, token, ca=ca) as session:
-        slices = [pw.virtual_slice((2,), island=island) for island in islands]
-        gangs = [gang(where) for where in slices]
-        x = right = np.arange(4.0)
-        for _ in islands:
-            right = right + right.sum()
-
-        @pw.program
-        def chain(v):
-            for step in gangs:
-                v = step(v)
-            return v
-
-        def check(argument):
-            y = chain(argument).block_until_ready(timeout=60)
-            assert np.array_equal(np.asarray(y), right), y
-
-        check(x)
-        # It lies where it is used: what is cut is the runtime, not this client's way to a host.
-        placed = pw.put(x, slices[0], P("x"))
-        check(placed)
-        say(ready=True)
-
-        cut = float(sys.stdin.readline())
-        launches = [chain(placed) for _ in range(5)]
-        outcomes = []
-        for y in launches:
-            try:
-                y.block_until_ready(timeout=15)
-                outcomes.append("right")
-            except pw.errors.PathwaysError as error:
-                outcomes.append(type(error).__name__)
-        known = time.time() - cut
-        slowest = 0.0
-        while outcomes[-1] == "right" and time.time() - cut < 12:
-            before = time.time()
-            check(placed)
-            slowest = max(slowest, time.time() - before)
-        say(outcomes=outcomes, known=known, slowest=slowest)
-
-        mended = float(sys.stdin.readline())
-        error = None
-        while True:
-            try:
-                check(x)
-                break
-            except (pw.errors.ExecutionError, pw.errors.WaitTimeout) as caught:
-                error = f"{time.time() - mended:.1f} s: {type(caught).__name__}: {caught}"
-                assert time.time() - mended < 60, error
-                time.sleep(0.2)
-        say(serving=time.time() - mended, last_error=error)
-    assert "ray" not in sys.modules
-"""
-
-
 @dataclass
 class Client:
     """A process that runs a program over some islands, and says what became of it."""
@@ -255,11 +181,13 @@ class Client:
     process: subprocess.Popen[str]
 
     def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
 
     def tell(self, moment: float) -> None:
+        assert self.process.stdin is not None
         self.process.stdin.write(f"{moment}\n")
         self.process.stdin.flush()
 
@@ -279,7 +207,7 @@ def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
 
     access = (runtime["url"], TOKEN, runtime["ca"])
     clients = {
-        name: Client(python.start(CLIENT, *access, *islands, prefix=machines.inside(0), **environment))
+        name: Client(python.start("nodes_client", *access, *islands, prefix=machines.inside(0), **environment))
         for name, islands in {"near": "0", "far": "1", "across": "2", "chain": "012"}.items()
     }
     for client in clients.values():
@@ -309,15 +237,8 @@ def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
     assert max(one["serving"] for one in after.values()) < 20.0
 
 
-NODES = """
-    import json, ray, sys
-    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-    print(json.dumps({node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}))
-"""
-
-
 def machine_of(node: str, python, machines: Machines, environment: dict[str, str], head: str) -> int:
     """The number of the machine of a Ray node."""
-    out = python.finish(python.start(NODES, head, prefix=machines.inside(0), **environment))
+    out = python.finish(python.start("nodes_addresses", head, prefix=machines.inside(0), **environment))
     address = json.loads(out.splitlines()[-1])[node]
     return next(number for number in range(SIZE) if machines.address(number) == address)

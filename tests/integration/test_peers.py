@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,53 +15,18 @@ import pytest
 from benchmarks.peers import environments
 from benchmarks.peers.process import ROOT, PeerEnded, PeerError, PeerProcess
 from benchmarks.peers.systems import SystemInfo, start
+from tests.integration.conftest import SCRIPTS
 
-PEER = """
-    import os, subprocess, sys, time
-    from benchmarks.peers import protocol
-
-    class Fake:
-        packages = ()
-        payloads = {"noop": "nothing"}
-        modes = protocol.for_both_payloads(("opbyop",))
-
-        def configure(self, hosts, devices):
-            print("a library that prints")
-            subprocess.run(["echo", "and a child that does"])
-            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-            self.n, self.child = hosts * devices, child.pid
-
-        def prepare(self, mode, payload, count):
-            pass
-
-        def run(self, mode, payload, count):
-            if mode == "fail":
-                raise ValueError("as told")
-            if mode == "end":
-                print("my last words")
-                os._exit(3)
-            if mode == "hang":
-                time.sleep(600)
-            return [self.child if mode == "child" else protocol.START + count] * self.n
-
-        def release(self, mode, payload):
-            pass
-
-        def close(self):
-            pass
-
-    protocol.serve(Fake)
-"""
+PATH = f"{ROOT}{os.pathsep}{SCRIPTS}"  # of a peer's process, which imports `fake_peer` by its name
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Iterator[Callable[[], PeerProcess]]:
+def peer() -> Iterator[Callable[[], PeerProcess]]:
     """Starts peers, and closes what a test leaves open."""
-    (tmp_path / "fake_peer.py").write_text(textwrap.dedent(PEER))
     made: list[PeerProcess] = []
 
     def one() -> PeerProcess:
-        made.append(PeerProcess(sys.executable, ["fake_peer"], {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}))
+        made.append(PeerProcess(sys.executable, ["fake_peer"], {"PYTHONPATH": PATH}))
         made[-1].ask("configure", 30, hosts=2, devices=1)
         return made[-1]
 
@@ -137,27 +101,11 @@ def test_an_environment_that_cannot_be_built_is_reported(
 
 def test_a_benchmark_that_is_told_to_end_twice_leaves_nothing(tmp_path: Path) -> None:
     """1. The benchmark of one peer is under way. 2. It gets SIGTERM two times. 3. No process is left, and no folder."""
-    script = """
-        import sys, time
-        from benchmarks.peers import process
-        process.end_in_order()
-        process.adopt_orphans()
-        peer = process.PeerProcess(sys.executable, ["fake_peer"], {"PYTHONPATH": sys.argv[1]})
-        try:
-            peer.ask("configure", 30, hosts=1, devices=1)
-            print(int(peer.ask("run", 30, mode="child", payload="noop", count=1)["value"][0]), flush=True)
-            peer.ask("run", 60, mode="hang", payload="noop", count=1)
-        finally:
-            peer.close()
-            process.end_orphans()
-    """
-    (tmp_path / "fake_peer.py").write_text(textwrap.dedent(PEER))
     (tmp_path / "folders").mkdir()
-    path = f"{ROOT}{os.pathsep}{tmp_path}"
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), path],
+        [sys.executable, str(SCRIPTS / "peers_ended_benchmark.py"), PATH],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "folders")},
+        env={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path / "folders")},
     ) as benchmark:
         assert benchmark.stdout is not None
         child = int(benchmark.stdout.readline())

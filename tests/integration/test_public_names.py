@@ -45,7 +45,7 @@ def test_first_program_of_the_design(session, slices, equal) -> None:
 
     y = f(np.arange(8.0))
     assert isinstance(y, pw.Array)
-    assert (y.shape, y.dtype, y.ndim, y.size, y.nbytes, len(y)) == ((8,), np.float32, 1, 8, 32, 8)
+    assert (y.shape, y.dtype, y.ndim, y.size, y.nbytes, len(y)) == ((8,), np.dtype(np.float32), 1, 8, 32, 8)
     assert y.sharding == NamedSharding(slices.a4.mesh, P("x"))
     assert y.block_until_ready() is y
     assert y.is_ready()

@@ -14,76 +14,17 @@ import pathways_ray as pw
 
 V = np.arange(8, dtype=np.float32)
 
-VISITOR = """
-    import sys
-    import numpy as np
-    import pathways_ray as pw
-    from jax.sharding import PartitionSpec as P
-
-    with pw.connect(sys.argv[1], sys.argv[2], name="visitor") as session:
-        with pw.virtual_slice((4,), ("x",), island=0) as here, pw.virtual_slice((2,), ("x",), island=1) as there:
-            inc = pw.compiled(lambda v: v + 1, slice=here, in_specs=P("x"), out_specs=P("x"))
-            double = pw.compiled(lambda v: v * 2, slice=there, in_specs=P("x"), out_specs=P("x"))
-            x = pw.put(np.arange(8.0), slice=here, spec=P("x"))
-            print(np.asarray(pw.program(lambda v: double(inc(v)))(x)).tolist())
-            assert len(pw.devices()) == 8 and len(pw.islands()) == 2
-    assert "ray" not in sys.modules, "a client loads no Ray"
-    try:
-        pw.islands()
-    except pw.errors.NotInitialized:
-        print("gone")
-"""
-
 
 def test_a_client_in_another_process_needs_no_ray(session, python) -> None:
-    out = python.run(VISITOR, session.url, session.token)
+    out = python.run("remote_visitor", session.url, session.token)
     assert "[2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0]" in out
     assert "gone" in out
     assert not any(s["name"] == "visitor" for s in session.status()["sessions"])
 
 
-TENANT = """
-    import sys
-    import jax, numpy as np
-    import pathways_ray as pw
-    from jax.sharding import PartitionSpec as P
-
-    number = int(sys.argv[3])
-    with pw.connect(sys.argv[1], sys.argv[2], name=f"tenant {number}") as session:
-        slices = [pw.virtual_slice((4,), ("x",), island=island) for island in (0, 1)]
-
-        def compiled(where):
-            @pw.compiled(slice=where, in_specs=P("x"), out_specs=P("x"))
-            def step(v):  # one collective: all devices of the island meet
-                total = jax.shard_map(lambda s: jax.lax.psum(s, "x"), mesh=where.mesh, in_specs=P("x"), out_specs=P())
-                return v * 0.5 + total(v).sum() * (number + 1)
-
-            return step
-
-        here, there = map(compiled, slices)
-        program = pw.program(lambda v: there(here(there(v))))
-        v, expected = np.arange(4, dtype=np.float32), np.arange(4, dtype=np.float32)
-        np.asarray(program(v))  # compiled
-        print("ready", flush=True)
-        sys.stdin.readline()
-        results = []
-        x = v
-        for k in range(60):
-            x = program(x) if k % 6 else program(v)
-            results.append(x)
-        for k, result in enumerate(results):
-            if k % 6 == 0:
-                expected = v
-            for _ in range(3):
-                expected = np.float32(expected * 0.5 + expected.sum(dtype=np.float32) * (number + 1))
-            np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-4)
-        print("right", flush=True)
-"""
-
-
 def test_clients_side_by_side_on_the_same_devices(session, slices, python, equal) -> None:
     """Three tenants, this process among them, whose collectives meet on the same devices."""
-    tenants = [python.start(TENANT, session.url, session.token, str(k)) for k in range(2)]
+    tenants = [python.start("remote_tenant", session.url, session.token, str(k)) for k in range(2)]
     for tenant in tenants:
         assert tenant.stdout.readline() == "ready\n"
     inc = pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
@@ -99,26 +40,6 @@ def test_clients_side_by_side_on_the_same_devices(session, slices, python, equal
     for tenant in tenants:
         assert "right" in python.finish(tenant)
 
-
-DOOMED = """
-    import sys
-    import time
-    import jax, numpy as np
-    import pathways_ray as pw
-
-    session = pw.connect(sys.argv[1], sys.argv[2], name="doomed")
-    where = pw.virtual_slice((2,), ("x",), island=0, name="doomed slice")
-    inc = pw.compiled(lambda v: v + 1, slice=where)
-    held = [pw.put(np.ones((64, 1024), np.float32), slice=where) for _ in range(10)]
-    held += [inc(x) for x in held]
-    for x in held:
-        x.block_until_ready()
-    if sys.argv[3] == "busy":
-        slow = pw.compiled(lambda v: jax.lax.fori_loop(0, 2 * 10**8, lambda i, x: x * 0.5 + 1, v[0, 0]), slice=where)
-        held += [slow(held[0]) for _ in range(2)]
-    print("holding", flush=True)
-    time.sleep(600)
-"""
 
 FREE_WITHIN_S = 10.0
 
@@ -137,7 +58,7 @@ def settled(session, held) -> int:
 def test_a_killed_client_leaves_nothing(session, python, held, state) -> None:
     before = settled(session, held)
     buffers = session.status()["buffers"]
-    doomed = python.start(DOOMED, session.url, session.token, state)
+    doomed = python.start("remote_doomed", session.url, session.token, state)
     assert doomed.stdout.readline() == "holding\n"
     status = session.status()
     assert status["buffers"] >= buffers + 20

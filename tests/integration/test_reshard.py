@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def random_place(choose: random.Random, meshes: dict[str, pw.VirtualSlice], shap
     return Place(s, P(*entries))
 
 
-def moved(place: Place) -> pw.compiled:
+def moved(place: Place) -> Callable[..., Any]:
     """A compiled function that leaves its argument as it is, in a layout."""
     return pw.compiled(lambda v: v, slice=place.slice, in_specs=place.spec, out_specs=place.spec)
 

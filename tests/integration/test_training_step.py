@@ -105,7 +105,7 @@ def release(step: Step) -> None:
 def difference(tree: Any, expected: Any) -> float:
     """The largest relative difference of any array."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
-    return max(float(np.linalg.norm(np.asarray(a) - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
+    return max(float(np.linalg.norm(np.asarray(a) - b)) / max(float(np.linalg.norm(b)), 1e-30) for a, b in pairs)
 
 
 def assert_parity(step: Step, reference: Reference) -> None:
@@ -190,7 +190,9 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_named(session, referen
     params["layers"]["ffn"]["out"]["weight"][3, 0, 0] = np.nan  # of the second stage
     state, metrics = step(step.initial(params), reference.batch)
     assert not bool(metrics["applied"])
-    assert step.first_bad(metrics)[0] == 1
+    bad = step.first_bad(metrics)
+    assert bad is not None
+    assert bad[0] == 1
     after = step.gather(state)
     assert difference(jax.tree.map(np.nan_to_num, after["params"]), jax.tree.map(np.nan_to_num, params)) == 0
     assert int(after["counts"]["0/count"]) == 0

@@ -74,7 +74,10 @@ def test_bits_of_special_values_are_kept(session, slices, equal) -> None:
     there = pw.compiled(lambda v: v, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
     equal(there(x), special)
     negated = pw.compiled(lambda v: -v, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
-    equal(negated(np.array([0.0, np.inf, -np.inf, 2.0] * 2, np.float32)), np.float32([-0.0, -np.inf, np.inf, -2] * 2))
+    equal(
+        negated(np.array([0.0, np.inf, -np.inf, 2.0] * 2, np.float32)),
+        np.array([-0.0, -np.inf, np.inf, -2] * 2, np.float32),
+    )
     assert np.isnan(np.asarray(pw.compiled(lambda v: v / v, slice=slices.a1)(np.float32(0))))
 
 
@@ -166,7 +169,7 @@ def test_arrays_larger_than_a_part_of_the_wire(session, slices, equal) -> None:
         (np.array(["2020-01-01"], "datetime64[D]"), r"cannot be a JAX array: dtype datetime64"),
         (np.zeros(2, [("a", "i4")]), "cannot be a JAX array: dtype"),
         (np.zeros(2, np.longdouble), "cannot be a JAX array"),
-        (np.ma.masked_array([1, 2], [0, 1]), "masked"),
+        (np.ma.masked_array([1, 2], np.array([False, True])), "masked"),
         ("text", "is a str; pass numbers"),
         (b"bytes", "is a bytes; pass numbers"),
         ({1, 2}, "is a set; pass numbers"),
@@ -180,30 +183,5 @@ def test_what_jax_has_no_type_for_is_refused(session, slices, value, message) ->
             use(value)
 
 
-X64 = """
-    import sys
-    import jax, jax.numpy as jnp, numpy as np
-    import pathways_ray as pw
-    from jax.sharding import PartitionSpec as P
-
-    assert jax.config.jax_enable_x64
-    with pw.connect(sys.argv[1], sys.argv[2]) as session:
-        here = session.virtual_slice((4,), ("x",), island=0)
-        there = session.virtual_slice((2,), ("x",), island=1)
-        f = pw.compiled(lambda v: v * 3 + 1, slice=here, in_specs=P("x"), out_specs=P("x"))
-        g = pw.compiled(lambda v: v - 1, slice=there, in_specs=P("x"), out_specs=P("x"))
-        for value in (np.arange(8.0) / 7, np.arange(8) + 2**40, np.arange(8) / 7 * 1j, np.arange(8, dtype=np.float32)):
-            expected = jax.jit(lambda v: v - 1)(jax.jit(lambda v: v * 3 + 1)(value))
-            result = np.asarray(pw.program(lambda v: g(f(v)))(value))
-            assert result.dtype == expected.dtype, (result.dtype, expected.dtype)
-            assert result.tobytes() == np.asarray(expected).tobytes(), (result, expected)
-        for scalar in (2**40, 1e300, np.float64(1e300), 1e300j):
-            result, expected = np.asarray(pw.put(scalar, slice=here)), np.asarray(jnp.asarray(scalar))
-            assert (result.dtype, result.tobytes()) == (expected.dtype, expected.tobytes()), scalar
-        assert pw.put(np.float32(1), slice=here).dtype == np.float32
-        print("all equal")
-"""
-
-
 def test_64_bits_stay_when_jax_has_them(session, python) -> None:
-    assert "all equal" in python.run(X64, session.url, session.token, JAX_ENABLE_X64="1")
+    assert "all equal" in python.run("values_x64", session.url, session.token, JAX_ENABLE_X64="1")

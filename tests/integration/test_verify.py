@@ -11,29 +11,10 @@ import pytest
 from megatron_ptdp.verify import cases
 from megatron_ptdp.verify.planted import PLANTED_BUGS
 
-# One cluster for all of it: starting one takes as long as three cases.
-A_FEW = """
-import json
-import jax
-jax.config.update("jax_enable_x64", True)
-import pathways_ray as pw
-from megatron_ptdp.verify.cases import Case, ISLANDS, DEVICES
-from megatron_ptdp.verify.checks import PLANTED, Check, answered, record
-todo = [
-    Check("gradients", PLANTED),
-    Check("mistake", PLANTED, planted_bug="stale-tied"),
-    Check("mistake", PLANTED, planted_bug="norm-unsummed"),
-    Check("mistake", Case("gpt-untied", t=2), planted_bug="stale-tied"),  # changes nothing: nothing is tied
-    Check("gradients", Case("gpt-untied", p=4, t=4)),
-]
-with pw.init(ISLANDS, 1, DEVICES):
-    print(json.dumps([record(answered(check, "float64")) for check in todo]))
-"""
-
 
 @pytest.mark.long
 def test_a_case_has_parity_and_two_bugs_in_it_are_found(python: Any) -> None:
-    good, stale, norms, harmless, large = json.loads(python.run(A_FEW).splitlines()[-1])
+    good, stale, norms, harmless, large = json.loads(python.run("verify_few").splitlines()[-1])
     assert good["passed"], good
     assert good["error"] <= 1e-12
     assert good["tensors"] > 40

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,9 @@ def run_graph(graph: Graph, arguments: Sequence[Value], signatures: Signatures) 
 
 
 def cut(array: Value, box: Box) -> Value:
-    return array[(*(slice(start, stop) for start, stop in box), ...)]
+    where: Any = (*(slice(start, stop) for start, stop in box), ...)
+    found: Value = array[where]
+    return found
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ def specs(array: ArrayType, mesh: SliceType) -> st.SearchStrategy[Spec]:
 @functools.cache
 def _fitting_specs(shape: tuple[int, ...], mesh: SliceType) -> list[Spec]:
     """All of them, the simplest first: each axis, in each order, cuts one of the dimensions or none."""
-    found = dict.fromkeys([()])
+    found: dict[Spec, None] = {(): None}
     for axes in itertools.permutations(mesh.axes):
         for places in itertools.product(range(-1, len(shape)), repeat=len(axes)):
             cut = [tuple(a for a, place in zip(axes, places, strict=True) if place == k) for k in range(len(shape))]
@@ -56,7 +56,7 @@ def sketches_with_slices(draw: st.DrawFn, islands: int) -> Sketch:
     """One to four slices over the devices of some islands; some of them on the very devices of another one."""
     sketch = Sketch()
     for _ in range(draw(st.integers(1, 4))):
-        if sketch.placement and draw(st.booleans()):
+        if bool(sketch.placement) and draw(st.booleans()):
             other = draw(st.sampled_from(sorted(sketch.placement)))
             like = sketch.placement[other]
             shape = draw(st.sampled_from([s for s in _SHAPES if len(like.devices) == math.prod(s)]))
@@ -100,7 +100,7 @@ def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch
     results = draw(st.lists(st.sampled_from(list(types)), min_size=1, max_size=3, unique=True))
     graph = sketch.graph(*results)
     for index, donated in _allowed_donations(graph).items():
-        if donated and draw(st.booleans()):
+        if bool(donated) and draw(st.booleans()):
             node = sketch.nodes[index]
             assert isinstance(node, Compute)
             sketch.nodes[index] = _donating(node, tuple(draw(st.lists(st.sampled_from(donated), unique=True))))

@@ -28,11 +28,11 @@ def subclasses(kind: type[PathwaysError]) -> list[type[PathwaysError]]:
 OWN = [kind for kind in subclasses(PathwaysError) if kind.__module__ == errors.__name__]
 
 
-def drawn_tree() -> dict[str, str]:
-    """Name of each class in the module's docstring, with the name of the class it hangs from."""
+def drawn_tree(text: str = errors.__doc__ or "") -> dict[str, str]:
+    """Name of each class in a drawing, by default that of the module, with the name of the class it hangs from."""
     parents: dict[str, str] = {}
     branch: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in text.splitlines():
         found = re.fullmatch(r" {4}((?:│   | {4})*)(?:├── |└── )?(\w+)( {2,}.*)?", line)
         if found is None:
             continue
@@ -97,8 +97,8 @@ def test_errors_survive_pickling_with_their_failure(kind: type[PathwaysError]) -
 
 
 def test_errors_are_caught_by_what_they_are() -> None:
-    with pytest.raises(GraphError):
+    with pytest.raises(GraphError, match="a spec is part of the graph"):
         raise SpecError("a spec is part of the graph")
-    with pytest.raises(ExecutionError):
+    with pytest.raises(ExecutionError, match="gone"):
         raise from_failure(Failure("HostLost", "gone"))
     assert not issubclass(CompileError, HostLost)

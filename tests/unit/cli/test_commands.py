@@ -256,11 +256,12 @@ def test_demo_stops_the_cluster_when_a_program_fails(
 
 
 def test_progress_on_a_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    drawn_to = io.StringIO()
+    console = Console(file=drawn_to, force_terminal=True, width=100)
     with demo.Shown(console).step("train", "a model") as progress:
         progress(1, 4)
         progress(4, 4)
-    drawn = console.file.getvalue()
+    drawn = drawn_to.getvalue()
     assert " train " in drawn
     assert drawn.endswith("train: a model\n")
 
@@ -329,8 +330,13 @@ def test_language_model(
 
 def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    found = {"islands": [], "slices": [], "sessions": []}
-    monkeypatch.setattr(status, "ask", lambda url, token, ca: asked.append((url, token, ca)) or found)
+    found: dict[str, Any] = {"islands": [], "slices": [], "sessions": []}
+
+    def ask(url: str, token: str, ca: str) -> dict[str, Any]:
+        asked.append((url, token, ca))
+        return found
+
+    monkeypatch.setattr(status, "ask", ask)
     monkeypatch.setenv("PATHWAYS_URL", "grpcs://head:7")
     monkeypatch.setenv("PATHWAYS_CA", "ca.pem")
     monkeypatch.setenv("PATHWAYS_TOKEN", "t0ken")

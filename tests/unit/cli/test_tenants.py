@@ -6,6 +6,7 @@ import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +15,7 @@ from pathways_ray.cli import commands
 from pathways_ray.controller.tenants import Quota, Tenant, decode
 
 
-def tenants(*arguments: str, **options: object) -> Result:
+def tenants(*arguments: str, **options: Any) -> Result:
     return CliRunner().invoke(commands, ["tenants", *arguments], prog_name="pathways", **options)
 
 

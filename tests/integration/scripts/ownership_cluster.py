@@ -1,0 +1,32 @@
+"""A cluster that prints its tables for each line of its input."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import ray
+
+import pathways_ray as pw
+
+with pw.init(2, int(sys.argv[1]), 2, policy="share") as session:
+    print(session.url, session.token, flush=True)
+    for _ in sys.stdin:
+        hosts = ray.get([h.statistics.remote() for h in session.cluster.hosts.values()])
+        status = session.status()
+        print(
+            json.dumps(
+                {
+                    "host_buffers": sum(h["buffers"] for h in hosts),
+                    "active": sum(h["active"] for h in hosts),
+                    "programs": sum(h["programs"] for h in hosts),
+                    "pids": [h["pid"] for h in hosts],
+                    "sessions": len(status["sessions"]),
+                    "slices": len(status["slices"]),
+                    "buffers": status["buffers"],
+                    "in_flight": status["in_flight"],
+                    "bytes": sum(t["device_bytes"] for t in status["tenants"]),
+                }
+            ),
+            flush=True,
+        )
