@@ -40,6 +40,7 @@ from pathways_ray.transport.messages import (
     Free,
     HostAddress,
     Launch,
+    LaunchFailed,
     Put,
     Refused,
     Register,
@@ -387,11 +388,14 @@ class SimulatedClient:
 
     def _received(self, batch: list[Any]) -> None:
         for message in batch:
-            before = list(self.core.pending)
-            completed = message.launches if isinstance(message, Completed) else ()
-            unknown = [launch for launch in completed if launch not in self.core.pending]
+            named: tuple[int, ...] = ()
+            if isinstance(message, Completed):
+                named = message.launches
+            elif isinstance(message, LaunchFailed):
+                named = (message.launch,)
+            covered = [launch for launch in self.core.pending if launch not in named]
             self._handle(message)
-            self._report([*unknown, *before], getattr(message, "failure", None))
+            self._report([*named, *covered], getattr(message, "failure", None))
 
     def _report(self, launches: Sequence[int], failure: Failure | None, by_client: bool = False) -> None:
         """Tells the checker of those launches that are not pending any more."""
