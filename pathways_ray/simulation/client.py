@@ -393,7 +393,7 @@ class SimulatedClient:
                 named = message.launches
             elif isinstance(message, LaunchFailed):
                 named = (message.launch,)
-            covered = [launch for launch in self.core.pending if launch not in named]
+            covered = [launch for launch in self.core.pending if launch not in named] if named else []
             self._handle(message)
             self._report([*named, *covered], getattr(message, "failure", None))
 

@@ -6,6 +6,7 @@ Each is a small change that somebody could make by mistake, with the number of s
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.core import ClientCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
@@ -348,6 +350,27 @@ def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
 
     wrapped(patch, plan_islands, "_with_drops", with_drops)
     patch.setattr(plan_islands, "verify_plan", lambda plan: plan)  # it would refuse the plan
+
+
+@bug()
+def a_free_overtakes_the_launch_that_waits_for_an_upload(patch: Patch) -> None:
+    def free(original: Original, self: ClientCore, buffer: Any) -> Any:
+        waiting, self.queue = self.queue, deque()
+        try:
+            return original(self, buffer)
+        finally:
+            self.queue = waiting
+
+    wrapped(patch, ClientCore, "free", free)
+
+
+@bug(faults=20, seeds=150)
+def a_launch_leaves_although_its_upload_failed(patch: Patch) -> None:
+    def head(original: Original, self: ClientCore, now: float) -> Any:
+        commands = original(self, now)
+        return commands if commands is None else (self.queue[0].message,)
+
+    wrapped(patch, ClientCore, "head", head)
 
 
 @bug(faults=0, seeds=150, **LOOPING)
