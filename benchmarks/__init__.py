@@ -1,1 +1,1 @@
-"""Measurements of the runtime: `dispatch`, `memory` and `startup`. Each runs as `python -m benchmarks.NAME`."""
+"""Benchmarks of the runtime and of what is built on it; `registry` lists them, README.md explains them."""

@@ -1,52 +1,82 @@
-"""Runs every benchmark in turn: `python -m benchmarks`, or `python -m benchmarks --smoke` to see that they run."""
+"""The command of all benchmarks.
+
+    python -m benchmarks list
+    python -m benchmarks run NAME [--smoke] [--json FILE] [...]     the same as python -m benchmarks.NAME
+    python -m benchmarks report [RESULT ...] [--html FILE]
+    python -m benchmarks [--smoke] [--output DIR] [--only NAME ...]  the usual ones in turn, with all their outputs
+
+Each benchmark of the last form runs in a process of its own. With `--smoke` these are all benchmarks, at their smallest
+size: to see that they run.
+"""
+
+from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks import (
-    dispatch,
-    figures,
-    memory,
-    report,
-    scale,
-    scale_figure,
-    startup,
-    tenants,
-    training,
-    training_figure,
-)
-
-SMOKE_LAUNCHES = 400
+from benchmarks.registry import BENCHMARKS, load
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="smallest sizes; the numbers mean nothing")
+def main(arguments: Sequence[str] | None = None) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="all benchmarks at their smallest size")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder (default: %(default)s)")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    results = []
-    for module, settings in (
-        (startup, {"repetitions": 1} if options.smoke else {}),
-        (dispatch, dispatch.SMOKE if options.smoke else {}),
-        (memory, {"launches": SMOKE_LAUNCHES} if options.smoke else {}),
-        (tenants, {"settings": tenants.SMOKE} if options.smoke else {}),
-        (scale, {"settings": scale.SMOKE} if options.smoke else {}),
-        (training, {"settings": training.SMOKE} if options.smoke else {}),
-    ):
-        results.append(module.run(**settings))
-        module.show(results[-1], console)
-        (options.output / f"{results[-1]['benchmark']}.json").write_text(json.dumps(results[-1], indent=2) + "\n")
-    figures.dispatch(results[1], options.output / "dispatch.png")
-    figures.tenants(results[3], options.output)
-    scale_figure.draw(results[4], options.output / "scale.png")
-    training_figure.draw(results[5], options.output / "training.png")
-    report.main([*map(str, sorted(options.output.glob("*.json"))), "--html", str(options.output / "report.html")])
-    return 1 if results[2]["buffers_left"] else 0
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help="these benchmarks")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("list", help="names of all benchmarks")
+    one = commands.add_parser("run", help="one benchmark", add_help=False)
+    one.add_argument("name", choices=BENCHMARKS, metavar="NAME")
+    one.add_argument("options", nargs=argparse.REMAINDER)
+    report = commands.add_parser("report", help="one page of all results", add_help=False)
+    report.add_argument("options", nargs=argparse.REMAINDER)
+    # `report` takes its own options, also those that come first.
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "report":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    match options.command:
+        case "list":
+            for name, entry in BENCHMARKS.items():
+                print(f"{name:<14}{entry.title}")
+            return 0
+        case "run":
+            return load(BENCHMARKS[options.name]).main(options.options)
+        case "report":
+            from benchmarks.report import page
+
+            return page.main([*rest, *options.options])
+    usual = [name for name, entry in BENCHMARKS.items() if entry.usual or options.smoke]
+    return run_all(options.only or usual, options.smoke, options.output)
+
+
+def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:
+    """Runs benchmarks in turn and writes their results, figures and the page of all results into a folder."""
+    output.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for number, name in enumerate(names, 1):
+        print(f"[{number}/{len(names)}] {name}", flush=True)
+        start, target = time.monotonic(), output / f"{name}.json"
+        command = [sys.executable, "-m", "benchmarks", "run", name, "--json", str(target), *["--smoke"] * smoke]
+        if subprocess.run(command).returncode:
+            failed.append(name)
+            continue
+        for written in load(BENCHMARKS[name]).outputs:
+            written.write_below(json.loads(target.read_text()), output)
+        print(f"[{number}/{len(names)}] {name}: {time.monotonic() - start:.0f} s", flush=True)
+    if failed:
+        print(f"Failed: {', '.join(failed)}", file=sys.stderr)
+
+    from benchmarks.report import page
+
+    page.main([*map(str, sorted(output.glob("*.json"))), "--html", str(output / "report.html")])
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,29 +1,34 @@
-"""How many small computations a second each system gets onto its devices, as Figure 5 of the Pathways paper asks.
+"""Rate at which small computations reach the devices, as in Figure 5 of the Pathways paper.
 
-Compares this runtime, JAX called directly, and Ray actors, on one host with 4 CPU devices; `benchmarks.systems` says
-what they run. All systems are started first and stay alive, and each is measured once per round, in turn.
+Compares this runtime, JAX called directly, and Ray actors, on one host with 4 CPU devices. The systems are those of
+`benchmarks.peers`, in the environment of this process. All are started first and stay alive, and each is measured once
+per round, in turn.
 
 Run it with `python -m benchmarks.dispatch --json results.json --figure results.png`.
 """
 
-import argparse
+from __future__ import annotations
+
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
-from benchmarks.systems import CHAIN, DEVICES, Jax, Pathways, Ray, RayStateful, System
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Output, Result, option
+from benchmarks.peers import protocol, systems
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, START
 
-COMPUTATIONS = 2048  # per measured run: 16 chains, so that fetching the last value weighs little
-REPETITIONS = 9
-SMOKE = {"repetitions": 1, "computations": 2 * CHAIN}  # proves that everything runs; its numbers mean nothing
+DEVICES = 4
 SYSTEMS = ("pathways", "jax", "ray", "ray-stateful")
+RUN_LIMIT_S = 120.0
+SMOKE: dict[str, Any] = {
+    "repetitions": 1,
+    "computations": 2 * CHAIN,
+}  # its numbers mean nothing
 
 MEASURED = (
     "One computation is an all-reduce of a float32 scalar over {devices} CPU devices of one host, a division by "
@@ -32,6 +37,13 @@ MEASURED = (
     "{computations} computations, fetches the last value within the measured time, and checks that it is exact. "
     "{repetitions} rounds after one warm-up, all systems alive and measured in turn; ratios are taken round by round."
 )
+
+
+@dataclass(frozen=True)
+class Settings:
+    repetitions: int = option(9, "rounds")
+    computations: int = 2048  # per measured run: 16 chains, so that fetching the last value weighs little
+    systems: tuple[str, ...] = option(SYSTEMS, choices=SYSTEMS)
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,20 @@ class Case:
         return f"{self.system} {self.mode}"
 
 
-# Who is compared with whom. JAX has nothing like `chained`, so that is held against its `opbyop`, as in the paper.
+CASES = {
+    Case("pathways", "opbyop"): ("pathways", "opbyop"),
+    Case("pathways", "chained"): ("pathways", "chained"),
+    Case("pathways", "fused"): ("pathways", "fused"),
+    Case("jax", "opbyop"): ("jax-multicontroller", "opbyop"),
+    Case("jax", "fused"): ("jax-multicontroller", "fused"),
+    Case("ray", "opbyop"): ("ray-actors", "opbyop"),
+    Case("ray", "chained"): ("ray-actors", "chained"),
+    Case("ray", "fused"): ("ray-actors", "list"),
+    Case("ray-stateful", "opbyop"): ("ray-actors", "kept-opbyop"),
+}
+"""The peer and its mode for each bar. A Ray actor's `list` is one method call that loops over its computations."""
+
+# The pairs that are compared. JAX has nothing like `chained`, so that is held against its `opbyop`, as in the paper.
 RATIOS = (
     (Case("pathways", "opbyop"), Case("jax", "opbyop")),
     (Case("pathways", "chained"), Case("jax", "opbyop")),
@@ -57,51 +82,84 @@ RATIOS = (
 )
 
 
+class Running(Protocol):
+    """A started peer."""
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class InThisProcess:
+    """The peer for this runtime as a client in this process, on the session that is open."""
+
+    def __init__(self) -> None:
+        from benchmarks.peers.pathways import Pathways
+
+        self._peer = Pathways(session=True)
+        self._peer.configure(1, DEVICES)
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        return protocol.measured(self._peer, **arguments)
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+@contextlib.contextmanager
+def started(peers: Sequence[str], reuse_session: bool) -> Iterator[dict[str, Running]]:
+    """Starts peers, and closes them in reverse."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Running] = {}
+        for name in peers:
+            if name == "pathways" and reuse_session:
+                found[name] = InThisProcess()
+            else:
+                found[name], _ = systems.start(systems.SYSTEMS[name].here(), 1, DEVICES)
+            stack.callback(found[name].close)
+        yield found
+
+
 def run(
-    repetitions: int = REPETITIONS,
-    computations: int = COMPUTATIONS,
+    repetitions: int = Settings.repetitions,
+    computations: int = Settings.computations,
     systems: Sequence[str] = SYSTEMS,
     reuse_session: bool = False,
-) -> dict[str, Any]:
+) -> Result:
     """Measures and returns the result as it is written to JSON.
 
     Args:
         repetitions: rounds that count; one warm-up round comes before them.
         computations: per measured run; a multiple of 128.
         systems: names out of SYSTEMS.
-        reuse_session: use the session that is running for `pathways`, in place of one made for the benchmark. It must
-            have a host with 4 free devices.
+        reuse_session: `pathways` is a client in this process, on the session that is open. It must have a host with 4
+            free devices.
+
+    Raises:
+        AssertionError: a value is wrong.
+        PeerError: a system did not start, or failed.
     """
     if computations % CHAIN:
         raise ValueError(f"computations must be a multiple of {CHAIN}, got {computations}")
     machine = measure.machine()
-    with start(systems, reuse_session) as started:
-        cases = [Case(name, mode) for name, system in started.items() for mode in system.modes]
-        samples = measure.interleaved(
-            cases, lambda case: computations / started[case.system].seconds(case.mode, computations), repetitions
-        )
+    cases = [case for case in CASES if case.system in systems]
+    with started(list(dict.fromkeys(CASES[case][0] for case in cases)), reuse_session) as peers:
+
+        def rate(case: Case) -> float:
+            peer, mode = CASES[case]
+            answer = peers[peer].ask("run", RUN_LIMIT_S, mode=mode, payload=ALLREDUCE, count=computations)
+            expected = [START + computations] * DEVICES
+            if answer["value"] != expected:
+                value = answer["value"]
+                raise AssertionError(f"{case}: after {computations} computations the value is {value}, not {expected}")
+            return computations / float(answer["seconds"])
+
+        samples = measure.interleaved(cases, rate, repetitions)
     settings = {"devices": DEVICES, "chain": CHAIN, "computations": computations, "repetitions": repetitions}
     return result(machine, MEASURED.format(**settings), samples)
 
 
-@contextlib.contextmanager
-def start(names: Sequence[str], reuse_session: bool) -> Iterator[dict[str, System]]:
-    """Starts the systems and closes them in reverse: Pathways comes first, so that Ray's actor joins its cluster."""
-    makers: dict[str, Callable[[], System]] = {
-        "pathways": lambda: Pathways(reuse_session),
-        "jax": Jax,
-        "ray": Ray,
-        "ray-stateful": RayStateful,
-    }
-    with contextlib.ExitStack() as stack:
-        systems = {}
-        for name in [name for name in makers if name in names]:
-            systems[name] = makers[name]()
-            stack.callback(systems[name].close)
-        yield systems
-
-
-def result(machine: dict[str, Any], measured: str, samples: dict[Case, list[float]]) -> dict[str, Any]:
+def result(machine: dict[str, Any], measured: str, samples: dict[Case, list[float]]) -> Result:
     """The JSON form of the measurements; samples are computations per second."""
     rows = [
         {
@@ -126,49 +184,36 @@ def result(machine: dict[str, Any], measured: str, samples: dict[Case, list[floa
     return {"benchmark": "dispatch", "machine": machine, "measured": measured, "rows": rows, "ratios": ratios}
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    rates = Table("system", "mode", title="computations per second")
-    ratios = Table("ratio", title="ratios, round by round")
-    for table in (rates, ratios):
-        for heading in ("min", "median", "max"):
-            table.add_column(heading, justify="right")
-    rates.add_column("us each", justify="right")
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    rates = printing.table("computations per second", ["system", "mode"], [*printing.SPREAD, "us each"])
+    ratios = printing.table("ratios, round by round", ["ratio"])
     for row in result["rows"]:
         rate = row["computations_per_second"]
-        numbers = [f"{rate[key]:,.0f}" for key in ("min", "median", "max")]
-        rates.add_row(row["system"], row["mode"], *numbers, f"{1e6 / rate['median']:.1f}")
+        rates.add_row(row["system"], row["mode"], *printing.numbers(rate, ",.0f"), f"{1e6 / rate['median']:.1f}")
     for ratio in result["ratios"]:
-        ratios.add_row(ratio["name"], *(f"{ratio[key]:.2f}" for key in ("min", "median", "max")))
+        ratios.add_row(ratio["name"], *printing.numbers(ratio, ".2f"))
     console.print(rates)
     if result["ratios"]:
         console.print(ratios)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatch", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--figure", type=Path, help="draw a PNG here")
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="rounds (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="default: all")
-    return parser.parse_args(arguments)
+def draw(result: Result, path: Path) -> None:
+    from benchmarks import figures  # matplotlib is not needed to measure
+
+    figures.dispatch(result, path)
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parse(arguments)
-    settings = SMOKE if options.smoke else {"repetitions": options.repetitions}
-    measured = run(systems=options.systems, **settings)
-    show(measured, Console())
-    if options.json:
-        options.json.write_text(json.dumps(measured, indent=2) + "\n")
-    if options.figure:
-        from benchmarks import figures  # matplotlib is not needed to measure
-
-        figures.dispatch(measured, options.figure)
-    return measured
-
+BENCHMARK = Benchmark(
+    "dispatch",
+    __doc__,
+    Settings,
+    Settings(**SMOKE),
+    lambda settings, progress: run(**asdict(settings)),
+    show,
+    outputs=(Output("--figure", draw, "dispatch.png"),),
+    uses_peers=True,
+)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

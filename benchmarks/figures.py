@@ -1,9 +1,13 @@
-"""Draws the figures from the JSON results. Nothing here measures."""
+"""Figures of JSON results: of dispatch and tenants, and what the others share. Nothing here measures."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
@@ -12,13 +16,30 @@ MODES = {
     "chained": "Chained\ncalls of 128 nodes",
     "fused": "Fused\n128 computations in one node",
 }
-# Blue, orange and grey of Okabe and Ito's set: told apart without colour vision, and in print.
+# Okabe and Ito's set: distinct without colour vision, and in print. More lines than colours begin again.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 SYSTEMS = {
     "pathways": ("Pathways on Ray", "#0072B2"),
     "jax": ("JAX called directly", "#E69F00"),
     "ray": ("Ray actors", "#999999"),
     "ray-stateful": ("Ray actor that keeps the value", "#c9a66b"),
 }
+
+
+def whiskers(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """From the slowest to the fastest round, for matplotlib: distances below and above the medians."""
+    return [[one["median"] - one["min"] for one in spreads], [one["max"] - one["median"] for one in spreads]]
+
+
+def points(axes: Axes, x: Sequence[float], spreads: Sequence[Mapping[str, float]], **style: Any) -> None:
+    """A line of medians with whiskers."""
+    medians = [one["median"] for one in spreads]
+    axes.errorbar(x, medians, whiskers(spreads), **{"marker": "o", "capsize": 3, **style})
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Small text below the figure."""
+    figure.supxlabel(text, fontsize=8, color="#555555")
 
 
 def dispatch(result: dict[str, Any], path: Path) -> None:
@@ -32,21 +53,11 @@ def dispatch(result: dict[str, Any], path: Path) -> None:
         label, colour = SYSTEMS[name]
         bars = [(at, rates[name, mode]) for at, mode in enumerate(MODES) if (name, mode) in rates]
         positions = [at + (place - (len(systems) - 1) / 2) * width for at, _ in bars]
-        medians = [rate["median"] for _, rate in bars]
-        whiskers = [
-            [rate["median"] - rate["min"] for _, rate in bars],
-            [rate["max"] - rate["median"] for _, rate in bars],
-        ]
-        axes.bar(positions, medians, width * 0.92, label=label, color=colour, yerr=whiskers, capsize=3)
+        medians, ends = [rate["median"] for _, rate in bars], whiskers([rate for _, rate in bars])
+        axes.bar(positions, medians, width * 0.92, label=label, color=colour, yerr=ends, capsize=3)
         for position, (_, rate) in zip(positions, bars, strict=True):
-            axes.annotate(
-                f"{rate['median']:,.0f}",
-                (position, rate["max"]),
-                (0, 4),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-            )
+            above: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+            axes.annotate(f"{rate['median']:,.0f}", (position, rate["max"]), **above)
     lowest, highest = min(rate["min"] for rate in rates.values()), max(rate["max"] for rate in rates.values())
     axes.set_yscale("log")
     axes.set_ylim(10 ** math.floor(math.log10(lowest)), highest * 2)  # room above for the numbers
@@ -57,19 +68,9 @@ def dispatch(result: dict[str, Any], path: Path) -> None:
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     row, machine = result["rows"][0], result["machine"]
-    figure.supxlabel(
-        f"{row['hosts']} host, {row['devices_per_host']} CPU devices, {machine['cores']} cores of {machine['cpu']}.\n"
-        "Bars: median; whiskers: slowest and fastest round.",
-        fontsize=8,
-        color="#555555",
-    )
+    where = f"{row['hosts']} host, {row['devices_per_host']} CPU devices, {machine['cores']} cores of {machine['cpu']}"
+    caption(figure, f"{where}.\nBars: median; whiskers: slowest and fastest round.")
     figure.savefig(path, dpi=150)
-
-
-# -- tenants ----------------------------------------------------------------------------------------------------------
-
-# Okabe and Ito's set; more clients than colours begin again.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 
 def tenants(result: dict[str, Any], folder: Path) -> None:
@@ -101,12 +102,7 @@ def throughput(result: dict[str, Any], path: Path) -> None:
         mine = [row for row in result["rows"] if row["length_ms"] == length]
         rates = {row["clients"]: row["computations_per_second"] for row in mine}
         alone = rates.pop(0)["median"]
-        medians = [rate["median"] for rate in rates.values()]
-        whiskers = [
-            [rate["median"] - rate["min"] for rate in rates.values()],
-            [rate["max"] - rate["median"] for rate in rates.values()],
-        ]
-        axes.errorbar(list(rates), medians, whiskers, label=f"{length:g} ms", color=colour, marker="o", capsize=3)
+        points(axes, list(rates), list(rates.values()), label=f"{length:g} ms", color=colour)
         axes.axhline(alone, color=colour, linestyle="--", linewidth=1)
     axes.plot([], [], color="#555555", linestyle="--", linewidth=1, label="JAX alone")
     clients = sorted({row["clients"] for row in result["rows"]} - {0})
@@ -121,12 +117,12 @@ def throughput(result: dict[str, Any], path: Path) -> None:
     axes.set_title("Aggregate throughput of clients that share the devices", fontsize=11)
     figure.legend(frameon=False, title="one computation", loc="outside right upper")
     axes.spines[["top", "right"]].set_visible(False)
-    caption(figure, result, "Points: median; whiskers: slowest and fastest round.")
+    tenants_caption(figure, result, "Points: median; whiskers: slowest and fastest round.")
     figure.savefig(path, dpi=150)
 
 
 def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[str], path: Path) -> None:
-    """What was on the devices, gang by gang: one row for each tenant, one bar for each gang."""
+    """Gangs on the devices over time: one row for each tenant, one bar for each gang."""
     heights = [0.9 + 0.22 * len(one["tenants"]) for one in found]
     figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -144,12 +140,13 @@ def timelines(result: dict[str, Any], found: list[dict[str, Any]], titles: list[
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False)
     panels[-1].set_xlabel("ms")
-    caption(figure, result, "One bar is what the host ran as one: a gang, or a run of short ones of the same client.")
+    tenants_caption(
+        figure, result, "One bar is what the host ran as one: a gang, or a run of short ones of the same client."
+    )
     figure.savefig(path, dpi=150)
 
 
-def caption(figure: Figure, result: dict[str, Any], text: str) -> None:
-    """Below the figure, on what it was measured."""
+def tenants_caption(figure: Figure, result: dict[str, Any], text: str) -> None:
     machine = result["machine"]
     where = f"{result['settings']['devices']} CPU devices of one host, {machine['cores']} cores of {machine['cpu']}"
-    figure.supxlabel(f"{where}.\n{text}", fontsize=8, color="#555555")
+    caption(figure, f"{where}.\n{text}")

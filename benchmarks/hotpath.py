@@ -1,4 +1,4 @@
-"""Where the time of a launch goes: a blocking round trip in parts, and what a stream of launches costs each process.
+"""The time of a launch: a blocking round trip in parts, and the CPU time of a stream of launches by process.
 
     there: call -> client sends -> controller -> scheduler -> host enqueues -> device ends
     back:  host -> client has the value, when it asks for it at once; host -> scheduler -> controller -> client knows
@@ -14,27 +14,25 @@ Run it with `python -m benchmarks.hotpath --json hotpath.json`; it takes about a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import ray
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
+from benchmarks import measure, printing
+from benchmarks.cores import devices_apart
+from benchmarks.harness import Benchmark, Progress, Result, option
 
 PROCESSES = {"client": "", "controller": "ray::Controller", "scheduler": "ray::IslandScheduler", "host": "ray::HostEx"}
 TRACED = 300
-"""Round trips whose parts are looked at."""
+"""Round trips that are divided into parts."""
 
 PARTS = {
     "call": "the client's call returns",
@@ -46,34 +44,25 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
-
-    Args:
-        devices: of the host, and of the slice.
-        round_trips: that count.
-        launches: of the stream.
-        rounds: of everything, each on a cluster with fusion and on one without.
-        apart: devices have a core for themselves, see `measure.devices_apart`.
-    """
-
-    devices: tuple[int, ...] = (1, 4)
-    round_trips: int = 1000
-    launches: int = 20_000
-    rounds: int = 3
-    apart: bool = True
+    devices: tuple[int, ...] = option((1, 4), "of the host, and of the slice")
+    round_trips: int = option(1000, "round trips that count")
+    launches: int = option(20_000, "of the stream")
+    rounds: int = option(3, "of everything, each on a cluster with fusion and on one without")
+    apart: bool = option(True, "let devices and everything else share the cores", flags=["--together"])
 
 
 SMOKE = Settings((1,), round_trips=20, launches=200, rounds=1)
 
 
-def run(settings: Settings = Settings()) -> dict[str, Any]:
-    """Measures and returns the result as it is written to JSON; makes clusters of its own."""
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on clusters of its own."""
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         machine = measure.machine()
-        apart = settings.apart and stack.enter_context(measure.devices_apart())
+        apart = settings.apart and stack.enter_context(devices_apart())
         for devices in settings.devices:
             for fusion in (True, False):
+                progress.say(f"{devices} devices, {'with' if fusion else 'without'} fusion")
                 rows.append({"devices": devices, "fusion": fusion, **on_a_cluster(devices, fusion, settings)})
     return {
         "benchmark": "profile",
@@ -120,7 +109,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
 
 
 def spread_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The median of all, with the medians of the best and the worst round beside it; and what 99 of 100 stay below."""
+    """The median of all, with the medians of the best and the worst round beside it; and the 99th percentile."""
     medians = [statistics.median(one) for one in rounds]
     together = sorted(value for one in rounds for value in one)
     return {
@@ -191,58 +180,30 @@ def cpu(session: Any) -> Iterator[dict[str, float]]:
     def seconds() -> dict[str, float]:
         return {name: sum(process.cpu_times()[:2]) for name, process in watched.items()}
 
-    before, used = seconds(), {}
+    before = seconds()
+    used: dict[str, float] = {}
     yield used
     used.update({name: after - before[name] for name, after in seconds().items()})
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    trips = Table("devices", "fusion", *PARTS, "value", "99 %", "known", title="blocking round trip, us")
-    streams = Table(
-        "devices", "fusion", "elapsed", *PROCESSES, title="stream of launches: us per launch, CPU by process"
-    )
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    where, values = ("devices", "fusion"), ("value", "99 %", "known")
+    trips = printing.table("blocking round trip, us", where, [*PARTS, *values])
+    streams = printing.table("stream of launches: us per launch, CPU by process", where, ["elapsed", *PROCESSES])
     for row in result["rows"]:
         head = (str(row["devices"]), "yes" if row["fusion"] else "no")
         trip = row["round_trip_us"]
-        trips.add_row(
-            *head,
-            *(f"{row['parts_us'][name]['median']:.0f}" for name in PARTS),
-            f"{trip['value']['median']:.0f} ({trip['value']['min']:.0f} to {trip['value']['max']:.0f})",
-            f"{trip['value']['p99']:.0f}",
-            f"{trip['known']['median']:.0f}",
-        )
+        parts = (f"{row['parts_us'][name]['median']:.0f}" for name in PARTS)
+        value = printing.with_range(trip["value"], ".0f")
+        trips.add_row(*head, *parts, value, f"{trip['value']['p99']:.0f}", f"{trip['known']['median']:.0f}")
         spent = row["stream_us_per_launch"]
         streams.add_row(*head, *(f"{spent[name]['median']:.1f}" for name in ("elapsed", *PROCESSES)))
     for table in (trips, streams):
         console.print(table)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    usual = Settings()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hotpath", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--smoke", action="store_true", help="a few launches, to see that everything runs")
-    parser.add_argument("--devices", type=int, nargs="+", default=usual.devices, help="default: %(default)s")
-    for name in ("round-trips", "launches", "rounds"):
-        default = getattr(usual, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument(
-        "--together", dest="apart", action="store_false", help="let devices and everything else share the cores"
-    )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parse(arguments)
-    given = {name: getattr(options, name) for name in asdict(SMOKE)}
-    result = run(SMOKE if options.smoke else Settings(**{**given, "devices": tuple(given["devices"])}))
-    show(result, Console())
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
+BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

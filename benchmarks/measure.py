@@ -1,11 +1,11 @@
-"""What every benchmark needs: a description of the machine, interleaved rounds, statistics that show their spread."""
+"""The method of all benchmarks: a description of the machine, interleaved rounds, statistics with their spread."""
 
 import contextlib
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 
 import psutil
 
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE
-
 Case = TypeVar("Case", bound=Hashable)
 
 PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on, and when. `load` is the mean number of running processes over 1, 5 and 15 minutes."""
+    """The machine and packages. `load` is the mean number of running processes over 1, 5 and 15 minutes."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -53,33 +51,8 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-@contextlib.contextmanager
-def devices_apart(hosts: int = 1) -> Iterator[bool]:
-    """CPU devices of hosts that are started inside have a core that does not change.
-
-    The devices of one host have the first core for themselves, and all else has the others: so device time is the
-    devices' own, as on an accelerator. Of several hosts, each has a core for its devices, as hosts are machines of
-    their own; everything else runs wherever it may. Either way collectives do not depend on which core the kernel puts
-    a device on. Says whether there are cores enough.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        yield False
-        return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ",".join(map(str, cores[:hosts]))
-    os.sched_setaffinity(0, cores[1:] if hosts == 1 else cores)
-    try:
-        yield True
-    finally:
-        os.sched_setaffinity(0, cores)
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before
-
-
 def cpu_seconds() -> float:
-    """What this process and all below it, which are all systems, have taken of all cores so far."""
+    """CPU time of this process and all below it so far, which are all systems."""
     total = 0.0
     here = psutil.Process()
     for process in (here, *here.children(recursive=True)):
@@ -89,16 +62,21 @@ def cpu_seconds() -> float:
     return total
 
 
+def busy_cores(seconds: float) -> float:
+    """CPU use of the whole machine over some time: of idle systems, and of other people's work."""
+    return float(psutil.cpu_percent(seconds)) / 100 * (psutil.cpu_count() or 1)
+
+
 def settle(limit_s: float = 30.0, window_s: float = 0.5, cores: float = 0.15) -> bool:
-    """Waits until the systems are idle: what they have still to compile would slow down whoever is measured next.
+    """Waits until the systems are idle: a compilation in the background would slow down the next measurement.
 
     Args:
-        limit_s: it waits no longer.
-        window_s: over which they are looked at.
-        cores: that they may have, all together.
+        limit_s: the longest wait.
+        window_s: the time over which CPU use is measured.
+        cores: the CPU use of all systems that counts as idle.
 
     Returns:
-        Whether they came to rest.
+        Whether they became idle in time.
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -112,10 +90,10 @@ def settle(limit_s: float = 30.0, window_s: float = 0.5, cores: float = 0.15) ->
 def interleaved(
     cases: Sequence[Case], measure: Callable[[Case], float], rounds: int, warm_up: int = 1
 ) -> dict[Case, list[float]]:
-    """Measures every case once per round, so that what disturbs the machine disturbs all of them alike.
+    """Measures every case once per round, so that a disturbance of the machine hits all of them alike.
 
-    Each round starts with another case, so that none is always first. Warm-up rounds are not recorded. The i-th values
-    of two cases are from the same round: compare those.
+    Each round starts with another case, so that no case is always first. Warm-up rounds are not recorded. The i-th
+    values of two cases are from the same round: compare those.
     """
     samples: dict[Case, list[float]] = {case: [] for case in cases}
     for number in range(-warm_up, rounds):

@@ -1,4 +1,4 @@
-"""Looks for leaks: many launches of a small program, sampling the memory of every process of the runtime on the way.
+"""Search for leaks: many launches of a small program, sampling the memory of every process of the runtime on the way.
 
 Half of the launches feed their result to the next, half drop it at once. The slope of a process's resident memory over
 the launches, by least squares, is what one launch leaves behind; in the end the runtime must hold no buffer.
@@ -6,41 +6,44 @@ the launches, by least squares, is what one launch leaves behind; in the end the
 Run it with `python -m benchmarks.memory --launches 10000 --json results.json`.
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 import pathways_ray as pw
-from benchmarks import measure
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
 
-LAUNCHES = 10_000
 WARM_UP = 500  # caches, pools and queues reach their size
 SAMPLES = 40
-EMPTY_WITHIN = 10.0  # seconds for the last buffers to be freed, well above a garbage collection and a few messages
+EMPTY_WITHIN_S = 10.0  # for the last buffers to be freed, well above a garbage collection and a few messages
 DEVICES = 4
-RAYS_OWN = {"IDLE", "DashboardAgent", "RuntimeEnvAgent"}  # workers of the raylet that are not actors of the runtime
+RAY_WORKERS = {"IDLE", "DashboardAgent", "RuntimeEnvAgent"}  # of the raylet, and not actors of the runtime
 
 
-def run(launches: int = LAUNCHES, session: Any = None) -> dict[str, Any]:
-    """Launches on the given running session, or on one of its own, and returns the result as it is written to JSON."""
-    if session is not None:
-        return measure_launches(session, launches)
-    with pw.init(islands=1, hosts_per_island=1, devices_per_host=DEVICES) as own:
-        return measure_launches(own, launches)
+@dataclass(frozen=True)
+class Settings:
+    launches: int = option(10_000)
 
 
-def measure_launches(session: Any, launches: int) -> dict[str, Any]:
+SMOKE = Settings(launches=400)
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    with pw.init(islands=1, hosts_per_island=1, devices_per_host=DEVICES) as session:
+        return measure_launches(session, settings.launches, progress)
+
+
+def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
     """The whole measurement on a running session."""
     machine = measure.machine()
     with pw.virtual_slice((DEVICES,), ("x",)) as devices:
@@ -49,15 +52,14 @@ def measure_launches(session: Any, launches: int) -> dict[str, Any]:
         y = launch(add_one, y, WARM_UP)
         processes = runtime_processes()
         at, memory = [0], {name: [resident(process)] for name, process in processes.items()}
-        with Progress() as progress:
-            line = progress.add_task("launches", total=launches)
-            while at[-1] < launches:
-                count = min(max(launches // SAMPLES, 1), launches - at[-1])
-                y = launch(add_one, y, count)
-                at.append(at[-1] + count)
-                for name, process in processes.items():
-                    memory[name].append(resident(process))
-                progress.advance(line, count)
+        while at[-1] < launches:
+            count = min(max(launches // SAMPLES, 1), launches - at[-1])
+            y = launch(add_one, y, count)
+            at.append(at[-1] + count)
+            for name, process in processes.items():
+                memory[name].append(resident(process))
+            if len(at) % 10 == 0:
+                progress.say(f"{at[-1]:,} of {launches:,} launches")
         del y
         left = buffers_left(session)
     rows = [{"process": name, **growth(at, samples)} for name, samples in memory.items()]
@@ -85,7 +87,7 @@ def runtime_processes() -> dict[str, psutil.Process]:
     for process in (worker for raylet in raylets for worker in raylet.children()):
         prefix, _, title = (process.cmdline() or [""])[0].partition("::")
         name = re.split(r"\W", title)[0]  # an actor at work shows its method too
-        if prefix == "ray" and name not in RAYS_OWN:
+        if prefix == "ray" and name not in RAY_WORKERS:
             found[f"{name} {sum(key.startswith(f'{name} ') for key in found)}"] = process
     return found
 
@@ -96,29 +98,24 @@ def resident(process: psutil.Process) -> float:
 
 
 def buffers_left(session: Any) -> int:
-    """Live logical buffers once they have had EMPTY_WITHIN seconds to go."""
-    deadline = time.monotonic() + EMPTY_WITHIN
+    """Live logical buffers once they have had EMPTY_WITHIN_S to go."""
+    deadline = time.monotonic() + EMPTY_WITHIN_S
     while (left := session.status()["buffers"]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 
 
 def growth(at: Sequence[int], kib: Sequence[float]) -> dict[str, float]:
-    """How one process's memory went over the launches."""
+    """The memory of one process over the launches."""
     return {"kib_per_launch": measure.slope(at, kib), "first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers."""
-    console.print(
-        f"Resident memory over {result['launches']:,} launches of v + 1 on {DEVICES} devices, after {WARM_UP} others.",
-        f"Machine: {measure.describe(result['machine'])}.",
-        sep="\n",
-        highlight=False,
+def show(result: Result, console: Console) -> None:
+    measured = (
+        f"Resident memory over {result['launches']:,} launches of v + 1 on {DEVICES} devices, after {WARM_UP} others."
     )
-    table = Table("process", title="resident memory")
-    for heading in ("KiB per launch", "first MiB", "last MiB"):
-        table.add_column(heading, justify="right")
+    printing.heading({**result, "measured": measured}, console)
+    table = printing.table("resident memory", ["process"], ["KiB per launch", "first MiB", "last MiB"])
     for row in result["rows"]:
         sizes = (f"{row[key] / 1024:.1f}" for key in ("first_kib", "last_kib"))
         table.add_row(row["process"], f"{row['kib_per_launch']:+.4f}", *sizes)
@@ -126,17 +123,11 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(f"buffers left: {result['buffers_left']}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__.splitlines()[0])
-    parser.add_argument("--launches", type=int, default=LAUNCHES, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    options = parser.parse_args(arguments)
-    measured = run(options.launches)
-    show(measured, Console())
-    if options.json:
-        options.json.write_text(json.dumps(measured, indent=2) + "\n")
-    return 1 if measured["buffers_left"] else 0
+def nothing_left(result: Result) -> bool:
+    return not result["buffers_left"]
 
+
+BENCHMARK = Benchmark("memory", __doc__, Settings, SMOKE, run, show, succeeded=nothing_left)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(BENCHMARK.main())

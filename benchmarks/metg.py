@@ -13,29 +13,25 @@ workers at work, measured for each system on the day: so having fewer cores than
     python -m benchmarks.metg --json metg.json
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import math
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
-from benchmarks.peers.process import PeerError, PeerProcess, leaving_nothing
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.systems import SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 
-ROUNDS = 3
 REPETITIONS = 3  # of each measurement; the median counts
 CALIBRATIONS = 5
 HALF = 0.5
-TARGET_S = 0.3  # of one measured run
 CLOSE = 1.15  # the search ends when its two bounds are this near
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
 LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
@@ -46,7 +42,7 @@ SYSTEMS = {
     "jax": SystemInfo("", ("benchmarks.peers.jax_tasks",)),
     "dask": SystemInfo("dask", ("benchmarks.peers.dask_tasks",)),
 }
-ROWS = {"dask": 16}  # it takes tens of milliseconds for a row, and need not be told of 64 at a time
+ROWS = {"dask": 16}  # a row takes tens of milliseconds, so fewer than 64 are enough
 
 MEASURED = (
     "Rows of {width} tasks on {width} workers of one host; a task takes values of the row before, works, and leaves "
@@ -72,12 +68,12 @@ class NotReached(Exception):
 
 
 def search(granularity: Callable[[float], float], first: float) -> Point:
-    """Where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
+    """Finds where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
 
     A first measurement gives a guess: were the overhead the same for all durations, METG would be twice that.
 
     Args:
-        granularity: measures tasks of a duration; it may choose another one, so it returns what it took as well.
+        granularity: measures tasks of a duration; returns seconds.
         first: the duration that is measured first.
 
     Raises:
@@ -120,11 +116,13 @@ class Workers:
     """A started system.
 
     Attributes:
+        target_s: about the time of one measured run.
         rows: of the graphs that are measured, a multiple of this.
-        iteration_s: what one iteration of a task takes when all workers work.
+        iteration_s: time of one iteration of a task when all workers work.
     """
 
     process: PeerProcess
+    target_s: float
     rows: int = STEPS
     iteration_s: float = 0.0
 
@@ -142,7 +140,7 @@ class Workers:
         From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
         """
         n = 1000
-        while self.seconds(mode, "calibrate", 1, n) < TARGET_S:
+        while self.seconds(mode, "calibrate", 1, n) < self.target_s:
             n *= 2
         pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
         one, two = (min(times) for times in zip(*pairs, strict=True))
@@ -159,7 +157,7 @@ class Workers:
         def of(duration: float) -> float:
             iterations = max(round(duration / self.iteration_s), 1)
             row_s = self.seconds(mode, pattern, self.rows, iterations) / self.rows
-            rows = self.rows * min(max(round(TARGET_S / row_s / self.rows), 1), 64)
+            rows = self.rows * min(max(round(self.target_s / row_s / self.rows), 1), 64)
             runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
             # For the duration that was asked for, where iterations are too coarse to hit it.
             return statistics.median(runs) * duration / (iterations * self.iteration_s)
@@ -167,62 +165,82 @@ class Workers:
         return of
 
 
-def run(
-    number: int = ROUNDS,
-    systems: Sequence[str] = tuple(SYSTEMS),
-    patterns: Sequence[str] = PATTERNS,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Measures on 1 host of 4 devices, or 4 workers, and returns the result as it is written to JSON."""
-    started: dict[str, Workers] = {}
-    modes: dict[str, list[str]] = {}
-    errors: dict[str, str] = {}
-    versions: dict[str, Any] = {}
-    found: dict[tuple[str, str, str], list[Point]] = {}
-    machine = measure.machine()
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = option(3, "searches of each")
+    systems: tuple[str, ...] = option(tuple(SYSTEMS), choices=tuple(SYSTEMS))
+    patterns: tuple[str, ...] = option(PATTERNS, choices=PATTERNS)
+    target_s: float = 0.3  # of one measured run
 
-    def fail(what: str, error: object) -> None:
-        errors[what] = str(error)
-        say(f"{what}: {error}")
 
-    try:
-        for name in systems:
-            say(f"starting {name}")
-            try:
-                problem = SYSTEMS[name].problem()
-                if problem:
-                    raise PeerError(problem)
-                process, described = start(SYSTEMS[name], 1, WIDTH)
-                started[name] = Workers(process, ROWS.get(name, STEPS))
-                modes[name], versions[name] = described["modes"]["calibrate"], described["versions"]
-                started[name].calibrate(modes[name][0])
-                say(f"{name}: one iteration takes {1e9 * started[name].iteration_s:.0f} ns")
-            except PeerError as error:
-                modes[name] = []
-                fail(name, error)
-        for k in range(number):
-            for pattern in patterns:
-                for name, workers in started.items():
-                    for mode in modes[name]:
-                        what = f"{name} {mode} {pattern}"
-                        if what in errors:
-                            continue
-                        earlier = found.setdefault((name, mode, pattern), [])
-                        first = earlier[-1].duration if earlier else 200e-6
-                        try:
-                            earlier.append(search(workers.granularity(mode, pattern), first))
-                            say(f"round {k + 1} of {number}, {what}: {1e6 * earlier[-1].granularity:,.0f} us")
-                        except (PeerError, NotReached) as error:
-                            fail(what, error)
-    finally:
-        for workers in started.values():
+SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), target_s=0.05)
+
+
+class Bench:
+    """Started systems and all searches so far. A system or case that fails is dropped, and its error is kept."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self.settings, self.progress = settings, progress
+        self.workers: dict[str, Workers] = {}
+        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.found: dict[tuple[str, str, str], list[Point]] = {}
+        self.errors: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        self.progress.say(f"starting {name}")
+        try:
+            process, described = start(SYSTEMS[name], 1, WIDTH)
+            self.workers[name] = workers = Workers(process, self.settings.target_s, ROWS.get(name, STEPS))
+            self.descriptions[name] = described
+            modes = described["modes"]["calibrate"]
+            workers.calibrate(modes[0])
+            self.found |= {(name, mode, pattern): [] for pattern in self.settings.patterns for mode in modes}
+            self.progress.say(f"{name}: one iteration takes {1e9 * workers.iteration_s:.0f} ns")
+        except PeerError as error:
+            self.fail(name, error)
+
+    def search(self, name: str, mode: str, pattern: str) -> None:
+        """One more search of a case, from where the one before ended."""
+        what, earlier = f"{name} {mode} {pattern}", self.found[name, mode, pattern]
+        if what in self.errors:
+            return
+        first = earlier[-1].duration if earlier else 200e-6
+        try:
+            earlier.append(search(self.workers[name].granularity(mode, pattern), first))
+            self.progress.say(f"{what}: {1e6 * earlier[-1].granularity:,.0f} us")
+        except (PeerError, NotReached) as error:
+            self.fail(what, error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        self.errors[what] = str(error)
+        self.progress.say(f"{what}: {error}")
+
+    def close(self) -> None:
+        for workers in self.workers.values():
             workers.process.close()
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on 1 host of 4 devices, or 4 workers."""
+    machine = measure.machine()
+    bench = Bench(settings, progress)
+    try:
+        for name in settings.systems:
+            bench.start(name)
+        # All systems in turn for each pattern.
+        bench.found = dict(sorted(bench.found.items(), key=lambda item: settings.patterns.index(item[0][2])))
+        for k in range(settings.rounds):
+            progress.say(f"round {k + 1} of {settings.rounds}")
+            for case in bench.found:
+                bench.search(*case)
+    finally:
+        bench.close()
     return {
         "benchmark": "metg",
         "machine": machine,
-        "measured": MEASURED.format(width=WIDTH, rounds=number),
-        "versions": versions,
-        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in started.items()},
+        "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
+        "versions": {name: described["versions"] for name, described in bench.descriptions.items()},
+        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in bench.workers.items()},
         "rows": [
             {
                 "system": name,
@@ -233,50 +251,23 @@ def run(
                 "metg_us": measure.spread([1e6 * point.granularity for point in points]),
                 "task_us": measure.spread([1e6 * point.duration for point in points]),
             }
-            for (name, mode, pattern), points in found.items()
+            for (name, mode, pattern), points in bench.found.items()
             if points
         ],
-        "errors": errors,
+        "errors": bench.errors,
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers; what did not run comes last."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    table = Table("system", "mode", "pattern", title="METG(50 %), us")
-    for heading in ("min", "median", "max"):
-        table.add_column(heading, justify="right")
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    table = printing.table("METG(50 %), us", ["system", "mode", "pattern"])
     for row in result["rows"]:
-        numbers = (f"{row['metg_us'][key]:,.0f}" for key in ("min", "median", "max"))
-        table.add_row(row["system"], row["mode"], row["pattern"], *numbers)
+        table.add_row(row["system"], row["mode"], row["pattern"], *printing.numbers(row["metg_us"], ",.0f"))
     console.print(table)
-    for what, error in result["errors"].items():
-        console.print(f"Not run, {what}: {error}", markup=False)
+    printing.not_run(result["errors"], console)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.metg", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="searches of each (default: %(default)s)")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
-    parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), help="default: all")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parse(arguments)
-    with leaving_nothing():
-        result = run(
-            options.rounds,
-            options.systems,
-            options.patterns,
-            lambda text: print(text, file=sys.stderr, flush=True),
-        )
-    show(result, Console())
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
+BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, uses_peers=True)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

@@ -1,8 +1,8 @@
 """The smallest computation at which this runtime keeps up with JAX: Figure 6 of the Pathways paper.
 
 A computation is some work on each device of a gang, then an all-reduce of a scalar and an addition; calls of it follow
-each other, each on the result of the one before, op by op, none waited for. With work of 5 ms nobody sees what a call
-costs; with none, nothing else is seen. How long must a computation be for this runtime to reach 95 % of the rate of
+each other, each on the result of the one before, op by op, none waited for. With work of 5 ms the cost of a call is
+hidden; without work, nothing else shows. How long must a computation be for this runtime to reach 95 % of the rate of
 multi-controller JAX, which has one process for each host? Found by bisection on the work; each ratio is the median of
 paired runs, in turn.
 
@@ -11,29 +11,22 @@ paired runs, in turn.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
-from benchmarks.peers.process import PeerError, PeerProcess, leaving_nothing
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import START, work
 from benchmarks.peers.systems import SYSTEMS, start
 
 JAX = "jax-multicontroller"
 OURS = ("pathways", "pathways-no-fusion")
 PARITY = 0.95
-TOPOLOGIES = ("2x1", "1x4")
-ROUNDS = 5  # of each ratio; the median counts
-TARGET_S = 0.4  # of one measured run
 WARM = 3  # runs before
 FIRST_S = 0.5e-3  # of work, where the search begins
 DURATIONS_S = (10e-6, 50e-3)  # of work; where it gives up
@@ -69,19 +62,19 @@ class Probe:
 
 @dataclass
 class Found:
-    """What a search gave: the shortest computation that keeps up, None when none did, and all that was tried."""
+    """The result of a search: the shortest computation that keeps up, None if there is none, and all probes."""
 
     shortest: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
 
 
-def search(probe: Callable[[int], Probe], first: int, least: int, most: int) -> Found:
+def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) -> Found:
     """The fewest iterations that keep up with JAX: doubles or halves until it is bracketed, then bisects.
 
     Args:
-        probe: measures so many iterations of work.
-        least: where shorter work makes no difference any more; if that keeps up, it is the answer.
-        most: where the search gives up.
+        probe: measures this many iterations of work.
+        lower: where shorter work makes no difference any more; if that keeps up, it is the answer.
+        upper: where the search gives up.
     """
     found = Found()
 
@@ -93,33 +86,45 @@ def search(probe: Callable[[int], Probe], first: int, least: int, most: int) -> 
 
     low, high = first, first
     if keeps_up(first):
-        while low > least:
-            low = max(low // 2, least)
+        while low > lower:
+            low = max(low // 2, lower)
             if not keeps_up(low):
                 break
         else:
             return found
         high = low * 2
     else:
-        while high < most:
-            high = min(high * 2, most)
+        while high < upper:
+            high = min(high * 2, upper)
             if keeps_up(high):
                 break
         else:
             return found
-        low = max(high // 2, least)
+        low = max(high // 2, lower)
     while high > low * CLOSE + 1:
         middle = round((low * high) ** 0.5)
         low, high = (low, middle) if keeps_up(middle) else (middle, high)
     return found
 
 
+@dataclass(frozen=True)
+class Settings:
+    hosts: tuple[str, ...] = option(("2x1", "1x4"), "hosts x devices of each")
+    systems: tuple[str, ...] = option(OURS, choices=OURS)
+    rounds: int = option(5, "paired runs of each ratio, of which the median counts")
+    here: bool = option(False, "run JAX in this environment if its own is not built")
+    target_s: float = 0.4  # of one measured run
+
+
+SMOKE = Settings(("1x2",), ("pathways",), rounds=1, here=True, target_s=0.02)
+
+
 class Pair:
     """This runtime and JAX, started for one topology."""
 
-    def __init__(self, ours: PeerProcess, jax: PeerProcess, rounds: int) -> None:
+    def __init__(self, ours: PeerProcess, jax: PeerProcess, settings: Settings) -> None:
         self._processes = {"ours": ours, "jax": jax}
-        self._rounds = rounds
+        self._settings = settings
 
     def seconds(self, name: str, iterations: int, count: int) -> float:
         """Of one run of `count` computations, whose value is checked."""
@@ -130,58 +135,50 @@ class Pair:
         return float(answer["seconds"])
 
     def probe(self, iterations: int) -> Probe:
-        count = 64
-        while (took := self.seconds("jax", iterations, count)) < TARGET_S / 2:
-            count = max(2 * count, round(count * TARGET_S / took / 2))
+        count, target_s = 64, self._settings.target_s
+        while (took := self.seconds("jax", iterations, count)) < target_s / 2:
+            count = max(2 * count, round(count * target_s / took / 2))
         for _ in range(WARM):  # often enough for runs of launches to be measured and compiled
             self.seconds("ours", iterations, count)
             measure.settle()
         samples = measure.interleaved(
-            ["ours", "jax"], lambda name: self.seconds(name, iterations, count), self._rounds, 0
+            ["ours", "jax"], lambda name: self.seconds(name, iterations, count), self._settings.rounds, 0
         )
         jax_s = measure.spread(samples["jax"])["median"] / count
         return Probe(iterations, jax_s, measure.paired_ratios(samples["jax"], samples["ours"]))
 
     def iteration_s(self) -> float:
-        """What one iteration of work takes on a device, by JAX."""
+        """Time of one iteration of work on a device, by JAX."""
         few, many = (min(self.seconds("jax", n, 64) for _ in range(3)) / 64 for n in CALIBRATION)
         if many <= few:
             raise PeerError(f"{CALIBRATION[1]} iterations took {many:.2g} s and {CALIBRATION[0]} {few:.2g} s")
         return (many - few) / (CALIBRATION[1] - CALIBRATION[0])
 
 
-def run(
-    topologies: Sequence[str] = TOPOLOGIES,
-    ours: Sequence[str] = OURS,
-    rounds: int = ROUNDS,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Measures and returns the result as it is written to JSON."""
+def run(settings: Settings, progress: Progress) -> Result:
     machine = measure.machine()
     rows: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
-    for topology in topologies:
+    for topology in settings.hosts:
         hosts, devices = map(int, topology.split("x"))
-        for name in ours:
+        for name in settings.systems:
             what = f"{name}, {topology}"
-            say(f"{what}: starting")
+            progress.say(f"{what}: starting")
             try:
                 with contextlib.ExitStack() as stack:
-                    processes = []
-                    for system in (name, JAX):
-                        if problem := SYSTEMS[system].problem():
-                            raise PeerError(problem)
-                        process, _ = start(SYSTEMS[system], hosts, devices)
+                    processes: list[PeerProcess] = []
+                    for system in (SYSTEMS[name], SYSTEMS[JAX].or_here(settings.here)):
+                        process, _ = start(system, hosts, devices)
                         stack.callback(process.close)
                         processes.append(process)
-                    rows.append(_row(Pair(processes[0], processes[1], rounds), name, hosts, devices, say))
+                    rows.append(_row(Pair(processes[0], processes[1], settings), name, hosts, devices, progress))
             except PeerError as error:
                 errors[what] = str(error)
-                say(f"{what}: {error}")
+                progress.say(f"{what}: {error}")
     return {
         "benchmark": "parity",
         "machine": machine,
-        "measured": MEASURED.format(parity=PARITY, rounds=rounds),
+        "measured": MEASURED.format(parity=PARITY, rounds=settings.rounds),
         "rows": rows,
         "figures": [
             {
@@ -196,17 +193,17 @@ def run(
     }
 
 
-def _row(pair: Pair, name: str, hosts: int, devices: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _row(pair: Pair, name: str, hosts: int, devices: int, progress: Progress) -> dict[str, Any]:
     iteration_s = pair.iteration_s()
-    least, most = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
+    lower, upper = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
 
     def probe(iterations: int) -> Probe:
         found = pair.probe(iterations)
         ratio = found.ratio
-        say(f"{name}, {hosts}x{devices}: {1e3 * found.jax_s:.3f} ms, {ratio['median']:.2f} of JAX")
+        progress.say(f"{name}, {hosts}x{devices}: {1e3 * found.jax_s:.3f} ms, {ratio['median']:.2f} of JAX")
         return found
 
-    found = search(probe, max(round(FIRST_S / iteration_s), least), least, most)
+    found = search(probe, max(round(FIRST_S / iteration_s), lower), lower, upper)
     return {
         "system": name,
         "hosts": hosts,
@@ -220,46 +217,24 @@ def _row(pair: Pair, name: str, hosts: int, devices: int, say: Callable[[str], N
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers; what did not run comes last."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    table = Table("system", "hosts x devices", "JAX ms", "min", "median", "max", "", title="rate / JAX's rate")
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    table = printing.table("rate / JAX's rate", ["system", "hosts x devices"], ["JAX ms", *printing.SPREAD, ""])
     for row in result["rows"]:
         for probe in row["probes"]:
-            at = "parity" if f"{probe['jax_ms']}" == f"{row['parity_ms']}" else ""
-            ratio = (f"{probe['ratio'][key]:.2f}" for key in ("min", "median", "max"))
+            at = "parity" if probe["jax_ms"] == row["parity_ms"] else ""
+            ratio = printing.numbers(probe["ratio"], ".2f")
             table.add_row(row["system"], f"{row['hosts']} x {row['devices']}", f"{probe['jax_ms']:.3f}", *ratio, at)
         table.add_section()
     console.print(table)
     for row in result["rows"]:
         if row["parity_ms"] is None:
-            console.print(
-                f"{row['system']}, {row['hosts']} x {row['devices']}: no parity up to {DURATIONS_S[1]} s of work"
-            )
-    for what, error in result["errors"].items():
-        console.print(f"Not run, {what}: {error}", markup=False)
+            where = f"{row['system']}, {row['hosts']} x {row['devices']}"
+            console.print(f"{where}: no parity up to {DURATIONS_S[1]} s of work")
+    printing.not_run(result["errors"], console)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.parity", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="paired runs of each ratio (default: %(default)s)")
-    parser.add_argument("--hosts", nargs="+", default=list(TOPOLOGIES), help="hosts x devices (default: all)")
-    parser.add_argument("--systems", nargs="+", choices=OURS, default=list(OURS), help="default: both")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    options = parse(arguments)
-    with leaving_nothing():
-        result = run(
-            options.hosts, options.systems, options.rounds, lambda text: print(text, file=sys.stderr, flush=True)
-        )
-    show(result, Console())
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
+BENCHMARK = Benchmark("parity", __doc__, Settings, SMOKE, run, show, uses_peers=True)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

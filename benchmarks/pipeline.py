@@ -1,32 +1,29 @@
 """Parallel against sequential dispatch of a pipeline whose stages live on different hosts: Figure 7 of the paper.
 
 A program of S stages calls a small computation S times, each time on another host of one island, or with `--islands` on
-islands of their own; what one stage makes crosses to the next. Two runtimes are alive at the same time, alike but for
-`dispatch="parallel"` and `dispatch="sequential"`: the first has all hosts prepare their stages at once, the second
-starts a stage's host work when the stage before is enqueued.
+islands of their own; the result of a stage is transferred to the next. Two runtimes are alive at the same time, alike
+but for `dispatch="parallel"` and `dispatch="sequential"`: the first has all hosts prepare their stages at once, the
+second starts a stage's host work when the stage before is enqueued.
 
 Run it with `python -m benchmarks.pipeline --json pipeline.json --figure pipeline.png`.
 """
 
-import argparse
+from __future__ import annotations
+
 import contextlib
-import json
-import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Output, Progress, Result, option
+from benchmarks.workers import Worker
 
-STAGES = (1, 2, 3, 4, 5, 6, 7, 8)
-PROGRAMS = 100
-REPETITIONS = 7
 DISPATCH = ("parallel", "sequential")
 MODES = ("waiting", "flowing")
 
@@ -37,6 +34,18 @@ MEASURED = (
 )
 
 
+@dataclass(frozen=True)
+class Settings:
+    stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    programs: int = 100
+    repetitions: int = option(7, "rounds")
+    elements: int = option(256, "of the array that a stage passes to the next")
+    islands: bool = option(False, "each stage on an island of its own")
+
+
+SMOKE = Settings((1, 2), programs=5, repetitions=1)
+
+
 class Case(NamedTuple):
     """One point of the figure."""
 
@@ -45,13 +54,16 @@ class Case(NamedTuple):
     stages: int
 
 
-def serve(requests: Connection, dispatch: str, stages: Sequence[int], elements: int, islands: bool) -> None:
-    """Body of a process that runs one runtime: answers (mode, stages, programs) with seconds, until its parent ends."""
-    import pathways_ray as pw
+class Runtime:
+    """One runtime in a process of its own, with a program for each number of stages."""
 
-    hosts = max(stages)
-    shape = {"islands": hosts} if islands else {"islands": 1, "hosts_per_island": hosts}
-    with pw.init(**shape, dispatch=dispatch, fusion=False):
+    def __init__(self, dispatch: str, stages: Sequence[int], elements: int, islands: bool) -> None:
+        import pathways_ray as pw
+
+        hosts = max(stages)
+        count, each = (hosts, 1) if islands else (1, hosts)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(pw.init(islands=count, hosts_per_island=each, dispatch=dispatch, fusion=False))
         places = [pw.virtual_slice((1,), island=k if islands else 0) for k in range(hosts)]
         if len({place.devices for place in places}) < hosts:
             raise AssertionError(f"stages share devices: {[place.devices for place in places]}")
@@ -65,12 +77,14 @@ def serve(requests: Connection, dispatch: str, stages: Sequence[int], elements: 
 
             return pw.program(call, name=f"stages{count}")
 
-        programs = {count: pipeline(count) for count in stages}
-        start = pw.put(np.zeros(elements, np.float32), slice=steps[0].slice)
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            while True:
-                mode, count, calls = requests.recv()
-                requests.send(_seconds(programs[count], start, mode, count, calls))
+        self._programs = {count: pipeline(count) for count in stages}
+        self._start = pw.put(np.zeros(elements, np.float32), slice=steps[0].slice)
+
+    def seconds(self, mode: str, stages: int, calls: int) -> float:
+        return _seconds(self._programs[stages], self._start, mode, stages, calls)
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 def _seconds(program: Any, start: Any, mode: str, stages: int, calls: int) -> float:
@@ -87,46 +101,24 @@ def _seconds(program: Any, start: Any, mode: str, stages: int, calls: int) -> fl
     return seconds
 
 
-@contextlib.contextmanager
-def runtimes(stages: Sequence[int], elements: int, islands: bool) -> Iterator[dict[str, Connection]]:
-    """Both runtimes, each in a process of its own."""
-    spawn = multiprocessing.get_context("spawn")
-    found: dict[str, Connection] = {}
-    processes = []
-    for dispatch in DISPATCH:
-        found[dispatch], theirs = spawn.Pipe()
-        # Not a daemon: it starts processes of its own, and ends when this side of the pipe closes.
-        processes.append(spawn.Process(target=serve, args=(theirs, dispatch, stages, elements, islands)))
-        processes[-1].start()
-        theirs.close()
-    try:
-        yield found
-    finally:
-        for connection in found.values():
-            connection.close()
-        for process in processes:
-            process.join(30)
-            if process.is_alive():
-                process.kill()
-
-
-def run(
-    stages: Sequence[int] = STAGES,
-    programs: int = PROGRAMS,
-    repetitions: int = REPETITIONS,
-    elements: int = 256,
-    islands: bool = False,
-) -> dict[str, Any]:
-    """Measures and returns the result as it is written to JSON."""
+def run(settings: Settings, progress: Progress) -> Result:
     machine = measure.machine()
-    with runtimes(stages, elements, islands) as found:
+    stages, programs = settings.stages, settings.programs
+    with contextlib.ExitStack() as stack:
+        runtimes: dict[str, Worker] = {}
+        for dispatch in DISPATCH:
+            # Not a daemon: it starts processes itself.
+            runtimes[dispatch] = Worker(Runtime, dispatch, stages, settings.elements, settings.islands, daemon=False)
+            stack.callback(runtimes[dispatch].close, 30)
+        for runtime in runtimes.values():
+            runtime.answer()
 
         def rate(case: Case) -> float:
-            found[case.dispatch].send((case.mode, case.stages, programs))
-            return programs * case.stages / float(found[case.dispatch].recv())
+            seconds: float = runtimes[case.dispatch].ask("seconds", case.mode, case.stages, programs)
+            return programs * case.stages / seconds
 
         cases = [Case(d, m, s) for s in stages for m in MODES for d in DISPATCH]
-        samples = measure.interleaved(cases, rate, repetitions)
+        samples = measure.interleaved(cases, rate, settings.repetitions)
     rows = [{**case._asdict(), "computations_per_second": measure.spread(v)} for case, v in samples.items()]
     ratios = [
         {
@@ -138,77 +130,52 @@ def run(
         for mode in MODES
         for count in stages
     ]
-    settings = {"elements": elements, "programs": programs, "repetitions": repetitions}
+    shown = {"elements": settings.elements, "programs": programs, "repetitions": settings.repetitions}
     return {
         "benchmark": "pipeline",
         "machine": machine,
-        "measured": MEASURED.format(**settings, where=", each an island" if islands else " of one island"),
-        "settings": {**settings, "stages": list(stages), "islands": islands},
+        "measured": MEASURED.format(**shown, where=", each an island" if settings.islands else " of one island"),
+        "settings": {**shown, "stages": list(stages), "islands": settings.islands},
         "rows": rows,
         "ratios": ratios,
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers."""
-    console.print(result["measured"], f"Machine: {measure.describe(result['machine'])}.", sep="\n", highlight=False)
-    table = Table("stages", "mode", title="computations per second (medians), and ratios round by round")
-    for heading in (*DISPATCH, "parallel / sequential", "min", "max"):
-        table.add_column(heading, justify="right")
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    title = "computations per second (medians), and ratios round by round"
+    table = printing.table(title, ["stages", "mode"], [*DISPATCH, "parallel / sequential", "min", "max"])
     rates = {(r["dispatch"], r["mode"], r["stages"]): r["computations_per_second"]["median"] for r in result["rows"]}
     for ratio in result["ratios"]:
         found = [f"{rates[dispatch, ratio['mode'], ratio['stages']]:,.0f}" for dispatch in DISPATCH]
-        spread = [f"{ratio[key]:.2f}" for key in ("median", "min", "max")]
+        spread = printing.numbers(ratio, ".2f", ("median", "min", "max"))
         table.add_row(str(ratio["stages"]), ratio["mode"], *found, *spread)
     console.print(table)
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: Result, path: Path) -> None:
     """The figure: computations per second against stages, both ways of dispatch, with the spread as bars."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from benchmarks.figures import points
 
-    figure, axes = plt.subplots(1, len(MODES), figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(MODES))
     for mode, ax in zip(MODES, axes, strict=True):
         for dispatch, colour in zip(DISPATCH, ("tab:blue", "tab:orange"), strict=True):
             rows = [r for r in result["rows"] if (r["dispatch"], r["mode"]) == (dispatch, mode)]
             x = [r["stages"] for r in rows]
             rates = [r["computations_per_second"] for r in rows]
-            middle = [rate["median"] for rate in rates]
-            low = [rate["median"] - rate["min"] for rate in rates]
-            high = [rate["max"] - rate["median"] for rate in rates]
-            ax.errorbar(x, middle, [low, high], label=dispatch, color=colour, marker="o", markersize=3, capsize=2)
+            points(ax, x, rates, label=dispatch, color=colour, markersize=3, capsize=2)
         ax.set(title=mode, xlabel="stages, each on another host", ylim=(0, None), xticks=result["settings"]["stages"])
     axes[0].set_ylabel("computations per second")
     axes[0].legend()
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--figure", type=Path, help="draw a PNG here")
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="rounds (default: %(default)s)")
-    parser.add_argument(
-        "--elements", type=int, default=256, help="of the array that is handed on (default: %(default)s)"
-    )
-    parser.add_argument("--islands", action="store_true", help="each stage on an island of its own")
-    parser.add_argument("--smoke", action="store_true", help="one short round, to see that everything runs")
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        measured = run((1, 2), programs=5, repetitions=1, islands=options.islands)
-    else:
-        measured = run(repetitions=options.repetitions, elements=options.elements, islands=options.islands)
-    show(measured, Console())
-    if options.json:
-        options.json.write_text(json.dumps(measured, indent=2) + "\n")
-    if options.figure:
-        draw(measured, options.figure)
-    return measured
-
+BENCHMARK = Benchmark(
+    "pipeline", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", draw, "pipeline.png"),)
+)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

@@ -10,23 +10,22 @@ Run it with `python -m benchmarks.planner_here --json planner_here.json`; about 
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
-from benchmarks.training_model import Sizes
-from benchmarks.training_runtime import ACROSS, INSIDE, SPMD, Case, Runtime, cluster, cores_listed
-from megatron_ptdp.planner import Model, Plan, Question, estimate_exactly, load
-from megatron_ptdp.planner.calibrate import cluster_of, cluster_text, step_seconds
-from megatron_ptdp.planner.cluster import Cluster
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.training.model import Sizes
+from benchmarks.training.runtime import ACROSS, INSIDE, SPMD, Case, Runtime, cluster, cores_listed
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.planner import Model, Plan, Question, estimate_exactly
+from megatron_ptdp.planner.calibration.file import cluster_text
+from megatron_ptdp.planner.calibration.fit import cluster_of, step_seconds
 
 SOFTWARE = "xla-f32"
 MEMORY = 8e9  # bytes of a device; all of it fits
@@ -35,11 +34,30 @@ CALIBRATION = "calibration"
 PLACES = ("inside", "across")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1")
 MODELS = (Sizes(), Sizes(layers=4, hidden=160, heads=5, examples=2))
+TINY = Sizes(layers=4, hidden=32, sequence=16, examples=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = option(7)
+    seconds: float = option(0.5, "of one measurement, about")
+    microbatches: tuple[int, ...] = option((4, 8, 16))
+    places: tuple[str, ...] = option(PLACES, choices=PLACES)
+    models: tuple[int, ...] = option((1, 2), choices=(1, 2))
+    schedules: tuple[str, ...] = SCHEDULES
+
+    def runs(self) -> list[Run]:
+        """All configurations; of the smallest model if there is no other."""
+        models = [MODELS[number - 1] for number in self.models] or [TINY]
+        return runs(models, self.microbatches, self.places, self.schedules)
+
+
+SMOKE = Settings(1, 0.05, (4,), ("across",), models=(), schedules=SCHEDULES[:1])
 
 
 @dataclass(frozen=True)
 class Run:
-    """A configuration: a model and a case of `benchmarks.training_runtime`."""
+    """A configuration: a model and a case of `benchmarks.training.runtime`."""
 
     sizes: Sizes
     case: Case
@@ -73,7 +91,9 @@ class Run:
         return found.seconds, {name: getattr(found.time, name) for name in found.time.__dataclass_fields__}
 
 
-def runs(models: Sequence[Sizes], microbatches: Sequence[int], places: Sequence[str]) -> list[Run]:
+def runs(
+    models: Sequence[Sizes], microbatches: Sequence[int], places: Sequence[str], schedules: Sequence[str] = SCHEDULES
+) -> list[Run]:
     """1F1B with each number of microbatches; all else, and other models than the first, with the middle one."""
     middle = sorted(microbatches)[len(microbatches) // 2]
     found = []
@@ -82,26 +102,24 @@ def runs(models: Sequence[Sizes], microbatches: Sequence[int], places: Sequence[
             found.append(Run(sizes, Case("pathways", SPMD, middle, place=place)))
             many = sorted(microbatches) if number == 0 else [middle]
             found += [Run(sizes, Case("pathways", "1f1b", m, place=place)) for m in many]
-            found += [Run(sizes, Case("pathways", how, middle, place=place)) for how in SCHEDULES[1:]]
+            found += [Run(sizes, Case("pathways", how, middle, place=place)) for how in schedules[1:]]
     return found
 
 
-def run(
-    wanted: Sequence[Run], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """Measures and returns the result as it is written to JSON; makes a cluster of its own. `say` is told how far."""
-    from megatron_ptdp.planner.measure import Bench
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on a cluster of its own."""
+    from megatron_ptdp.planner.calibration.measure import Bench
 
-    machine, software = measure.machine(), load.software(SOFTWARE)
+    machine, software, wanted = measure.machine(), load.software(SOFTWARE), settings.runs()
     with cores_listed() as cores, cluster(fusion=False) as session:
         bench = Bench("cpu", INSIDE[0], (ACROSS[0], ACROSS[1]))
-        say(f"{len(bench.probes)} probes are ready")
+        progress.say(f"{len(bench.probes)} probes are ready")
         runtimes = {one.sizes: Runtime(session, one.sizes) for one in wanted}
         steps: dict[Run, int] = {}
         for one in wanted:
             runtimes[one.sizes].prepare(one.case, 2)
-            steps[one] = max(1, round(seconds / runtimes[one.sizes].seconds(one.case, 1)))
-            say(f"{one.name}: ready")
+            steps[one] = max(1, round(settings.seconds / runtimes[one.sizes].seconds(one.case, 1)))
+            progress.say(f"{one.name}: ready")
 
         def sample(what: Run | str) -> float:
             if isinstance(what, str):
@@ -110,7 +128,7 @@ def run(
             return runtimes[what.sizes].seconds(what.case, steps[what]) / steps[what]
 
         cases: list[Run | str] = [CALIBRATION, *wanted]
-        taken = measure.interleaved(cases, sample, rounds)
+        taken = measure.interleaved(cases, sample, settings.rounds)
         seen = bench.seen()
     here = cluster_of(seen, MEMORY, software)
     rows = [row_of(one, taken[one], here) for one in wanted]
@@ -118,7 +136,7 @@ def run(
         "benchmark": "planner_here",
         "machine": machine,
         "cores": cores,
-        "rounds": rounds,
+        "rounds": settings.rounds,
         "cluster": cluster_text(here),
         "references": [
             {
@@ -181,18 +199,16 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(f"Machine: {measure.describe(result['machine'])}.", highlight=False)
     console.print(result["cluster"], highlight=False, markup=False)
-    table = Table("", title="reference steps, to which four constants were fitted, ms", padding=0)
-    for heading in ("measured", "model", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = "reference steps, to which four constants were fitted, ms"
+    table = printing.table(title, [""], ["measured", "model", "error"], padding=0)
     for row in result["references"]:
         error = row["model_ms"] / row["ms"] - 1
         table.add_row(row["reference"], f"{row['ms']:.1f}", f"{row['model_ms']:.1f}", f"{error:+.1%}")
     console.print(table)
-    table = Table("", title="a step, ms", padding=0)
-    for heading in ("quartile", "min", "median", "max", "predicted", "error", "of median"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ["quartile", *printing.SPREAD, "predicted", "error", "of median"]
+    table = printing.table("a step, ms", [""], columns, padding=0)
     for row in result["rows"]:
-        taken = [f"{row['measured_ms'][name]:.1f}" for name in ("quartile", "min", "median", "max")]
+        taken = printing.numbers(row["measured_ms"], ".1f", columns[:4])
         errors = [f"{row[name]:+.1%}" for name in ("error", "error_of_median")]
         table.add_row(row["name"], *taken, f"{row['predicted_ms']:.1f}", *errors)
     console.print(table)
@@ -204,31 +220,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"{one['group']}: fastest is {one['fastest']}; the planner: {verdict}", highlight=False)
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner_here", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument(
-        "--smoke", action="store_true", help="one short round of two cases, to see that everything runs"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement, about")
-    parser.add_argument("--microbatches", type=int, nargs="+", default=(4, 8, 16), help="default: %(default)s")
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES, help="default: both")
-    parser.add_argument("--models", type=int, nargs="+", choices=(1, 2), default=(1, 2), help="default: %(default)s")
-    options = parser.parse_args(arguments)
-    wanted = runs([MODELS[number - 1] for number in options.models], options.microbatches, options.places)
-    rounds, seconds = options.rounds, options.seconds
-    if options.smoke:
-        small = Sizes(layers=4, hidden=32, sequence=16, examples=1)
-        wanted = [Run(small, Case("pathways", how, 4, place="across")) for how in (SPMD, "1f1b")]
-        rounds, seconds = 1, 0.05
-    progress = Console(stderr=True)
-    found = run(wanted, rounds, seconds, lambda text: progress.print(text, highlight=False, markup=False))
-    show(found, Console(width=130))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return found
-
+BENCHMARK = Benchmark("planner_here", __doc__, Settings, SMOKE, run, show)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

@@ -1,4 +1,4 @@
-"""How long it takes from `pw.init` to the first result: two islands of one host with 4 CPU devices each.
+"""Time from `pw.init` to the first result: two islands of one host with 4 CPU devices each.
 
 Every repetition is a fresh Python process that starts Ray, the runtime and its hosts, traces and compiles one function,
 runs it, and shuts down.
@@ -6,22 +6,19 @@ runs it, and shuts down.
 Run it with `python -m benchmarks.startup --json results.json`.
 """
 
-import argparse
+from __future__ import annotations
+
 import itertools
-import json
-import multiprocessing
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measure
+from benchmarks import measure, printing
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.workers import Worker
 
-REPETITIONS = 3
 PHASES = {
     "import": "importing pathways_ray",
     "init": "pw.init returns",
@@ -31,19 +28,30 @@ PHASES = {
 }
 
 
-def start_once(results: Connection) -> None:
-    """One start, in the process it is called in; sends the seconds of each phase."""
-    times = [time.perf_counter()]
-    import pathways_ray as pw
+@dataclass(frozen=True)
+class Settings:
+    repetitions: int = option(3)
 
-    times.append(time.perf_counter())
-    with pw.init(islands=2, hosts_per_island=1, devices_per_host=4):
+
+SMOKE = Settings(repetitions=1)
+
+
+class Start:
+    """One start, in the process in which it is called."""
+
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each phase."""
+        times = [time.perf_counter()]
+        import pathways_ray as pw
+
         times.append(time.perf_counter())
-        first_result(pw)
+        with pw.init(islands=2, hosts_per_island=1, devices_per_host=4):
+            times.append(time.perf_counter())
+            first_result(pw)
+            times.append(time.perf_counter())
         times.append(time.perf_counter())
-    times.append(time.perf_counter())
-    imported, begun, computed, ended = (later - earlier for earlier, later in itertools.pairwise(times))
-    results.send(dict(zip(PHASES, (imported, begun, computed, begun + computed, ended), strict=True)))
+        imported, begun, computed, ended = (later - earlier for earlier, later in itertools.pairwise(times))
+        return dict(zip(PHASES, (imported, begun, computed, begun + computed, ended), strict=True))
 
 
 def first_result(pw: Any) -> None:
@@ -57,47 +65,31 @@ def first_result(pw: Any) -> None:
         np.testing.assert_array_equal(np.asarray(double(v)), v * 2.0)
 
 
-def run(repetitions: int = REPETITIONS) -> dict[str, Any]:
+def run(settings: Settings, progress: Progress) -> Result:
     """Starts and stops the runtime in fresh processes, one after the other; needs no Ray to be running."""
-    machine, spawn = measure.machine(), multiprocessing.get_context("spawn")
+    machine = measure.machine()
     samples = []
-    for _ in range(repetitions):
-        ours, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=start_once, args=(theirs,))
-        process.start()
-        theirs.close()
-        samples.append(ours.recv())  # raises EOFError when the process died; its own traceback is printed
-        process.join()
+    for _ in range(settings.repetitions):
+        process = Worker(Start, daemon=False)  # it starts processes itself
+        try:
+            process.answer()
+            samples.append(process.ask("seconds"))
+        finally:
+            process.close()
     rows = [{"phase": phase, "seconds": measure.spread([sample[phase] for sample in samples])} for phase in PHASES]
-    return {"benchmark": "startup", "machine": machine, "repetitions": repetitions, "rows": rows}
+    return {"benchmark": "startup", "machine": machine, "repetitions": settings.repetitions, "rows": rows}
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints what was measured, on what, and the numbers."""
-    console.print(
-        f"Start of two islands of one host with 4 CPU devices, {result['repetitions']} fresh processes.",
-        f"Machine: {measure.describe(result['machine'])}.",
-        sep="\n",
-        highlight=False,
-    )
-    table = Table("phase", title="seconds")
-    for heading in ("min", "median", "max"):
-        table.add_column(heading, justify="right")
+def show(result: Result, console: Console) -> None:
+    measured = f"Start of two islands of one host with 4 CPU devices, {result['repetitions']} fresh processes."
+    printing.heading({**result, "measured": measured}, console)
+    table = printing.table("seconds", ["phase"])
     for row in result["rows"]:
-        table.add_row(PHASES[row["phase"]], *(f"{row['seconds'][key]:.2f}" for key in ("min", "median", "max")))
+        table.add_row(PHASES[row["phase"]], *printing.numbers(row["seconds"], ".2f"))
     console.print(table)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, help="write the result here")
-    options = parser.parse_args(arguments)
-    measured = run(options.repetitions)
-    show(measured, Console())
-    if options.json:
-        options.json.write_text(json.dumps(measured, indent=2) + "\n")
-
+BENCHMARK = Benchmark("startup", __doc__, Settings, SMOKE, run, show)
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

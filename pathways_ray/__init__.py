@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.api import devices as devices
     from pathways_ray.client.api import islands as islands
     from pathways_ray.client.api import put as put
+    from pathways_ray.client.api import recording as recording
     from pathways_ray.client.api import shutdown as shutdown
     from pathways_ray.client.api import virtual_slice as virtual_slice
     from pathways_ray.client.array import Array as Array
@@ -59,6 +60,7 @@ _HOMES = {
     "islands": "client.api",
     "program": "client.program",
     "put": "client.api",
+    "recording": "client.api",
     "shutdown": "client.api",
     "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",

@@ -1,7 +1,6 @@
-"""Who is held against whom, and the ratios. Above 1, the first is faster.
+"""The pairs that are compared, and their ratios. Above 1, the first is faster.
 
-Both are taken with the same payload where both have it; where they have not (TensorFlow brings its own all-reduce),
-the ratio says so.
+Both run the same payload where both have it; otherwise (TensorFlow brings its own all-reduce) the ratio says so.
 """
 
 from typing import Any

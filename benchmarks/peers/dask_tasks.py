@@ -11,10 +11,9 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from benchmarks.peers import task_graphs
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import System, serve
 from benchmarks.peers.task_graphs import KERNEL, KERNEL_START, PATTERNS, START, WIDTH
 
-MODES = ("tasks",)
 PAYLOADS = dict.fromkeys((*PATTERNS, "calibrate"), "x * x + x on 64 float64, in a loop of Python over numpy")
 
 
@@ -28,10 +27,10 @@ def task(point: int, iterations: int, *inputs: float) -> float:
     return task_graphs.value(point, list(inputs)) + (1.0 if x.sum() > 0 else 0.0)
 
 
-class DaskTasks:
+class DaskTasks(System):
     packages = ("dask", "distributed", "numpy")
     payloads = PAYLOADS
-    modes = dict.fromkeys(PAYLOADS, MODES)
+    modes = dict.fromkeys(PAYLOADS, ("tasks",))
 
     def configure(self, hosts: int, devices: int) -> None:
         if hosts * devices != WIDTH:
@@ -45,7 +44,7 @@ class DaskTasks:
         self._runs = itertools.count()
 
     def prepare(self, mode: str, payload: str, count: int, iterations: int) -> None:
-        pass
+        """Nothing has to be compiled."""
 
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
         """`count` rows of a pattern; for `calibrate`, one task on each worker, all at once."""
@@ -65,9 +64,6 @@ class DaskTasks:
         rows = range(count) if payload == "trivial" else [count - 1]
         found = self._client.get(graph, [[(number, row, p) for p in range(WIDTH)] for row in rows])
         return found[-1]
-
-    def release(self, mode: str, payload: str) -> None:
-        pass
 
     def close(self) -> None:
         self._client.close()

@@ -39,7 +39,7 @@ def fingerprint(name: str) -> str:
 
 
 def problem(name: str) -> str | None:
-    """Why the environment cannot be used; None when it can."""
+    """The reason that the environment cannot be used; None if it can."""
     stamp, error = ROOT / name / ".built", ROOT / f"{name}.error"
     if stamp.exists() and interpreter(name).exists():
         return None
@@ -49,7 +49,7 @@ def problem(name: str) -> str | None:
 
 
 def build(name: str) -> str | None:
-    """Builds the environment anew and returns the error, if any.
+    """Rebuilds the environment and returns the error, if any.
 
     The stamp is written last, so that what was interrupted is built again.
     """
@@ -72,7 +72,7 @@ def build(name: str) -> str | None:
     if done.returncode:
         text = "\n".join(log.read_text().strip().splitlines()[-ERROR_LINES:])
         error.write_text(text + "\n")
-        shutil.rmtree(folder, ignore_errors=True)  # half an environment is of no use to anyone
+        shutil.rmtree(folder, ignore_errors=True)  # half an environment is useless
         return text
     (folder / ".built").write_text(fingerprint(name))
     return None

@@ -24,12 +24,12 @@ BETWEEN_PROCESSES = {ALLREDUCE: "XLA psum over gloo", NOOP: "XLA v + 1"}
 
 
 def payloads(hosts: int) -> dict[str, str]:
-    """What the payloads are, for a gang of so many processes."""
+    """The operation of each payload, for a gang of this many processes."""
     return BETWEEN_PROCESSES if hosts > 1 else IN_ONE_PROCESS
 
 
 def free_address() -> str:
-    """Where the gang's first process can listen."""
+    """An address for the gang's first process to listen at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -57,8 +57,8 @@ def chain_of_computations(v: Any, payload: str, n: int) -> Any:
 
 @contextlib.contextmanager
 def on_its_core(host: int) -> Iterator[None]:
-    """Device threads made inside run where a host of the runtime would have them (`pathways_ray.executor.compile.cpu_affinity`, which
-    not all environments can import)."""
+    """Device threads made inside run on the core of a host of the runtime. (`benchmarks.cores` does the same; not all
+    environments can import it.)"""
     cores = [int(core) for core in os.environ.get("PATHWAYS_CPU_CORES", "").split(",") if core]
     before = os.sched_getaffinity(0)
     if cores:
@@ -73,7 +73,7 @@ class JaxHost:
     """One process of the gang. The value stays on the devices unless a method returns it.
 
     Args:
-        host, hosts: which of how many.
+        host, hosts: the number of this process, and of all.
         devices: of this process.
         coordinator: the address of `free_address`, the same for all.
     """
@@ -151,6 +151,6 @@ class JaxHost:
         return self.fetch()
 
     def follow(self, orders: list[str]) -> None:
-        """Enqueues the computations of a list, which says the payload of each."""
+        """Enqueues the computations of a list of payloads."""
         for payload in orders:
             self.steps(payload, 1)

@@ -1,4 +1,4 @@
-"""Task graphs on plain JAX, one process with all devices and nobody else on them: what is left without a runtime.
+"""Task graphs on plain JAX, one process with all devices to itself: what is left without a runtime.
 
 tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`.
 gang     each row is a call of a jitted function over all devices, as `pathways_tasks` has it.
@@ -13,13 +13,13 @@ import numpy as np
 
 from benchmarks.peers import task_graphs
 from benchmarks.peers.pathways_tasks import PAYLOADS, row_of_tasks, task, work
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import System, serve
 from benchmarks.peers.task_graphs import START, STEPS, WIDTH
 
 MODES = ("tasks", "gang", "fused")
 
 
-class JaxTasks:
+class JaxTasks(System):
     packages = ("jax", "jaxlib", "numpy")
     payloads = PAYLOADS
     modes = dict.fromkeys(PAYLOADS, MODES)
@@ -36,7 +36,7 @@ class JaxTasks:
         self._mesh = Mesh(np.array(self._devices), ("x",))
         self._same, self._spread = NamedSharding(self._mesh, P()), NamedSharding(self._mesh, P("x"))
         self._tasks = [jax.jit(functools.partial(task, point=p)) for p in range(WIDTH)]
-        self._alone = self._on_all(lambda iterations, v: v + work(iterations, v[0]))
+        self._one_task = self._on_all(lambda iterations, v: v + work(iterations, v[0]))
         self._programs: dict[tuple[str, str], Any] = {}
 
     def _on_all(self, run: Any) -> Any:
@@ -57,7 +57,7 @@ class JaxTasks:
             kept, v = [], start
             for row in rows * (STEPS // period):
                 given = (iterations, start if keep_all else v)
-                # Where rows are one computation they stay apart, as they are where each is a call.
+                # Rows of one computation stay separate, as they do when each is a call.
                 v = row(*(jax.lax.optimization_barrier(given) if mode == "fused" else given))
                 kept.append(v)
             return kept if keep_all else kept[-1:]
@@ -91,12 +91,14 @@ class JaxTasks:
         if payload != "calibrate" and (mode, payload) not in self._programs:
             program = self._programs[mode, payload] = self._program(mode, payload)
             jax.block_until_ready(program(self._iterations, self._start))  # compiles
-        self._alone(jax.device_put(np.int32(1), self._same), jax.device_put(np.zeros(WIDTH, np.float32), self._spread))
+        self._one_task(
+            jax.device_put(np.int32(1), self._same), jax.device_put(np.zeros(WIDTH, np.float32), self._spread)
+        )
 
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
         """`count` rows of a pattern; for `calibrate`, one task on each worker, all at once."""
         if payload == "calibrate":
-            return np.asarray(self._alone(self._iterations, self._start)).tolist()
+            return np.asarray(self._one_task(self._iterations, self._start)).tolist()
         v, program = self._start, self._programs[mode, payload]
         for _ in range(count // STEPS):
             *_, v = program(self._iterations, v)
@@ -106,9 +108,6 @@ class JaxTasks:
 
     def release(self, mode: str, payload: str) -> None:
         self._iterations = self._start = None
-
-    def close(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

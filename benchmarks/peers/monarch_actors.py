@@ -6,8 +6,8 @@
     fused          one `call` per 128 computations, which are one loop inside XLA
     list           one `call` with a list of 128 computations
 
-Monarch's tensor engine has no all-reduce without GPUs, so the actors run JAX, as those of Ray do. An actor does what
-comes in one after the other, in the order of the calls.
+Monarch's tensor engine has no all-reduce without GPUs, so the actors run JAX, as those of Ray do. An actor
+executes one call after the other, in order.
 """
 
 from typing import Any
@@ -15,9 +15,7 @@ from typing import Any
 from monarch.actor import Actor, current_rank, endpoint, this_host
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
-
-MODES = ("opbyop", "opbyop-wait", "chained", "fused", "list")
+from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
 
 
 class Host(Actor):
@@ -52,9 +50,9 @@ class Host(Actor):
         self._here.follow(orders)
 
 
-class Monarch:
+class Monarch(Peer):
     packages = ("torchmonarch", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(MODES)
+    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused", "list"))
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -73,7 +71,7 @@ class Monarch:
         return [value for _, part in answer.items() for value in part]
 
     def _fetch(self) -> list[float]:
-        """The values of all actors, after all that they were told before."""
+        """The values of all actors, after all calls so far."""
         return self._values(self._actors.fetch.call().get())
 
     def run_opbyop_wait(self, payload: str, count: int) -> list[float]:
@@ -106,9 +104,6 @@ class Monarch:
         futures = [self._actors.follow.call(orders) for _ in range(count // CHAIN)]
         futures[-1].get()
         return self._fetch()
-
-    def release(self, mode: str, payload: str) -> None:
-        pass
 
     def close(self) -> None:
         self._processes.stop().get()

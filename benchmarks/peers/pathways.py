@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, for_both_payloads, serve
-
-MODES = ("opbyop", "opbyop-wait", "chained", "fused")
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, Peer, for_both_payloads, serve
 
 
-class Pathways:
+class Pathways(Peer):
     packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
-    modes = for_both_payloads(MODES)
+    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused"))
 
-    def __init__(self, fusion: bool = True) -> None:
-        self._fusion = fusion
+    """
+    Args:
+        fusion: of the runtime that is started.
+        session: runs on the session that is open instead; it must have enough free devices.
+    """
+
+    def __init__(self, fusion: bool = True, session: bool = False) -> None:
+        self._fusion, self._session = fusion, session
 
     def configure(self, hosts: int, devices: int) -> None:
         import jax
@@ -37,11 +41,12 @@ class Pathways:
 
         self.payloads = jax_host.payloads(hosts)
         n = hosts * devices
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(
-            pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
-        )
-        where = self._held.enter_context(pw.virtual_slice((n,), ("x",)))
+        self._stack = contextlib.ExitStack()
+        if not self._session:
+            self._stack.enter_context(
+                pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+            )
+        where = self._stack.enter_context(pw.virtual_slice((n,), ("x",)))
 
         def gang(function: Any, payload: str) -> Any:
             one_device = functools.partial(function, payload=payload, n=n)
@@ -81,12 +86,9 @@ class Pathways:
                 v.block_until_ready()
         return np.asarray(v).tolist()
 
-    def release(self, mode: str, payload: str) -> None:
-        pass
-
     def close(self) -> None:
         self._start.delete()
-        self._held.close()
+        self._stack.close()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
              is how Task Bench's MPI programs are written, one rank for each core, and how JAX programs are.
 
 A program holds STEPS rows; longer graphs are calls of it, one after the other, each with the last row of the call
-before. The number of iterations is an argument, so that nothing is compiled anew for another duration.
+before. The number of iterations is an argument, so that another duration needs no compilation.
 
 `--no-fusion`: no node is fused with another, so each row is a launch of its own on the devices.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import task_graphs
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import System, serve
 from benchmarks.peers.task_graphs import KERNEL, KERNEL_START, MODULUS, PATTERNS, START, STEPS, WIDTH
 
 MODES = ("tasks", "gang")
@@ -56,7 +56,7 @@ def row_of_tasks(iterations: Any, v: Any, pattern: str, row: int) -> Any:
     return total % MODULUS + work(iterations, v[0])
 
 
-class PathwaysTasks:
+class PathwaysTasks(System):
     packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
     payloads = PAYLOADS
     modes = dict.fromkeys(PAYLOADS, MODES)
@@ -73,12 +73,12 @@ class PathwaysTasks:
         if hosts * devices != WIDTH:
             raise ValueError(f"a row has {WIDTH} tasks, and there are {hosts * devices} devices")
         self._pw, self._P = pw, P
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(
             pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
         )
-        self._gang = self._held.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
-        self._places = [self._held.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]
+        self._gang = self._stack.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
+        self._places = [self._stack.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]
         self._tasks = [
             pw.compiled(functools.partial(task, point=p), slice=place, in_specs=P(), out_specs=P())
             for p, place in enumerate(self._places)
@@ -89,7 +89,7 @@ class PathwaysTasks:
             in_specs=(P(), P("x")),
             out_specs=P("x"),
         )
-        self._alone = pw.compiled(one, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
+        self._one_task = pw.compiled(one, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
         self._programs: dict[tuple[str, str], Any] = {}
 
     def _row(self, pattern: str, row: int) -> Any:
@@ -141,9 +141,9 @@ class PathwaysTasks:
         if payload != "calibrate" and (mode, payload) not in self._programs:
             program = self._programs[mode, payload] = self._program(mode, payload)
             np.asarray(program(self._iterations, self._start)[-1])  # compiles
-        self._alone(*self._calibration()).block_until_ready()
+        self._one_task(*self._arguments()).block_until_ready()
 
-    def _calibration(self) -> tuple[Any, Any]:
+    def _arguments(self) -> tuple[Any, Any]:
         pw, P = self._pw, self._P
         return pw.put(np.int32(1), slice=self._gang, spec=P()), pw.put(
             np.zeros(WIDTH, np.float32), slice=self._gang, spec=P("x")
@@ -152,7 +152,7 @@ class PathwaysTasks:
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
         """`count` rows of a pattern; for `calibrate`, one task on each worker, all at once."""
         if payload == "calibrate":
-            return np.asarray(self._alone(self._iterations, self._start)).tolist()
+            return np.asarray(self._one_task(self._iterations, self._start)).tolist()
         v, program = self._start, self._programs[mode, payload]
         for _ in range(count // STEPS):
             *_, v = program(self._iterations, v)
@@ -164,7 +164,7 @@ class PathwaysTasks:
         self._iterations = self._start = None
 
     def close(self) -> None:
-        self._held.close()
+        self._stack.close()
 
 
 if __name__ == "__main__":

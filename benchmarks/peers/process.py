@@ -1,6 +1,6 @@
-"""A peer's process as the benchmark holds it: started, asked with a limit, and ended with all that it started.
+"""The process of a peer: started, asked with a limit, and ended with all processes below it.
 
-What a peer starts may outlive it (Ray's processes, TensorFlow's servers, workers of a peer that was killed). So the
+Processes below a peer may outlive it (Ray's processes, TensorFlow's servers, workers of a peer that was killed). So the
 benchmark makes itself the parent of orphans below it, where the system can do that, and ends every process below the
 peer, and then every orphan.
 """
@@ -24,17 +24,17 @@ import psutil
 
 START_LIMIT_S = 180.0  # imports, processes, compiling; tens of seconds on a loaded machine
 CLOSE_LIMIT_S = 15.0
-ERROR_LINES = 15  # of what the peer wrote to stderr last
+ERROR_LINES = 15  # the last ones that the peer wrote to stderr
 BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 ROOT = Path(__file__).parents[2]
 
 
-class PeerError(Exception):
-    """The peer said that it failed, or ended, or did not answer in time."""
+class PeerError(RuntimeError):
+    """The peer reported a failure, ended, or did not answer in time."""
 
 
 class PeerEnded(PeerError):
-    """There is nobody left to ask."""
+    """The process of the peer has ended."""
 
 
 def end_in_order() -> None:
@@ -69,7 +69,7 @@ class PeerProcess:
 
     Args:
         python: the interpreter of its environment.
-        module: what it runs, below this repository.
+        module: the module that it runs, and its arguments.
         environment: variables beside those of this process; None takes one away.
     """
 
@@ -109,7 +109,7 @@ class PeerProcess:
 
         Raises:
             PeerEnded: it ended, or did not answer in time and was killed.
-            PeerError: it says that it failed.
+            PeerError: it reports a failure.
         """
         assert self._process.stdin is not None
         self._owes_answer = True
@@ -117,14 +117,14 @@ class PeerProcess:
             self._process.stdin.write(json.dumps({word: arguments}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise PeerEnded(f"it ended\n{self.last_words()}") from None
+            raise PeerEnded(f"it ended\n{self.last_output()}") from None
         line = self._line(limit_s)
         if line is None:
             self.kill()
-            raise PeerEnded(f"no answer within {limit_s:g} s; it was killed\n{self.last_words()}")
+            raise PeerEnded(f"no answer within {limit_s:g} s; it was killed\n{self.last_output()}")
         if not line:
             self.kill()
-            raise PeerEnded(f"it ended with code {self._process.returncode}\n{self.last_words()}")
+            raise PeerEnded(f"it ended with code {self._process.returncode}\n{self.last_output()}")
         self._owes_answer = False
         answer = json.loads(line)
         if "error" in answer:
@@ -144,16 +144,16 @@ class PeerProcess:
             if not part:
                 return b""
             read += part
-        self._look()
+        self._note_children()
         return read
 
-    def _look(self) -> None:
-        """Remembers what the peer has started so far: what loses its parent can no longer be found from the peer."""
+    def _note_children(self) -> None:
+        """Remembers the processes below the peer: once a process loses its parent it can no longer be found."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._process.pid).children(recursive=True):
                 self._seen[process.pid] = process
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         self._log.flush()
         text = Path(self._log.name).read_text(errors="replace") if self._folder.exists() else ""
         return "\n".join(text.strip().splitlines()[-ERROR_LINES:])
@@ -161,11 +161,11 @@ class PeerProcess:
     def kill(self) -> None:
         """Ends the process and all below it; returns when they are gone.
 
-        The peer is stopped first, or it might start anew what is ended below it.
+        The peer is stopped first, or it might restart its children.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGSTOP)
-        self._look()
+        self._note_children()
         for process in self._seen.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()  # psutil refuses when the number belongs to another process by now
@@ -175,8 +175,8 @@ class PeerProcess:
         psutil.wait_procs(list(self._seen.values()), timeout=CLOSE_LIMIT_S)
 
     def close(self) -> None:
-        """Lets the peer end by itself, where it is not busy, ends what is left of it, and removes its folder."""
-        self._look()
+        """Lets the peer end by itself if it is idle, kills the rest of it, and removes its folder."""
+        self._note_children()
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -20,9 +20,7 @@ every call. The expert's return nothing, so the devices run on while the next ca
 from typing import Any
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
-
-MODES = ("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list")
+from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
 
 
 class Host(jax_host.JaxHost):
@@ -56,9 +54,9 @@ def start_hosts(ray: Any, kind: type, hosts: int, devices: int) -> list[Any]:
     return actors
 
 
-class RayActors:
+class RayActors(Peer):
     packages = ("ray", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(MODES)
+    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list"))
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -71,7 +69,7 @@ class RayActors:
         self._values = self._fetch()
 
     def _fetch(self) -> list[Any]:
-        """The values of all actors, after all that they were told before."""
+        """The values of all actors, after all calls so far."""
         return self._ray.get([actor.fetch.remote() for actor in self._actors])
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
@@ -128,9 +126,6 @@ class RayActors:
             for actor in self._actors:
                 actor.follow.remote(orders)
         return self._fetch()
-
-    def release(self, mode: str, payload: str) -> None:
-        pass
 
     def close(self) -> None:
         self._ray.shutdown()

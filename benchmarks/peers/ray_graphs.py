@@ -17,10 +17,9 @@ different actors (a reduction over channels) compiling does not end within minut
 from typing import Any
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
 from benchmarks.peers.ray_actors import start_hosts, start_ray
 
-MODES = ("opbyop", "opbyop-wait", "chained", "fused")
 IN_FLIGHT = 25
 BUFFER_BYTES = 4096  # of a channel; a value is 4 bytes for each device
 
@@ -47,9 +46,9 @@ class Host(jax_host.JaxHost):
         return self.fetch()
 
 
-class RayGraphs:
+class RayGraphs(Peer):
     packages = ("ray", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(MODES)
+    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused"))
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)

@@ -1,15 +1,13 @@
 """Measures systems side by side: all alive at the same time, each case once per round, in turn.
 
-A case that fails is dropped, and what it said is kept. A system that ends, or does not answer in time, loses the case
-that was under way and is started again for its others; its third failure is its last.
+A case that fails is dropped, and its error is kept. A system that ends, or does not answer in time, loses the case that
+was under way and is restarted for its other cases, up to two times.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import psutil
 
 from benchmarks import measure
 from benchmarks.peers.process import PeerEnded, PeerError, PeerProcess
@@ -18,7 +16,7 @@ from benchmarks.peers.systems import SystemInfo, start
 
 RUN_LIMIT_S = 60.0  # a run is made to take about TARGET_S; the slowest peers take a second for the smallest count
 TARGET_S = 0.5
-COUNTS = (2 * CHAIN, 64 * CHAIN)  # at least two calls of a chain; more than that many tell nothing new
+COUNTS = (2 * CHAIN, 64 * CHAIN)  # at least two calls of a chain; more calls tell nothing new
 CHANCES = 3
 SETTLE_S = 0.5  # over which the load that is not ours is sampled, before each round
 
@@ -74,7 +72,7 @@ class Session:
         self.say(f"{what}: {error}")
 
     def cases(self, modes: Sequence[str], payloads: Sequence[str]) -> list[Case]:
-        """What the running systems can do, of what is wanted; empty means all."""
+        """The wanted cases of the running systems; empty means all."""
         return [
             Case(name, mode, payload)
             for name, running in self.systems.items()
@@ -87,7 +85,7 @@ class Session:
         """Seconds for a case.
 
         Raises:
-            PeerError: it failed, or its value is not what it must be.
+            PeerError: it failed, or its value is wrong.
         """
         process = self.systems[case.system].process
         if process is None:
@@ -99,7 +97,7 @@ class Session:
         return answer["seconds"]
 
     def attempt(self, case: Case, count: int) -> float | None:
-        """Seconds, or None when the case is dropped."""
+        """Seconds, or None if the case is dropped."""
         try:
             return self.run(case, count)
         except PeerError as error:
@@ -121,20 +119,17 @@ class Session:
             self.start(name, running.info)
 
     def warm_up(self, cases: Sequence[Case], target_s: float) -> None:
-        """Compiles, and finds how many computations take about `target_s`; the first run of a case tells nothing.
+        """Compiles, and finds how many computations take about `target_s`; the first run of a case is ignored.
 
-        Then every case twice as it will be measured: a system may find only there what it had better compile, and be
-        the faster for it; the count follows.
+        Then every case runs twice as it will be measured: only there does a system find repeated launches that it
+        compiles and then runs faster; the count follows.
         """
         for case in cases:
             self.say(f"warming up {case}")
-            for _ in range(2):
-                seconds = self.attempt(case, COUNTS[0])
-                if seconds is None:
-                    break
-            else:
-                self.counts[case] = count_for(seconds / COUNTS[0], target_s)
-                self.samples[case] = []
+            if self.attempt(case, COUNTS[0]) is None or (seconds := self.attempt(case, COUNTS[0])) is None:
+                continue
+            self.counts[case] = count_for(seconds / COUNTS[0], target_s)
+            self.samples[case] = []
         for case in [*self.counts] * 2:
             if case in self.counts and (seconds := self.attempt(case, self.counts[case])) is not None:
                 self.counts[case] = max(self.counts[case], count_for(seconds / self.counts[case], target_s))
@@ -142,7 +137,7 @@ class Session:
 
     def round(self, number: int) -> None:
         """Every case once, beginning with another one each time."""
-        self.busy.append(psutil.cpu_percent(SETTLE_S) / 100 * (psutil.cpu_count() or 1))
+        self.busy.append(measure.busy_cores(SETTLE_S))
         cases = list(self.counts)
         for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]] if cases else []:
             if case in self.counts:

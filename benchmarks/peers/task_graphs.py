@@ -1,7 +1,7 @@
 """The task graphs of Task Bench (Slaughter et al., SC'20) that METG is measured on, for all systems alike.
 
 A graph has rows (time steps) of WIDTH tasks, one for each worker. A task takes the values of some tasks of the row
-before, works for a number of iterations, and leaves one value:
+before, works for a number of iterations, and returns one value:
 
     value(t, p) = (1 + p + sum over k of (k + 1) * input k) mod MODULUS
 
@@ -52,12 +52,12 @@ def dependencies(pattern: str, row: int, point: int) -> list[int]:
 
 
 def value(point: int, inputs: list[float]) -> float:
-    """What a task leaves."""
+    """The value of a task."""
     return (1 + point + sum((k + 1) * each for k, each in enumerate(inputs))) % MODULUS
 
 
 def last_row(pattern: str, rows: int) -> list[float]:
-    """The values of the last of so many rows: what a system must find."""
+    """The values of the last row, which every system must find."""
     values = [START] * WIDTH
     for row in range(rows):
         values = [value(p, [values[q] for q in dependencies(pattern, row, p)]) for p in range(WIDTH)]

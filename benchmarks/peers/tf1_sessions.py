@@ -16,9 +16,8 @@ import sys
 from typing import Any
 
 from benchmarks.peers.jax_host import free_address
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, Peer, for_both_payloads, serve
 
-MODES = ("opbyop-wait", "chained", "fused")
 PAYLOADS = {ALLREDUCE: "TensorFlow add_n on the first device, through its rendezvous", NOOP: "TensorFlow v + 1"}
 
 
@@ -41,10 +40,10 @@ def serve_host(hosts: list[str], host: int, devices: int, threads: int) -> None:
     server.join()
 
 
-class Tf1:
+class Tf1(Peer):
     packages = ("tensorflow-cpu", "numpy")
     payloads = PAYLOADS
-    modes = for_both_payloads(MODES)
+    modes = for_both_payloads(("opbyop-wait", "chained", "fused"))
 
     def configure(self, hosts: int, devices: int) -> None:
         import tensorflow.compat.v1 as v1
@@ -58,7 +57,7 @@ class Tf1:
         command = [sys.executable, "-m", "benchmarks.peers.tf1_sessions", "--server"]
         self._servers = [subprocess.Popen([*command, argument], stdout=subprocess.PIPE) for argument in arguments]
         for server in self._servers:
-            if not server.stdout.readline():  # or the session would wait for it for ever
+            if server.stdout is None or not server.stdout.readline():  # or the session would wait for it for ever
                 raise RuntimeError("a TensorFlow server ended before it was up")
         self._target = f"grpc://{addresses[0]}"
         self._where = [f"/job:worker/task:{host}/device:CPU:{k}" for host in range(hosts) for k in range(devices)]
@@ -145,9 +144,6 @@ class Tf1:
         for _ in range(count if mode == "opbyop-wait" else count // CHAIN):
             call()
         return read()
-
-    def release(self, mode: str, payload: str) -> None:
-        pass
 
     def close(self) -> None:
         for server in self._servers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.training_protocol import serve
+from benchmarks.peers.trainers import serve
 
 JOIN_LIMIT_S = 60
 
@@ -38,7 +38,7 @@ class Torch:
         self.runs: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def prepare(self, case: str, microbatches: int, steps: int) -> list[float]:
-        """Builds the stage and its optimizer anew. `case` is "1f1b" or "gpipe"."""
+        """Builds the stage and its optimizer again. `case` is "1f1b" or "gpipe"."""
         import torch
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -47,7 +47,7 @@ class Torch:
         stage = PipelineStage(module, self.rank, self.ranks, torch.device("cpu"))
         kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[case]
         schedule = kind(stage, microbatches, loss_fn=token_loss)
-        # The defaults of torch are not those of optax; all are said.
+        # The defaults of torch are not those of optax, so all are given.
         decay = [p for p in module.parameters() if getattr(p, "decays", False)]
         rest = [p for p in module.parameters() if not getattr(p, "decays", False)]
         optimizer = torch.optim.AdamW(
@@ -60,7 +60,7 @@ class Torch:
         return [loss for _ in range(steps) for loss in self._step(case, microbatches)]
 
     def train(self, case: str, microbatches: int, steps: int) -> list[float]:
-        """As `training_protocol.Trainer`."""
+        """As `trainers.Trainer`."""
         found: list[float] = []
         for _ in range(steps):
             found = self._step(case, microbatches)
@@ -149,7 +149,10 @@ def stage_of(arrays: dict[str, Any], sizes: dict[str, Any], rank: int, ranks: in
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(Layer(number) for number in range(rank * each, (rank + 1) * each))
-            self.tokens = self.positions = self.final = self.head = None
+            self.tokens: Any = None
+            self.positions: Any = None
+            self.final: Any = None
+            self.head: Any = None
             if rank == 0:
                 self.tokens = table("embedding/tokens")
                 self.positions = nn.Parameter(arrays["embedding/positions"].clone())

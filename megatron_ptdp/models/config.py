@@ -1,6 +1,6 @@
 """Sizes of a model and the way it is computed, checked when they are made; the named sizes; FLOPs for the MFU.
 
-The named sizes are those of the planner (planner/presets/models/*.toml), so that what is planned is what is trained.
+The named sizes are those of the planner (config/presets/models/*.toml), so that what is planned is what is trained.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from megatron_ptdp.config import load
+from megatron_ptdp.config.model import Dimensions
+from megatron_ptdp.config.model import Model as Planned
+from megatron_ptdp.config.parallel import Recompute, indivisible
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.models.interface import Recompute
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.model import Model as Planned
 
 Kind: TypeAlias = Literal["gpt", "t5"]
 Activation: TypeAlias = Literal["gelu", "relu"]
@@ -24,16 +25,12 @@ BUCKETS, FARTHEST = 32, 128
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The sizes of a GPT (decoder) or a T5 (encoder and decoder). There is no dropout.
+class ModelConfig(Dimensions):
+    """The sizes of a GPT (decoder) or a T5 (encoder and decoder); see `Dimensions`. There is no dropout.
 
     Attributes:
-        layers: of the decoder; `encoder_layers` of a T5 come before them.
-        head_size: 0 stands for hidden / heads, `ffn` 0 for 4 hidden.
-        sequence: tokens per example that the decoder reads and predicts; `encoder_sequence` those the encoder reads.
-        vocabulary: tokens there are. It need not divide: members of TENSOR pad it, which no result shows.
-        tied: whether the logits use the embedding's matrix.
-        bias: whether matrices and norms have biases.
+        sequence: tokens per example that the decoder reads and predicts.
+        vocabulary: number of tokens. It need not divide: members of TENSOR pad it, which no result shows.
         experts: feed-forward parts of each layer, of which every token goes through `top_k`; 0 for an ordinary layer.
         balance: weight of the loss that keeps experts equally busy.
     """
@@ -60,44 +57,26 @@ class ModelConfig:
             raise ConfigError.unknown("kind of model", self.kind, get_args(Kind))
         if self.activation not in get_args(Activation):
             raise ConfigError.unknown("activation", self.activation, get_args(Activation))
-        for name in ("layers", "hidden", "heads", "sequence", "vocabulary"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} of the model is {getattr(self, name)}, must be at least 1")
-        for name in ("head_size", "ffn", "encoder_layers", "encoder_sequence", "experts", "balance"):
+        if fault := self.fault():
+            raise ConfigError(f"model {self.kind!r}: {fault}")
+        for name in ("experts", "balance"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} of the model is {getattr(self, name)}, must not be negative")
+                raise ConfigError(f"model {self.kind!r}: {name} is {getattr(self, name)}, must not be negative")
         encoder = (self.encoder_layers > 0, self.encoder_sequence > 0)
         if encoder != ((True, True) if self.kind == "t5" else (False, False)):
             raise ConfigError(
                 f"encoder_layers is {self.encoder_layers} and encoder_sequence {self.encoder_sequence} in a "
                 f"{self.kind}: a t5 needs both above 0, a gpt has neither"
             )
-        if not self.head_size and self.hidden % self.heads:
-            raise ConfigError(f"hidden {self.hidden} is no multiple of heads {self.heads}: set head_size")
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise ConfigError(f"top_k is {self.top_k} of {self.experts} experts, must be 1 to {self.experts}")
-        object.__setattr__(self, "head_size", self.head_size or self.hidden // self.heads)
-        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
+        self.complete()
 
     def planned(self, experts: int | None = None) -> Planned:
         """The planner's model of these sizes, with as many experts as a token goes through, or as said."""
         times = (self.top_k if experts is None else experts) if self.experts else 1
-        return Planned(
-            name=self.kind,
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            head_size=self.head_size,
-            ffn=self.ffn * times,
-            sequence=self.sequence,
-            vocabulary=self.vocabulary,
-            encoder_layers=self.encoder_layers,
-            encoder_sequence=self.encoder_sequence,
-            positions=self.kind == "gpt",
-            tied=self.tied,
-            bias=self.bias,
-            dropout=False,
-        )
+        sizes = {**self.common(), "ffn": self.ffn * times}
+        return Planned(self.kind, **sizes, positions=self.kind == "gpt", dropout=False)
 
 
 @dataclass(frozen=True)
@@ -141,12 +120,11 @@ def check_sizes(config: ModelConfig, compute: Compute) -> None:
         shared["sequence"] = config.sequence
         if config.kind == "t5":
             shared["encoder_sequence"] = config.encoder_sequence
-    for name, size in shared.items():
-        if size % compute.tensor:
-            raise ConfigError(
-                f"{name} {size} cannot be shared by tensor = {compute.tensor} members: it is no multiple of it; "
-                f"change either" + (", or go without sequence_parallel" if "sequence" in name else "")
-            )
+    if name := indivisible(shared, compute.tensor):
+        raise ConfigError(
+            f"{name} {shared[name]} cannot be shared by tensor = {compute.tensor} members: it is no multiple of it; "
+            f"change either" + (", or go without sequence_parallel" if "sequence" in name else "")
+        )
 
 
 def presets() -> list[str]:
@@ -166,21 +144,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     if missing := _missing(planned):
         raise ConfigError(f"the model {name!r} can be planned, not trained: it has {missing}; there are {presets()}")
     t5 = planned.encoder_layers > 0
-    config = ModelConfig(
-        kind="t5" if t5 else "gpt",
-        layers=planned.layers,
-        hidden=planned.hidden,
-        heads=planned.heads,
-        head_size=planned.head_size,
-        ffn=planned.ffn,
-        sequence=planned.sequence,
-        vocabulary=planned.vocabulary,
-        encoder_layers=planned.encoder_layers,
-        encoder_sequence=planned.encoder_sequence if t5 else 0,
-        activation="relu" if t5 else "gelu",
-        tied=planned.tied,
-        bias=planned.bias,
-    )
+    sizes = {**planned.common(), "encoder_sequence": planned.encoder_sequence if t5 else 0}
+    config = ModelConfig("t5" if t5 else "gpt", **sizes, activation="relu" if t5 else "gelu")
     return changed(config, changes)
 
 

@@ -25,9 +25,6 @@ Fetch: TypeAlias = Callable[[str, Tree], Tree]
 """Function from the name of a stack and one layer's parameters, sharded over DATA, to the whole parameters. Its result
 must not be saved for the backward: see `Transformer.run`."""
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-"""The part that the backward computes again: nothing; the scores of attention; everything inside a layer."""
-
 Initial: TypeAlias = Literal["normal", "ones", "zeros"]
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
+from megatron_ptdp.config.parallel import ZERO
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.parallel.sizes import Sizes
 
@@ -51,7 +52,7 @@ class Options:
         Raises:
             ConfigError: with the option and its value.
         """
-        if self.zero not in (0, 1, 2, 3):
+        if self.zero not in ZERO:
             raise ConfigError(f"zero is 0, 1, 2 or 3, not {self.zero!r}")
         if self.zero == 3 and sizes.stages > 1:
             raise ConfigError(

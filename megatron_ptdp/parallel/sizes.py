@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
+from megatron_ptdp.config.parallel import ParallelConfig, batch_fault
 from megatron_ptdp.errors import BadSizes
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(ParallelConfig):
     """Sizes of one training run; all are whole numbers of at least 1.
 
     Attributes:
-        pipeline: p, devices (slices) of the pipeline
-        tensor: t, members that share the matrices of a stage
-        data: d, replicas of the model in all
-        chunks: v, stages on each pipeline device
         microbatches: m, of each step
         examples: b, of one microbatch on one replica; a step takes m·b·d examples
         islands: r, over how many islands the replicas lie; d/r of them are members of the axis DATA of each slice
@@ -24,16 +21,12 @@ class Sizes:
         BadSizes: one is below 1, or the replicas cannot be spread evenly.
     """
 
-    pipeline: int = 1
-    tensor: int = 1
-    data: int = 1
-    chunks: int = 1
     microbatches: int = 1
     examples: int = 1
     islands: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise BadSizes(f"{name} must be a whole number of at least 1, not {value!r}; the sizes are {self}")
         if self.data % self.islands:
@@ -43,18 +36,9 @@ class Sizes:
             )
 
     @property
-    def stages(self) -> int:
-        return self.pipeline * self.chunks
-
-    @property
     def members(self) -> int:
         """Members of the axis DATA of one slice."""
         return self.data // self.islands
-
-    @property
-    def devices(self) -> int:
-        """Devices that the whole run takes."""
-        return self.pipeline * self.tensor * self.data
 
     @property
     def batch(self) -> int:
@@ -83,9 +67,6 @@ class Sizes:
             BadSizes: the batch is not a multiple of d·b.
         """
         sizes = cls(pipeline, tensor, data, chunks, 1, examples, islands)
-        if batch < 1 or batch % (data * examples):
-            raise BadSizes(
-                f"a batch of {batch} examples cannot be cut into microbatches of {examples} on each of {data} "
-                f"replicas: it must be a multiple of {data * examples}"
-            )
-        return cls(pipeline, tensor, data, chunks, batch // (data * examples), examples, sizes.islands)
+        if fault := batch_fault(batch, data, examples):
+            raise BadSizes(fault)
+        return replace(sizes, microbatches=batch // (data * examples))

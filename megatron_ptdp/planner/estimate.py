@@ -1,4 +1,4 @@
-"""What a plan costs: memory, time and where it goes, rates, days, energy, money.
+"""Estimates a plan: memory, time by part, rates, days, energy, money.
 
     estimate(question, plan) = memory of the stages
                              + time of the pipeline (work of the stages, their schedule)
@@ -12,21 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.config.cluster import Cluster, Software
+from megatron_ptdp.config.model import Model
+from megatron_ptdp.planner import simulated
 from megatron_ptdp.planner.layers import Cost, Split, embedding_cost, layer_cost, logits_cost
 from megatron_ptdp.planner.memory import StageMemory, device_parameters, stage_layers, stage_memory
-from megatron_ptdp.planner.model import Model
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message
 from megatron_ptdp.planner.operations import copy_seconds
-from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
-from megatron_ptdp.planner.plan import SCHEDULES, Plan
+from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, has_closed_form, placement
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import rules_of
 
 DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: which model, on how many devices of which cluster, with which batch, for how many tokens."""
+    """A model, the devices of a cluster, a batch and the tokens of the run: everything that a plan is estimated for."""
 
     model: Model
     cluster: Cluster
@@ -35,7 +37,7 @@ class Question:
     batch: int
     tokens: float = 300e9
 
-    def __hash__(self) -> int:  # the parts are large; their names tell them apart well enough for a table
+    def __hash__(self) -> int:  # the parts are large; their names are distinct enough for a table
         return hash((self.model.name, self.cluster.name, self.devices, self.batch))
 
 
@@ -64,7 +66,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """All about one plan.
+    """The figures of one plan.
 
     Attributes:
         simulated: whether the pipeline's time comes from the event simulator rather than the closed form.
@@ -121,21 +123,21 @@ def stage_costs(
 
 
 def split_of(plan: Plan) -> Split:
-    later = SCHEDULES[plan.schedule].splits_backward
+    later = rules_of(plan.schedule).splits_backward
     return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute, later)
 
 
 def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]]:
-    """Of one activation across each boundary between stages (b s h elements, or 1/t of it per device): its seconds,
-    and those in which its stages stand still although it is overlapped."""
+    """Seconds of one activation across each boundary between stages (b s h elements, or 1/t of it per device); and
+    seconds in which its stages stand still although it is overlapped."""
     model, cluster = question.model, question.cluster
     size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden)
     levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
     if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
         seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}
     else:
-        pieces = plan.tensor if plan.scatter_gather else 1
-        seconds = {level: message(cluster, level, size, pieces) for level in set(levels)}
+        senders = plan.tensor if plan.scatter_gather else 1
+        seconds = {level: message(cluster, level, size, senders) for level in set(levels)}
     return [(seconds[level], level.message_share * seconds[level]) for level in levels]
 
 
@@ -144,12 +146,12 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
     if not question.software.compiled_stages:
         return costs
-    rule, action = SCHEDULES[plan.schedule], question.cluster.device.action
+    rules, action = rules_of(plan.schedule), question.cluster.device.action
     made = []
     for stage, cost in enumerate(costs):
-        joined = rule.joins and stage == len(costs) - 1
-        more = Cost(0.0 if joined else action, action)
-        if rule.splits_backward:
+        fused = rules.fuses_last_stage and stage == len(costs) - 1
+        more = Cost(0.0 if fused else action, action)
+        if rules.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
             cost = replace(cost, inputs=inputs, weights=back - inputs + action)
@@ -178,7 +180,7 @@ def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
         )
         for cost in costs
     )
-    return Work(stages, placement(plan, SCHEDULES[plan.schedule].v_placement), hidden), blocked
+    return Work(stages, placement(plan), hidden), blocked
 
 
 def data_seconds(question: Question, plan: Plan, free_per_microbatch: float, owned: float) -> float:
@@ -225,7 +227,7 @@ def overlap_window(plan: Plan) -> float:
     overlaps both with interleaved schedules), all of them when looped, whose point this is (Lamy-Poirier 2023,
     section 4.2).
     """
-    if plan.chunks == 1 or SCHEDULES[plan.schedule].v_placement:
+    if plan.chunks == 1 or rules_of(plan.schedule).v_placement:
         return 1.0
     group = plan.microbatches if plan.schedule == "looped-bfs" else min(plan.pipeline, plan.microbatches)
     return 1.0 + (group - 1) * (plan.chunks - 1) / plan.chunks
@@ -233,7 +235,7 @@ def overlap_window(plan: Plan) -> float:
 
 def embedding_seconds(question: Question, plan: Plan) -> float:
     """Seconds in which the first and the last stage sum the gradients of the matrix they share."""
-    if plan.pipeline == 1 or not question.model.tied or SCHEDULES[plan.schedule].v_placement:
+    if plan.pipeline == 1 or not question.model.tied or rules_of(plan.schedule).v_placement:
         return 0.0
     size = question.software.gradient_bytes * question.model.vocabulary * question.model.hidden / plan.tensor
     distance = plan.tensor * plan.data * (plan.pipeline - 1)
@@ -241,9 +243,12 @@ def embedding_seconds(question: Question, plan: Plan) -> float:
 
 
 def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> TimeSplit:
-    """Where an iteration's time goes; the pipeline's by the closed form unless its seconds are given."""
+    """Seconds of an iteration by part; the pipeline's by the closed form, where the schedule has one, unless its
+    seconds are given."""
     work, blocked = pipeline_work(question, plan)
-    total = bounded(plan, work) if pipeline_seconds is None else pipeline_seconds
+    total = pipeline_seconds
+    if total is None:
+        total = bounded(plan, work) if has_closed_form(plan) else simulated.pipeline_seconds(plan, work)
     per_device = work.per_device()
     busiest = max(range(plan.pipeline), key=lambda position: per_device[position].total)
     costs = action_costs(question, plan)
@@ -266,7 +271,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
 
 
 def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> Estimate:
-    """All about a legal plan. `pipeline_seconds` is the event simulator's answer, where it was asked."""
+    """The figures of a legal plan. `pipeline_seconds`: the event simulator's result, where there is one."""
     model, cluster = question.model, question.cluster
     time = closed = time_split(question, plan)
     if pipeline_seconds is not None:

@@ -15,13 +15,13 @@ from math import exp, sqrt
 from megatron_ptdp.planner.estimate import DAY, Estimate, Question
 
 MASTER_BYTES = 12
-"""Of the optimizer's bytes per parameter at most so many are saved: fp32 weights and two moments. With 2 of weights a
-checkpoint of 1T parameters is 14 TB (PTD-P section 5.10: 13.8)."""
+"""The most of the optimizer's bytes per parameter that a checkpoint has: fp32 weights and two moments. With 2 of
+weights a checkpoint of 1T parameters is 14 TB (PTD-P section 5.10: 13.8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What failures do to a run.
+    """The effect of failures on a run.
 
     Attributes:
         mtbf: seconds between failures of the whole system.

@@ -1,9 +1,9 @@
-"""What one layer, the embedding and the logits cost on one device of a tensor-parallel group, for one microbatch.
+"""Seconds of one layer, the embedding and the logits on one device of a tensor-parallel group, for one microbatch.
 
 Operations are those of Megatron-LM (PTD-P section 4.2): biases, activation functions, dropouts and residual additions
 fused, scale, mask and softmax fused. `rep` bytes are of an activation that every device of the group holds whole,
-unless sequence parallelism cuts it; `cut` bytes are of one that the tensor axis cuts. Numbers beside them count reads
-and writes; a dropout mask is half an element.
+unless sequence parallelism shards it; `cut` bytes are of one that is sharded over the tensor axis. Numbers beside them
+count reads and writes; a dropout mask is half an element.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from megatron_ptdp.planner.cluster import Cluster, Software
-from megatron_ptdp.planner.model import Layer, Model
+from megatron_ptdp.config.cluster import Cluster, Software
+from megatron_ptdp.config.model import Layer, Model
 from megatron_ptdp.planner.network import Group, all_reduce, gather
 from megatron_ptdp.planner.operations import Product, kernels_seconds, product_seconds
 
@@ -23,7 +23,7 @@ forward; scale 8, cast and subtract 8 backward (Megatron-LM, vocab_parallel_cros
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a layer is cut and run: the part of a plan that its cost depends on.
+    """The part of a plan that the cost of a layer depends on.
 
     `splits_backward`: the backward pass to the weights is an action of its own and comes later, so that no
     communication hides behind it.
@@ -123,7 +123,7 @@ class Bytes:
 
 
 def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -> Bytes:
-    """What the other operations of a layer read and write."""
+    """Bytes that the other operations of a layer read and write."""
     t, tokens, element = split.tensor, split.microbatch * layer.sequence, software.element_bytes
     mask = 1 / element if model.dropout else 0.0
     rep = float(element * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
@@ -151,7 +151,7 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
 
 
 def exposed(communication: float, compute: float, overlap: float) -> float:
-    """What is left of communication when a share of it is hidden, but no more than there is computation to hide it."""
+    """Seconds of communication that remain when a share of it is hidden, as far as there is computation to hide it."""
     return communication - overlap * min(communication, compute)
 
 
@@ -189,7 +189,7 @@ def layer_cost(model: Model, layer: Layer, split: Split, cluster: Cluster, softw
     again = layer.blocks * gather(cluster, Group(split.tensor), size) if split.sequence_parallel else 0.0
     forward_tensor = exposed(sums, forward, software.forward_overlap)
     inputs_tensor = exposed(sums, weights, 0.0 if split.splits_backward else software.backward_overlap)
-    # A compiled stage that splits its backward pass spreads it anew over its actions (`action_costs`).
+    # A compiled stage that splits its backward pass spreads it again over its actions (`action_costs`).
     inputs_tensor += exposed(again, inputs, 0.0 if split.splits_backward and software.compiled_stages else 1.0)
     hidden = 2 * sums + again - forward_tensor - inputs_tensor
 

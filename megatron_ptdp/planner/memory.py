@@ -1,10 +1,10 @@
-"""How much memory a plan needs on the first, a middle and the last stage, in bytes per device.
+"""Memory of a plan on the first, a middle and the last stage, in bytes per device.
 
 Activations of one layer and microbatch, published by Korthikanti et al. 2022 (tables 2) for GPT, s b h units:
 
     nothing recomputed    10 + 24/t + 5 a s/(h t)       with sequence parallelism  34/t + 5 a s/(h t)
     selective             10 + 24/t                                                34/t
-    full                  2 (the input alone)                                      2/t
+    full                  2 (only the input)                                       2/t
 
 They are built up here from their parts, so that grouped keys, gated feed-forward parts and models without dropout
 follow. A stage holds as many microbatches as its schedule has in flight. While a recomputed layer runs backward, one
@@ -16,10 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megatron_ptdp.planner.cluster import Cluster, Software
+from megatron_ptdp.config.cluster import Cluster, Software
+from megatron_ptdp.config.model import Layer, Model
+from megatron_ptdp.config.parallel import split_layers
+from megatron_ptdp.planner import simulated
 from megatron_ptdp.planner.layers import padded_vocabulary
-from megatron_ptdp.planner.model import Layer, Model
-from megatron_ptdp.planner.plan import SCHEDULES, Plan, split_layers
+from megatron_ptdp.planner.pipeline import has_closed_form, placement
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import rules_of
 
 LOSS_BYTES = 4 + 4
 """Bytes per logit beside what half precision has: single precision, the softmax kept for the backward pass (may be in
@@ -89,14 +93,16 @@ def in_flight(plan: Plan, position: int) -> float:
 
     GPipe and looped m; 1F1B min(p - r, m) (PTD-P section 2.2); interleaved (2 (p - 1 - r) + (v - 1) p + 1)/v
     (Megatron-LM's warm-up); ZB-H1 and ZB-V min(p, m), DualPipe-V p + 1/2, on every device, as those whose weights'
-    gradients wait count too. Tests hold these to the schedules' action lists.
+    gradients wait count too. Tests hold these to the schedules' action lists. Other schedules: from these lists.
     """
+    if not has_closed_form(plan):
+        return simulated.in_flight(plan, position)
     p, v, m = plan.pipeline, plan.chunks, plan.microbatches
     if plan.schedule in ("gpipe", "looped-bfs"):
         return m
     if plan.schedule == "dualpipe-v":
         return min(p + 0.5, m)
-    if SCHEDULES[plan.schedule].splits_backward:
+    if rules_of(plan.schedule).splits_backward:
         return min(p, m)
     if v > 1:
         return min(2 * (p - 1 - position) + (v - 1) * p + 1, m * v) / v
@@ -105,6 +111,8 @@ def in_flight(plan: Plan, position: int) -> float:
 
 def waiting(plan: Plan, position: int) -> float:
     """Microbatches between their inputs' and their weights' gradients on a device, each of all its layers."""
+    if not has_closed_form(plan):
+        return simulated.waiting(plan, position)
     at_most = {"zb-h1": position + 1.0, "zb-v": position + 0.5, "dualpipe-v": (position + 1) / 2}
     return min(at_most.get(plan.schedule, 0.0), plan.microbatches)
 
@@ -121,14 +129,12 @@ def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software)
 
 def stages_of(plan: Plan, position: int) -> list[int]:
     """The stages on the device at `position`: every p-th, or there and back for a V placement."""
-    if SCHEDULES[plan.schedule].v_placement:
-        return [position, 2 * plan.pipeline - 1 - position]
-    return [position + plan.pipeline * chunk for chunk in range(plan.chunks)]
+    return [stage for stage, device in enumerate(placement(plan)) if device == position]
 
 
 def device_parameters(plan: Plan, model: Model, position: int) -> float:
     """Parameters on one device at `position` of the pipeline, before ZeRO."""
-    return _share(model, plan.pipeline, plan.chunks, SCHEDULES[plan.schedule].v_placement, position, plan.tensor).owned
+    return _share_of(plan, model, position).owned
 
 
 def stage_layers(plan: Plan, model: Model, stage: int) -> tuple[Layer, ...]:
@@ -141,12 +147,16 @@ def stage_layers(plan: Plan, model: Model, stage: int) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What of a model one device of the pipeline has: kinds of layers with their numbers, the ends, parameters."""
+    """The part of a model on one device of the pipeline: kinds of layers with their numbers, the ends, parameters."""
 
     layers: tuple[tuple[Layer, int], ...]
     has_first: bool
     has_last: bool
     owned: float
+
+
+def _share_of(plan: Plan, model: Model, position: int) -> _Share:
+    return _share(model, plan.pipeline, plan.chunks, rules_of(plan.schedule).v_placement, position, plan.tensor)
 
 
 @lru_cache(maxsize=16384)
@@ -169,7 +179,7 @@ def _share(model: Model, pipeline: int, chunks: int, v_placement: bool, position
 
 def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Software, position: int) -> Memory:
     device, t, d, b = cluster.device, plan.tensor, plan.data, plan.microbatch
-    share = _share(model, plan.pipeline, plan.chunks, SCHEDULES[plan.schedule].v_placement, position, t)
+    share = _share_of(plan, model, position)
     cut = [d if plan.zero >= stage else 1 for stage in (3, 2, 1)]
     weights = share.owned * software.weight_bytes / cut[0]
     gradients = share.owned * software.gradient_bytes / cut[1]
@@ -184,7 +194,7 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     edge = element * model.sequence * model.hidden / rep
     dropped = edge / element if share.has_first and model.dropout else 0.0
     activations = (kept(plan.recompute) + dropped) * b * in_flight(plan, position)
-    if plan.recompute == "full" and SCHEDULES[plan.schedule].splits_backward:
+    if plan.recompute == "full" and rules_of(plan.schedule).splits_backward:
         # What was recomputed for the inputs' gradients stays until the weights' have been made.
         activations += kept("selective") * b * waiting(plan, position)
 

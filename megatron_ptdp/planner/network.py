@@ -1,4 +1,4 @@
-"""What communication costs: collectives over a tree of networks, messages between stages, and bytes per link.
+"""Seconds of communication: collectives over a tree of networks, messages between stages; and bytes per link.
 
 A group of a plan is `size` devices, `stride` apart. At each level of the network it has some members below one switch
 (`_members`), so a collective is done level by level: inside first, each member then carries its piece across.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from megatron_ptdp.planner.cluster import Cluster, Level
+from megatron_ptdp.config.cluster import Cluster, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _members(levels: tuple[Level, ...], group: Group) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def pieces(cluster: Cluster, group: Group, size: float) -> Iterator[tuple[Level, int, float]]:
+def shares(cluster: Cluster, group: Group, size: float) -> Iterator[tuple[Level, int, float]]:
     """For each level the group uses: the level, its members there, the bytes of the piece."""
     for level, members in zip(cluster.levels, _members(cluster.levels, group), strict=True):
         if members > 1:
@@ -61,7 +61,7 @@ def all_reduce(cluster: Cluster, group: Group, size: float, cut: bool = False) -
 def gather(cluster: Cluster, group: Group, size: float, cut: bool = False) -> float:
     """Seconds of an all-gather to, or a reduce-scatter of, `size` bytes; `cut` into `Level.collectives` of them."""
     seconds = 0.0
-    for position, (level, members, piece) in enumerate(pieces(cluster, group, size)):
+    for position, (level, members, piece) in enumerate(shares(cluster, group, size)):
         steps = members - 1 if position == 0 and level is cluster.levels[0] else ceil(log2(members))
         seconds += (members - 1) / members * piece / level.rate + steps * level.latency * (
             level.collectives if cut else 1
@@ -70,8 +70,9 @@ def gather(cluster: Cluster, group: Group, size: float, cut: bool = False) -> fl
 
 
 def flat_gather(cluster: Cluster, group: Group, size: float) -> float:
-    """The same by one ring through all members: each forwards all bytes, as fast as the slowest level."""
-    used = [level for level, _, _ in pieces(cluster, group, size)]
+    """Seconds of an all-gather by one ring through all members: each forwards all bytes, at the slowest level's
+    rate."""
+    used = [level for level, _, _ in shares(cluster, group, size)]
     if not used:
         return 0.0
     return (group.size - 1) / group.size * size / min(level.rate for level in used) + sum(u.latency for u in used)
@@ -95,18 +96,18 @@ def crossed(cluster: Cluster, distance: int, blocks: int) -> tuple[Level, ...]:
     return tuple(found)
 
 
-def message(cluster: Cluster, level: Level, size: float, pieces_of: int = 1) -> float:
+def message(cluster: Cluster, level: Level, size: float, senders: int = 1) -> float:
     """Seconds to send `size` bytes across a level, all devices at once.
 
-    With `pieces_of` t > 1 each of t neighbours that hold the same bytes sends 1/t, and the receivers gather them
+    With `senders` t > 1 each of t neighbours that hold the same bytes sends 1/t, and the receivers gather them
     (PTD-P section 4.1).
     """
     if level.message_bandwidth:
-        seconds = size / pieces_of / level.message_bandwidth + level.message_latency
+        seconds = size / senders / level.message_bandwidth + level.message_latency
     else:
-        seconds = size / pieces_of / level.rate + level.latency
-    if pieces_of > 1:
-        seconds += gather(cluster, Group(pieces_of), size)
+        seconds = size / senders / level.rate + level.latency
+    if senders > 1:
+        seconds += gather(cluster, Group(senders), size)
     return seconds
 
 
@@ -128,5 +129,5 @@ class Traffic:
 def spread(cluster: Cluster, group: Group, size: float, passes: float) -> dict[str, float]:
     """Bytes a device sends on each level in `passes` gathers or scatters of `size` bytes (an all-reduce is two)."""
     return {
-        level.name: passes * (members - 1) / members * piece for level, members, piece in pieces(cluster, group, size)
+        level.name: passes * (members - 1) / members * piece for level, members, piece in shares(cluster, group, size)
     }

@@ -1,4 +1,4 @@
-"""How long a device computes: a roofline for each operation.
+"""Seconds of one operation on a device, by a roofline.
 
 A matrix product runs tile by tile on the device's units, so a product that fills its last wave badly, or has a short
 inner dimension, is slower; it is never faster than its bytes. Everything else is bound by memory. Each kernel costs
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from megatron_ptdp.planner.cluster import Device
+from megatron_ptdp.config.cluster import Device
 
 SPLITS = (1, 2, 4)
 """Ways to cut the inner dimension of a product over units, as libraries do for small results."""
@@ -61,5 +61,5 @@ def copy_seconds(device: Device, size: float) -> float:
 
 
 def kernels_seconds(device: Device, sizes: tuple[float, ...]) -> float:
-    """Seconds of kernels that each read and write so many bytes."""
+    """Seconds of kernels that each read and write one of the sizes, in bytes."""
     return copy_seconds(device, sum(sizes)) + len(sizes) * device.kernel_overhead

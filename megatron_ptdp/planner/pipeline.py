@@ -1,4 +1,4 @@
-"""How long one iteration's microbatches take in the pipeline.
+"""Seconds of one iteration's microbatches in the pipeline, by closed forms.
 
 Two ways. `bounded` is a closed form, exact for 1F1B and GPipe when messages are hidden or blocking, and near for the
 others; a search over thousands of plans uses it. `megatron_ptdp.planner.simulated` runs the schedule's real action
@@ -21,6 +21,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import rules_of
+
+CLOSED_FORMS = frozenset({"gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"})
+"""Schedules whose time (here) and memory (`memory`) have formulas. A search goes through these; any other registered
+schedule is planned where it is asked for by name, from its action lists (`simulated`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the devices of a pipeline do: for each stage its work, and where it is.
+    """The work of a pipeline: for each stage its seconds and its device.
 
     Attributes:
         stages: in the order of the model.
@@ -61,10 +66,14 @@ class Work:
         return [StageWork(*row) for row in sums]
 
 
-def placement(plan: Plan, v_placement: bool) -> tuple[int, ...]:
-    """The device of each stage: round and round, or there and back."""
-    there = tuple(range(plan.pipeline))
-    return there + there[::-1] if v_placement else there * plan.chunks
+def placement(plan: Plan) -> tuple[int, ...]:
+    """The device of each stage."""
+    return rules_of(plan.schedule).placement(plan.pipeline, plan.chunks)
+
+
+def has_closed_form(plan: Plan) -> bool:
+    """True where time and memory of the plan's schedule are known without its action lists."""
+    return plan.schedule in CLOSED_FORMS
 
 
 def bounded(plan: Plan, work: Work) -> float:

@@ -1,4 +1,4 @@
-"""Looks through all legal plans and finds the fastest that fit.
+"""Searches all legal plans for the fastest that fit.
 
 Plans come in families that share what a microbatch costs: tensor and pipeline sizes, microbatch, recomputation,
 sequence parallelism. Work over devices is a lower bound for every member of a family: no schedule is faster than no
@@ -14,34 +14,36 @@ from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from typing import Any
 
-from megatron_ptdp.planner.errors import BadFigure, Illegal, NothingFits
-from megatron_ptdp.planner.estimate import Estimate, Question, estimate, time_split
+from megatron_ptdp.errors import BadFigure, Illegal, NothingFits
+from megatron_ptdp.planner.estimate import Estimate, Question, estimate, pipeline_work, time_split
+from megatron_ptdp.planner.explain.infeasible import why_illegal, why_nothing_fits
 from megatron_ptdp.planner.memory import stage_memory
-from megatron_ptdp.planner.misses import why_none, why_nothing_fits
-from megatron_ptdp.planner.plan import SCHEDULES, Plan, check, with_settings
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.settings import check, with_settings
 from megatron_ptdp.planner.simulated import pipeline_seconds
 from megatron_ptdp.planner.space import families, lower_bound, members
+from megatron_ptdp.schedules import rules_of
 
-MOST = {"devices": 10**7, "batch": 10**8, "tokens": 10**18}
-"""What a question may ask for: more was never meant, and would be searched for hours."""
+MAX_COUNTS = {"devices": 10**7, "batch": 10**8, "tokens": 10**18}
+"""Of a question: larger counts are typing errors, and would be searched for hours."""
 
-SPARE = 2
+SPARE_PLANS = 2
 """Plans simulated beyond those that are shown, as the closed form may have put them in the wrong order."""
 
 SLACK = 0.1
 """Share by which the closed form of a schedule that splits the backward pass may be too slow with few microbatches."""
 
-AHEAD = 16
+MAX_PLANS_AHEAD = 16
 """Further plans that are simulated at most, as long as one of them might be faster than one that would be shown."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         best: the fastest plans that fit, each another configuration, in order.
-        families, opened: how many families there are, and how many had to be looked into.
+        families, opened: the number of families, and of those whose members were timed.
         evaluated: plans whose time was computed.
         legal: legal plans among the opened families.
     """
@@ -54,12 +56,12 @@ class Found:
 
 
 def check_question(question: Question) -> None:
-    """Refuses counts that cannot be meant.
+    """Refuses counts that are out of range.
 
     Raises:
-        BadFigure: devices, batch or tokens below 1 or above `MOST`, or more devices than the cluster has.
+        BadFigure: devices, batch or tokens below 1 or above `MAX_COUNTS`, or more devices than the cluster has.
     """
-    for name, most in MOST.items():
+    for name, most in MAX_COUNTS.items():
         value = getattr(question, name)
         if not 1 <= value <= most:
             raise BadFigure(f"{name} is {value}, must be 1 to {most:,}")
@@ -73,7 +75,7 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
 
     Args:
         fixed: settings that every plan must have.
-        top: how many to return at most.
+        top: the most plans to return.
         simulate: run the event simulator for those that are returned.
 
     Raises:
@@ -86,7 +88,7 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
     if fixed.get("batch", question.batch) != question.batch:
         raise BadFigure(f"batch is {question.batch} and fixed to {fixed['batch']}; ask for one of them")
     kept: list[tuple[float, int, Plan]] = []  # a heap: the slowest first, and of equals the last that was found
-    wanted, legal, evaluated, opened, entered = top + SPARE + AHEAD * simulate, 0, 0, 0, 0
+    wanted, legal, evaluated, opened, entered = top + SPARE_PLANS + MAX_PLANS_AHEAD * simulate, 0, 0, 0, 0
     ordered = sorted(
         (lower_bound(question, family), number, family) for number, family in enumerate(families(question, fixed))
     )
@@ -112,7 +114,7 @@ def search(question: Question, fixed: dict[str, Any] | None = None, top: int = 5
             elif -seconds > kept[0][0]:
                 heapreplace(kept, (-seconds, -entered, plan))
     if not legal:
-        raise Illegal(why_none(question, fixed))
+        raise Illegal(why_illegal(question, fixed))
     if not kept:
         raise NothingFits(why_nothing_fits(question, fixed))
     ranked = [plan for _, _, plan in sorted(kept, reverse=True)]
@@ -128,16 +130,16 @@ def _shown(question: Question, ranked: list[Plan], top: int, simulate: bool) -> 
         return [estimate(question, plan) for plan in ranked[:top]]
     found: list[Estimate] = []
     for number, plan in enumerate(ranked):
-        if number >= top + SPARE and found[top - 1].seconds <= _at_best(question, plan):
+        if number >= top + SPARE_PLANS and found[top - 1].seconds <= _at_best(question, plan):
             continue
-        found.append(estimate(question, plan, pipeline_seconds(question, plan)))
+        found.append(estimate_simulated(question, plan))
         found.sort(key=lambda one: one.seconds)
     return found[:top]
 
 
 def _at_best(question: Question, plan: Plan) -> float:
     """Seconds that a simulation hardly ever goes below: the closed form, or less where that may be too slow."""
-    few = SCHEDULES[plan.schedule].splits_backward and plan.microbatches < 4 * plan.pipeline
+    few = rules_of(plan.schedule).splits_backward and plan.microbatches < 4 * plan.pipeline
     return time_split(question, plan).total * (1 - SLACK * few)
 
 
@@ -154,4 +156,10 @@ def estimate_exactly(question: Question, plan: Plan) -> Estimate:
             f"the question for {question.devices} and {question.batch}"
         )
     check(plan, question.model)
-    return estimate(question, plan, pipeline_seconds(question, plan))
+    return estimate_simulated(question, plan)
+
+
+def estimate_simulated(question: Question, plan: Plan) -> Estimate:
+    """A legal plan, its pipeline's time by the event simulator."""
+    work, _ = pipeline_work(question, plan)
+    return estimate(question, plan, pipeline_seconds(plan, work))

@@ -1,4 +1,4 @@
-"""The pipeline's time by running the schedule's real action lists through the event simulator.
+"""Time and memory of a plan from its schedule's real action lists, by the event simulator.
 
 The lists are those that the training runtime executes (`megatron_ptdp.schedules`), so what is drawn here is what will
 run. A long iteration repeats itself in the middle: beyond `_steady` microbatches only a part is simulated, twice, and
@@ -7,17 +7,25 @@ the rest follows from the difference. That is exact where the schedule has a ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
-from megatron_ptdp.planner.estimate import Question, pipeline_work
 from megatron_ptdp.planner.pipeline import Work, links_seconds
 from megatron_ptdp.planner.plan import Plan
-from megatron_ptdp.schedules import Costs, Link, Schedule, Timeline, build, simulate
+from megatron_ptdp.schedules import Costs, Link, Schedule, Timeline, build, peak_memory, simulate
+
+MAX_ACTIONS = 12_000
+"""Actions that are simulated; beyond, two shorter runs are continued in a straight line."""
 
 
 @lru_cache(maxsize=64)
 def _schedule(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
     return build(name, devices, microbatches, chunks)
+
+
+def schedule_of(plan: Plan, microbatches: int | None = None) -> Schedule:
+    """The schedule of a plan; of its first microbatches only, where `microbatches` is given."""
+    return _schedule(plan.schedule, plan.pipeline, microbatches or plan.microbatches, plan.chunks)
 
 
 def costs(work: Work) -> Costs:
@@ -31,33 +39,49 @@ def costs(work: Work) -> Costs:
     )
 
 
-def timeline(question: Question, plan: Plan, microbatches: int | None = None) -> Timeline:
-    """When each action of the plan runs; of its first microbatches only, where `microbatches` says so."""
-    work, _ = pipeline_work(question, plan)
-    return simulate(
-        _schedule(plan.schedule, plan.pipeline, microbatches or plan.microbatches, plan.chunks), costs(work)
-    )
+def timeline(plan: Plan, work: Work, microbatches: int | None = None) -> Timeline:
+    """The run of each action of the plan; of its first microbatches only, where `microbatches` is given."""
+    return simulate(schedule_of(plan, microbatches), costs(work))
 
 
-def pipeline_seconds(question: Question, plan: Plan, limit: int = 12_000) -> float:
-    """Seconds of all microbatches of a plan, by simulation.
-
-    Args:
-        limit: actions that are simulated at most; beyond, two shorter runs are continued in a straight line.
-    """
-    work, _ = pipeline_work(question, plan)
-    return max(_simulated(question, plan, limit), links_seconds(plan, work))
+def pipeline_seconds(plan: Plan, work: Work, limit: int = MAX_ACTIONS) -> float:
+    """Seconds of all microbatches of a plan. `limit`: actions that are simulated at most."""
+    seconds = _continued(plan, limit, lambda microbatches: timeline(plan, work, microbatches).makespan)
+    return max(seconds, links_seconds(plan, work))
 
 
-def _simulated(question: Question, plan: Plan, limit: int) -> float:
+def in_flight(plan: Plan, position: int) -> float:
+    """Microbatches whose activations the device at `position` of the pipeline holds at most, each of all its layers."""
+    return _peak(plan, position, stash=1.0)
+
+
+def waiting(plan: Plan, position: int) -> float:
+    """Microbatches between their inputs' and their weights' gradients on a device, each of all its layers."""
+    return _peak(plan, position, stash=0.0)
+
+
+def _peak(plan: Plan, position: int, stash: float) -> float:
+    def held(microbatches: int) -> float:
+        return _peaks(plan.schedule, plan.pipeline, microbatches, plan.chunks, stash)[position]
+
+    return _continued(plan, MAX_ACTIONS, held) / plan.chunks
+
+
+@lru_cache(maxsize=1024)
+def _peaks(name: str, devices: int, microbatches: int, chunks: int, stash: float) -> tuple[float, ...]:
+    schedule = _schedule(name, devices, microbatches, chunks)
+    return peak_memory(schedule, (stash,) * schedule.stages, (1.0,) * schedule.stages)
+
+
+def _continued(plan: Plan, limit: int, figure: Callable[[int], float]) -> float:
+    """A figure of all microbatches, from those of fewer where they have more than `limit` actions."""
     m, per_microbatch = plan.microbatches, 2 * plan.stages
     short = _steady(plan, limit // per_microbatch)
     if m * per_microbatch <= limit or m <= short:
-        return timeline(question, plan).makespan
+        return figure(m)
     step = plan.pipeline
     rest = (m - short) % step
-    less = timeline(question, plan, short - step + rest).makespan
-    more = timeline(question, plan, short + rest).makespan
+    less, more = figure(short - step + rest), figure(short + rest)
     return more + (more - less) * ((m - short - rest) // step)
 
 

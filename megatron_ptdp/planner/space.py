@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from megatron_ptdp.config.parallel import RECOMPUTE, ZERO, split_layers
 from megatron_ptdp.planner.estimate import Question, split_of, stage_costs
-from megatron_ptdp.planner.model import Model
-from megatron_ptdp.planner.plan import RECOMPUTE, SCHEDULES, Plan, illegal, split_layers
+from megatron_ptdp.planner.pipeline import CLOSED_FORMS
+from megatron_ptdp.planner.plan import Plan, illegal, tensor_fault
+from megatron_ptdp.schedules import rules_of, schedule_names
 
 
 def divisors(number: int) -> list[int]:
@@ -28,7 +30,7 @@ def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
     # Flash attention keeps no scores: `selective` is then `none`, and only what is asked for by name.
     kinds = [kind for kind in RECOMPUTE if kind != "selective" or not question.software.flash_attention]
     kinds = [fixed["recompute"]] if "recompute" in fixed else kinds
-    for t in allowed("tensor", [t for t in divisors(n) if not model.heads % t and not model.ffn % t]):
+    for t in allowed("tensor", [t for t in divisors(n) if not tensor_fault(model, t)]):
         for p in allowed("pipeline", [p for p in divisors(n // t) if p <= len(model.row) + 2]):
             d = n // (t * p)
             if batch % d or ("data" in fixed and fixed["data"] != d):
@@ -42,10 +44,10 @@ def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
 def members(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator[Plan]:
     """The legal plans of a family."""
     sgs = [True, False] if family.pipeline > 1 and family.tensor > 1 else [True]
-    for schedule, chunks in _schedules(question.model, family.pipeline, family.microbatches):
+    for schedule, chunks in _schedules(len(question.model.row), family.pipeline, fixed.get("schedule")):
         if fixed.get("schedule", schedule) != schedule or fixed.get("chunks", chunks) != chunks:
             continue
-        for zero in (0, 1, 2, 3):
+        for zero in ZERO:
             if fixed.get("zero", zero) != zero:
                 continue
             plan = replace(family, schedule=schedule, chunks=chunks, zero=zero)
@@ -57,15 +59,18 @@ def members(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator
 
 
 @lru_cache(maxsize=4096)
-def _schedules(model: Model, pipeline: int, microbatches: int) -> tuple[tuple[str, int], ...]:
-    """Schedules and chunks that divide the layers."""
+def _schedules(layers: int, pipeline: int, named: str | None) -> tuple[tuple[str, int], ...]:
+    """Schedules and chunks that divide the layers: of those with closed forms, and of the one that is asked for by
+    name."""
     if pipeline == 1:
         return (("1f1b", 1),)
-    layers = len(model.row)
     pairs = []
-    for name, schedule in SCHEDULES.items():
-        most = schedule.fixed_chunks or (layers + 2) // pipeline
-        for chunks in range(max(schedule.min_chunks, schedule.fixed_chunks), most + 1):
+    for name in schedule_names():
+        if name not in CLOSED_FORMS and name != named:
+            continue
+        rules = rules_of(name)
+        most = rules.chunks or (layers + 2) // pipeline
+        for chunks in range(max(rules.full_chunks, rules.chunks), most + 1):
             if split_layers(layers, pipeline * chunks):
                 pairs.append((name, chunks))
     return tuple(pairs)

@@ -1,4 +1,4 @@
-"""Bytes on each level of the network, per device and iteration: which links a plan fills.
+"""Bytes on each level of the network, per device and iteration.
 
 A level's share is the average over the iteration. What crosses an island or a data centre is the total of a level times
 the devices behind the link.
@@ -13,7 +13,7 @@ from megatron_ptdp.planner.plan import Plan
 
 
 def traffic(question: Question, estimate: Estimate) -> list[Traffic]:
-    """What each level carries, innermost first."""
+    """Bytes that each level carries, innermost first."""
     plan = estimate.plan
     parts = {"tensor": _tensor(question, plan), "pipeline": _pipeline(question, plan), "data": _data(question, plan)}
     rows = []

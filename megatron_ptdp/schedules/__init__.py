@@ -11,7 +11,8 @@ from megatron_ptdp.schedules.classic import gpipe, interleaved, looped_bfs, one_
 from megatron_ptdp.schedules.costs import Costs, Link
 from megatron_ptdp.schedules.dualpipe import dualpipe_v
 from megatron_ptdp.schedules.lower import Instruction, Lowered, Receive, Reduce, Send, Tie, lower
-from megatron_ptdp.schedules.registry import Generator, build, register, schedule_names
+from megatron_ptdp.schedules.registry import Generator, build, register, rules_of, schedule_names, states_rules
+from megatron_ptdp.schedules.rules import Rules
 from megatron_ptdp.schedules.simulate import simulate
 from megatron_ptdp.schedules.timeline import Bubble, Event, Span, Timeline, Transfer
 from megatron_ptdp.schedules.trace import chrome_trace
@@ -31,6 +32,7 @@ __all__ = [
     "Overlap",
     "Receive",
     "Reduce",
+    "Rules",
     "Schedule",
     "ScheduleError",
     "Send",
@@ -53,8 +55,10 @@ __all__ = [
     "parse",
     "peak_memory",
     "register",
+    "rules_of",
     "schedule_names",
     "simulate",
+    "states_rules",
     "vee",
     "zb_h1",
     "zb_v",

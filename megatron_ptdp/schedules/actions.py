@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: plain data, made once and never changed.
+"""A pipeline schedule as plain data, made once and never changed.
 
 A model is cut into `stages`, numbered from the first layers to the last. Each stage lies on one pipeline `device`: one
 accelerator, or the slice that holds the stage's shards. Several stages on one device are its `chunks`. A batch is cut
@@ -13,7 +13,7 @@ into microbatches. What a stage does with a microbatch is an action:
 
 `3F7` is the forward of microbatch 7 on stage 3, `(0F3;3B1)OVERLAP_F_B` a forward and a backward that run as one. This
 is the notation of `torch.distributed.pipelining`. A schedule has, for each device, its actions in the order in which it
-runs them. It says nothing of messages: `lower` derives them.
+runs them. It has no messages: `lower` derives them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HEADER = re.compile(r"(\S+): (\d+) microbatches, stages on devices ([\d ]+)")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be: its sizes break its rule, or its actions do not fit together."""
+    """A schedule that is invalid: its sizes break its rule, or its actions do not fit together."""
 
 
 class Action(NamedTuple):
-    """What one stage does with one microbatch; both are counted from 0."""
+    """The work of one stage on one microbatch; both are counted from 0."""
 
     stage: int
     kind: Kind
@@ -75,7 +75,7 @@ def parse(text: str) -> Entry:
     """The action or the pair that `text` stands for; the inverse of `str`.
 
     Raises:
-        ScheduleError: it stands for none.
+        ScheduleError: it is no action.
     """
     if found := _ACTION.fullmatch(text):
         return Action(int(found[1]), cast(Kind, found[2]), int(found[3]))

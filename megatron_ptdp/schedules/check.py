@@ -1,4 +1,4 @@
-"""Says whether a schedule can run, before it does: nothing missing, no deadlock, not too much held."""
+"""Checks a schedule before it runs: nothing missing, no deadlock, no device with too many stashes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def check(schedule: Schedule, limit: int | None = None) -> None:
     Flow.of(schedule).order()
     if limit is None:
         return
-    for device, held in enumerate(in_flight(schedule)):
-        if held > limit:
-            raise ScheduleError(f"device {device} holds {held} microbatches at its peak, but {limit} is the limit")
+    for device, peak in enumerate(in_flight(schedule)):
+        if peak > limit:
+            raise ScheduleError(f"device {device} holds {peak} microbatches at its peak, but {limit} is the limit")
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -51,10 +51,10 @@ def peak_memory(schedule: Schedule, stash: tuple[float, ...], kept: tuple[float,
     }
     peaks = []
     for row in schedule.rows:
-        held = peak = 0.0
+        stashed = peak = 0.0
         for entry in row:
             for stage, kind, _ in entry.parts:
-                held += change[kind][stage]
-                peak = max(peak, held)
+                stashed += change[kind][stage]
+                peak = max(peak, stashed)
         peaks.append(peak)
     return tuple(peaks)

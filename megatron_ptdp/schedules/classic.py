@@ -8,26 +8,20 @@ breadth-first (arXiv:2211.05953).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from megatron_ptdp.schedules.actions import Action, Kind, Schedule, ScheduleError, loop
+from megatron_ptdp.schedules.rules import Rules
 
-
-def require_sizes(name: str, devices: int, microbatches: int, chunks: int, only_chunks: int | None = None) -> None:
-    """Refuses sizes below 1, and another number of chunks than the only one that the schedule has.
-
-    Raises:
-        ScheduleError: with the rule and the numbers.
-    """
-    for what, size in (("devices", devices), ("microbatches", microbatches), ("chunks", chunks)):
-        if size < 1:
-            raise ScheduleError(f"{name} needs at least 1 of its {what}, but there are {size}")
-    if only_chunks is not None and chunks != only_chunks:
-        raise ScheduleError(f"{name} has {only_chunks} chunks on each device, not {chunks}; leave chunks out")
+GPIPE = Rules("gpipe")
+ONE_F_ONE_B = Rules("1f1b", fuses_last_stage=True)
+LOOPED_BFS = Rules("looped-bfs", chunks=0, full_chunks=2)
+INTERLEAVED = Rules("interleaved", chunks=0, equal_groups=True, full_chunks=2, full_groups=True, fuses_last_stage=True)
 
 
 def gpipe(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
     """All forwards, then all backwards, both in the order of the microbatches. Holds m stashes."""
-    require_sizes("gpipe", devices, microbatches, chunks, only_chunks=1)
+    GPIPE.require(devices, microbatches, chunks)
     rows = [
         [Action(stage, kind, k) for kind in _kinds("F", "B") for k in range(microbatches)] for stage in range(devices)
     ]
@@ -39,7 +33,7 @@ def one_f_one_b(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
 
     It holds min(p-r, m) stashes. Fewer microbatches than devices are allowed; the pipeline then never fills.
     """
-    require_sizes("1f1b", devices, microbatches, chunks, only_chunks=1)
+    ONE_F_ONE_B.require(devices, microbatches, chunks)
     rows = []
     for stage in range(devices):
         forwards = [Action(stage, "F", k) for k in range(microbatches)]
@@ -53,7 +47,7 @@ def looped_bfs(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
 
     Holds m·v stashes. The gradients of a stage are complete early, which leaves time to reduce them.
     """
-    require_sizes("looped-bfs", devices, microbatches, chunks)
+    LOOPED_BFS.require(devices, microbatches, chunks)
     rows = []
     for device in range(devices):
         forwards = [Action(c * devices + device, "F", k) for c in range(chunks) for k in range(microbatches)]
@@ -76,10 +70,11 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2, group: int | N
     Raises:
         ScheduleError: the microbatches do not fit.
     """
-    require_sizes("interleaved", devices, microbatches, chunks)
     if group is None:
-        group = even_group("interleaved", devices, microbatches)
+        INTERLEAVED.require(devices, microbatches, chunks)
+        group = even_group(devices, microbatches)
     else:
+        replace(INTERLEAVED, equal_groups=False).require(devices, microbatches, chunks)
         _require_group(devices, microbatches, group)
     rows = []
     for device in range(devices):
@@ -89,20 +84,9 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2, group: int | N
     return Schedule.of("interleaved", microbatches, loop(devices, chunks), rows)
 
 
-def even_group(name: str, devices: int, microbatches: int) -> int:
-    """The size of a group when all are equal and there are as many as have p microbatches, at least one.
-
-    Raises:
-        ScheduleError: they cannot be equal.
-    """
-    groups = max(1, microbatches // devices)
-    if microbatches % groups:
-        below, above = (microbatches // groups * groups, (microbatches // groups + 1) * groups)
-        raise ScheduleError(
-            f"{name} needs groups of equal size, {microbatches} microbatches // {devices} devices = {groups} of them, "
-            f"but {microbatches} is not a multiple of {groups}; {below} and {above} are"
-        )
-    return microbatches // groups
+def even_group(devices: int, microbatches: int) -> int:
+    """The size of a group where all are equal and there are as many as have p microbatches, at least one."""
+    return microbatches // max(1, microbatches // devices)
 
 
 def _require_group(devices: int, microbatches: int, group: int) -> None:

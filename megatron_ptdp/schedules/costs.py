@@ -1,4 +1,4 @@
-"""What a step costs: seconds of each stage, bytes on their way, links, and bytes that are held.
+"""Costs of a step: seconds of each stage, bytes of messages, links, and bytes of stashes.
 
 Stages may differ: the first has the embedding, the last the logits, and either may have fewer layers.
 """
@@ -14,7 +14,7 @@ from megatron_ptdp.schedules.actions import Action, Entry, ScheduleError
 
 @dataclass(frozen=True)
 class Link:
-    """What joins one device to another, in one direction. It carries one message at a time, first come, first served.
+    """A connection from one device to another, in one direction, for one message at a time, first come, first served.
 
     A message of n bytes holds the link for n / bytes_per_second and is there `latency_s` later.
 
@@ -38,7 +38,7 @@ class Costs:
         input_grad: seconds of an I
         weight_grad: seconds of a W
         backward: seconds of a B; left empty, those of I and W together
-        pair: the time of an overlapped pair over that of its F and B alone, one after the other
+        pair: the time of an overlapped pair over that of its F and B one after the other
         stash: bytes that a forward leaves for its backward
         kept: bytes of the stash that stay between I and W; left empty, all of it
         message: bytes of the activation from stage s to s + 1, and of the gradient that comes back; empty for none
@@ -68,7 +68,7 @@ class Costs:
         weight_grad: float = 1.0,
         message: float = 0.0,
     ) -> Costs:
-        """The same for all stages; times in any unit."""
+        """Equal costs for all stages; times in any unit."""
         return cls(
             (forward,) * stages, (input_grad,) * stages, (weight_grad,) * stages, message=(message,) * (stages - 1)
         )

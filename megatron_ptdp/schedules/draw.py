@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Colour: TypeAlias = tuple[float, float, float]
 
 COLOURS: dict[Kind, str] = {"F": "#0072B2", "B": "#009E73", "I": "#CC79A7", "W": "#E69F00"}
-"""Of Okabe and Ito's set: told apart without colour vision, and in print."""
+"""Of Okabe and Ito's set: distinct without colour vision, and in print."""
 
 _PALEST = 0.6  # the share of white in the colour of the last chunk
 _POINTS = 72  # per inch, in which the sizes of texts are measured
 _FONT_POINTS = 6.5
 _EDGED_POINTS = 2.5  # spans that are narrower than this have no edges
-_MOST_ROWS_IN = 12.0  # inches of height; with more devices the rows become thin
+_MAX_ROWS_IN = 12.0  # inches of height; with more devices the rows become thin
 
 
 def draw(timeline: Timeline, path: str | Path, title: str | None = None, width_in: float = 10.0) -> None:
@@ -51,7 +51,7 @@ def draw_below(timelines: Mapping[str, Timeline], path: str | Path, width_in: fl
     """
     from matplotlib.figure import Figure
 
-    heights = [min(0.3 * len(timeline.rows), _MOST_ROWS_IN) for timeline in timelines.values()]
+    heights = [min(0.3 * len(timeline.rows), _MAX_ROWS_IN) for timeline in timelines.values()]
     figure = Figure(figsize=(width_in, sum(heights) + 0.3 + 0.7 * len(heights)), layout="constrained", dpi=110)
     longest = max(timeline.makespan for timeline in timelines.values()) or 1.0
     unit = _POINTS * width_in * 0.93 / longest  # points for a unit of time, about

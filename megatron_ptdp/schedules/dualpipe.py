@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from megatron_ptdp.schedules.actions import Action, Entry, Kind, Overlap, Schedule, ScheduleError, vee
-from megatron_ptdp.schedules.classic import require_sizes
+from megatron_ptdp.schedules.actions import Action, Entry, Kind, Overlap, Schedule, vee
+from megatron_ptdp.schedules.rules import Rules
+
+DUALPIPE_V = Rules("dualpipe-v", chunks=2, fills_stages=True, splits_backward=True, v_placement=True)
 
 
 def dualpipe_v(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -20,12 +22,7 @@ def dualpipe_v(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     Raises:
         ScheduleError: there are fewer microbatches than stages.
     """
-    require_sizes("dualpipe-v", devices, microbatches, chunks, only_chunks=2)
-    if microbatches < 2 * devices:
-        raise ScheduleError(
-            f"dualpipe-v needs at least as many microbatches as stages, but there are {microbatches} microbatches "
-            f"and 2 × {devices} devices = {2 * devices} stages"
-        )
+    DUALPIPE_V.require(devices, microbatches, chunks)
     rows = [_Device(device, devices).row(microbatches) for device in range(devices)]
     return Schedule.of("dualpipe-v", microbatches, vee(devices), rows)
 

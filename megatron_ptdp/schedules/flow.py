@@ -1,12 +1,12 @@
-"""A schedule as numbered steps with the needs between them. What `check`, `lower` and `simulate` walk over.
+"""A schedule as numbered steps with the needs between them; `check`, `lower` and `simulate` walk over it.
 
-Who needs whom follows from the actions alone:
+The needs follow from the actions:
 
     sFk        needs (s-1)Fk
     sBk, sIk   need sFk, and (s+1)Bk or (s+1)Ik
     sWk        needs sIk
 
-Each device runs its list strictly in order. A step waits for its needs, never for a free link; sends wait for nobody.
+Each device runs its list strictly in order. A step waits for its needs, never for a free link; sends do not wait.
 Every function here takes time in proportion to the number of actions.
 """
 
@@ -84,7 +84,7 @@ class Flow:
         """All steps in an order in which each comes after its needs and after the one before it on its device.
 
         Raises:
-            ScheduleError: there is none: the devices wait for each other. The message names the cycle.
+            ScheduleError: the devices wait for each other. The message names the cycle.
         """
         head = list(self.starts[:-1])
         waiting: list[list[int]] = [[] for _ in head]  # the devices whose next step needs the next step of this one
@@ -129,7 +129,7 @@ class Flow:
 
 
 class _Index:
-    """Where each forward, backward and weights' gradient stands, as a flat list over stages and microbatches."""
+    """The steps of each forward, backward and weights' gradient, as flat lists over stages and microbatches."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -195,7 +195,7 @@ class _Index:
 
 
 def _check_form(schedule: Schedule) -> None:
-    """What type checkers would find in a schedule of a user's own."""
+    """Refuses values of wrong types in a schedule of a user's own, which no type checker may have seen."""
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a schedule is a Schedule, as Schedule.of makes it, not {type(schedule).__name__}")
     if not isinstance(schedule.microbatches, int) or not all(isinstance(at, int) for at in schedule.placement):

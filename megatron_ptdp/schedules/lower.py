@@ -1,10 +1,10 @@
-"""From actions to what each device does: messages, and the points where gradients are complete.
+"""Lowers actions to instructions of each device: messages, and the points where gradients are complete.
 
     0F0 0F1 0B0 ...  ->  0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...
 
 The rules:
 
-- A send follows the action that makes the value, and waits for nobody.
+- A send follows the action that makes the value, and does not wait.
 - A receive is posted by need: just before the action that takes the value, or `ahead` steps of the device earlier, in
   the order of the needs. A receive that is posted as early as possible would stand at the head of its queue, and hold
   up what arrives before it.
@@ -27,7 +27,7 @@ from megatron_ptdp.schedules.actions import Entry, Schedule, ScheduleError
 from megatron_ptdp.schedules.flow import Flow
 
 Value: TypeAlias = Literal["F", "B"]
-"""What is sent: the activation of a forward, or the gradient of a backward."""
+"""The value of a message: the activation of a forward, or the gradient of a backward."""
 
 
 class Send(NamedTuple):

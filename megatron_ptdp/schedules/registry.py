@@ -1,4 +1,4 @@
-"""The schedules by name, and how to add one.
+"""Schedules by name with their rules, and the way to add one.
 
 @register("mine")
 def mine(devices: int, microbatches: int, chunks: int = 1) -> Schedule: ...
@@ -9,14 +9,25 @@ build("mine", devices=4, microbatches=8)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Protocol, TypeVar
 
 from megatron_ptdp.schedules.actions import Schedule, ScheduleError
 from megatron_ptdp.schedules.check import check
-from megatron_ptdp.schedules.classic import gpipe, interleaved, looped_bfs, one_f_one_b
-from megatron_ptdp.schedules.dualpipe import dualpipe_v
-from megatron_ptdp.schedules.zero_bubble import interleaved_zb, zb_h1, zb_v
+from megatron_ptdp.schedules.classic import (
+    GPIPE,
+    INTERLEAVED,
+    LOOPED_BFS,
+    ONE_F_ONE_B,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+)
+from megatron_ptdp.schedules.dualpipe import DUALPIPE_V, dualpipe_v
+from megatron_ptdp.schedules.rules import Rules
+from megatron_ptdp.schedules.zero_bubble import INTERLEAVED_ZB, ZB_H1, ZB_V, interleaved_zb, zb_h1, zb_v
 
 
 class Generator(Protocol):
@@ -36,10 +47,19 @@ _GENERATORS: dict[str, Generator] = {
     "dualpipe-v": dualpipe_v,
 }
 
+_RULES = {
+    rules.name: rules
+    for rules in (GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, ZB_H1, INTERLEAVED_ZB, ZB_V, DUALPIPE_V)
+}
+"""Rules of the generators of this package; those of a user's own are observed, see `rules_of`."""
+
 _G = TypeVar("_G", bound=Generator)
 
-MOST = 20_000_000
-"""Actions of a schedule, at most: about a minute and some gigabytes. A step of training has some thousands."""
+MAX_ACTIONS = 20_000_000
+"""The most that a schedule may have: about a minute and some gigabytes. A step of training has some thousands."""
+
+OBSERVED_SIZES = ((2, 4), (2, 8), (4, 8), (4, 16), (3, 9))
+"""Devices and microbatches with which an unknown generator is tried, until it takes some."""
 
 
 def register(name: str) -> Callable[[_G], _G]:
@@ -59,8 +79,42 @@ def register(name: str) -> Callable[[_G], _G]:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """What `build` knows, in the order in which it was registered."""
+    """Names that `build` knows, in the order in which they were registered."""
     return tuple(_GENERATORS)
+
+
+def rules_of(name: str) -> Rules:
+    """The rules of a schedule. A generator of a user's own states none: its traits are read off a small schedule that
+    it makes, and `build` says which sizes it takes.
+
+    Raises:
+        ScheduleError: there is no schedule of this name, or its generator takes none of `OBSERVED_SIZES`.
+    """
+    if name in _RULES:
+        return _RULES[name]
+    if name not in _GENERATORS:
+        raise _unknown(name)
+    return _observed(name)
+
+
+def states_rules(name: str) -> bool:
+    """True where the rules of a schedule say all about its sizes, without building it."""
+    return name in _RULES
+
+
+@lru_cache(maxsize=64)
+def _observed(name: str) -> Rules:
+    """Raises the last `ScheduleError` where the generator takes no sizes."""
+    for devices, microbatches in OBSERVED_SIZES[:-1]:
+        try:
+            return Rules.observed(name, build(name, devices, microbatches))
+        except ScheduleError:
+            continue
+    return Rules.observed(name, build(name, *OBSERVED_SIZES[-1]))
+
+
+def _unknown(name: str) -> ScheduleError:
+    return ScheduleError(f"there is no schedule {name!r}; there are {', '.join(_GENERATORS)}")
 
 
 def build(name: str, devices: int, microbatches: int, chunks: int | None = None, limit: int | None = None) -> Schedule:
@@ -74,16 +128,16 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
         limit: the most stashes that a device may hold, see `check`
 
     Raises:
-        ScheduleError: there is none of this name, or the sizes break its rule, which the message has with the numbers;
-            or the rule fails, or makes a schedule of other sizes.
+        ScheduleError: there is no schedule of this name, or the sizes break its rule, which the message has with the
+            numbers; or the generator fails, or makes a schedule of other sizes.
     """
     if name not in _GENERATORS:
-        raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(_GENERATORS)}")
+        raise _unknown(name)
     sizes = (devices, microbatches) if chunks is None else (devices, microbatches, chunks)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
         raise ScheduleError(f"devices, microbatches and chunks are whole numbers, not {', '.join(map(repr, sizes))}")
-    if 2 * prod(sizes) > MOST:
-        raise ScheduleError(f"{name} of {' x '.join(map(str, sizes))} would have more than {MOST:,} actions")
+    if 2 * prod(sizes) > MAX_ACTIONS:
+        raise ScheduleError(f"{name} of {' x '.join(map(str, sizes))} would have more than {MAX_ACTIONS:,} actions")
     schedule = _made(name, sizes)
     check(schedule, limit)
     if (schedule.devices, schedule.microbatches) != (devices, microbatches):
@@ -99,7 +153,7 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
 
 
 def _made(name: str, sizes: tuple[int, ...]) -> Schedule:
-    """What the generator makes; it may be a user's own, and fail with anything."""
+    """The schedule of the generator, which may be a user's own and fail with anything."""
     try:
         return _GENERATORS[name](*sizes)
     except ScheduleError:

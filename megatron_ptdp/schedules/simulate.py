@@ -18,11 +18,12 @@ from megatron_ptdp.schedules.lower import Value
 from megatron_ptdp.schedules.timeline import Event, Span, Timeline, Transfer
 
 _Way = tuple[int, float, float]
-"""How an output gets to its taker: the number of the link, or -1 inside a device; seconds on the link, and after it."""
+"""The way of an output to its consumer: the number of the link, or -1 inside a device; seconds on the link, and
+after it."""
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """When each action and each message runs.
+    """The start and end of each action and each message.
 
     Args:
         schedule: as `check` takes it

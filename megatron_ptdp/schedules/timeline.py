@@ -1,4 +1,4 @@
-"""When everything happens: what `simulate` gives."""
+"""The result of `simulate`: start and end of every action and message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """The link is held from `start` to `end`; the message is there at `arrival`. `stage` is the one that sent it."""
+    """The link is occupied from `start` to `end`; the message is there at `arrival`. `stage` sent it."""
 
     stage: int
     value: Value
@@ -91,18 +91,18 @@ class Timeline:
 
     @cached_property
     def bubbles(self) -> tuple[Bubble, ...]:
-        """Of each device, over the whole makespan."""
+        """The bubble of each device, over the whole makespan."""
         busy = (sum(span.end - span.start for span in row) for row in self.rows)
         return tuple(Bubble.of(seconds, self.makespan) for seconds in busy)
 
     @cached_property
     def bubble(self) -> Bubble:
-        """Of all devices together."""
+        """The bubble of all devices."""
         return Bubble.of(sum(bubble.busy for bubble in self.bubbles), self.makespan * len(self.rows))
 
     @cached_property
     def critical_path(self) -> tuple[Event, ...]:
-        """From the start of the step to its end, events of which each waited for the one before. Nothing else matters
+        """Events from the start of the step to its end, each of which waited for the one before. Nothing else matters
         for the makespan as long as these take so long."""
         of_span = dict(zip(map(id, self.started), self.causes[0], strict=True))
         of_transfer = dict(zip(map(id, self.transfers), self.causes[1], strict=True))

@@ -42,25 +42,25 @@ def _device_events(timeline: Timeline, unit: float) -> Iterator[dict[str, Any]]:
 
 
 def _link_events(timeline: Timeline, unit: float) -> Iterator[dict[str, Any]]:
-    """From the start of a message to its arrival. Messages of a link that overlap, by its latency, get more tracks."""
+    """Messages from their start to their arrival. Messages of a link that overlap, by its latency, get more tracks."""
     yield _named("process_name", _LINKS, 0, f"{timeline.schedule.name}: links")
     track, pair = -1, (-1, -1)
-    lanes: list[tuple[int, float]] = []  # of the pair: tracks, and until when each is taken
+    taken: list[tuple[int, float]] = []  # of the pair: tracks, and until when each is taken
     for transfer in sorted(timeline.transfers, key=lambda at: (at.source, at.target, at.start)):
         if pair != (transfer.source, transfer.target):
-            pair, lanes = (transfer.source, transfer.target), []
-        lane = next((lane for lane, (_, until) in enumerate(lanes) if until <= transfer.start), len(lanes))
-        if lane == len(lanes):
+            pair, taken = (transfer.source, transfer.target), []
+        place = next((place for place, (_, until) in enumerate(taken) if until <= transfer.start), len(taken))
+        if place == len(taken):
             track += 1
-            lanes.append((track, 0.0))
+            taken.append((track, 0.0))
             yield _named(
-                "thread_name", _LINKS, track, f"device {pair[0]} to {pair[1]}" + (f", {lane + 1}" if lane else "")
+                "thread_name", _LINKS, track, f"device {pair[0]} to {pair[1]}" + (f", {place + 1}" if place else "")
             )
-        lanes[lane] = (lanes[lane][0], transfer.arrival)
+        taken[place] = (taken[place][0], transfer.arrival)
         yield {
             "ph": "X",
             "pid": _LINKS,
-            "tid": lanes[lane][0],
+            "tid": taken[place][0],
             "name": str(transfer),
             "cat": "activation" if transfer.value == "F" else "gradient",
             "ts": transfer.start * unit,

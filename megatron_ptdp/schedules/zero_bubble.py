@@ -1,4 +1,4 @@
-"""Schedules whose backward is cut in two: I, which the stage before waits for, and W, which nobody waits for.
+"""Schedules whose backward is split: I, which the stage before waits for, and W, which no stage waits for.
 
 W fills what would be a bubble. Source: "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241) for H1 and its interleaved
 form ZB1P, "Pipeline Parallelism with Controllable Memory" (arXiv:2405.15362) for the V. The orders are fixed rules, the
@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_ptdp.schedules.actions import Action, Kind, Schedule, loop, vee
-from megatron_ptdp.schedules.classic import even_group, require_sizes, virtual_steps
+from megatron_ptdp.schedules.classic import even_group, virtual_steps
+from megatron_ptdp.schedules.rules import Rules
+
+ZB_H1 = Rules("zb-h1", full_microbatches=1, splits_backward=True)
+INTERLEAVED_ZB = Rules("interleaved-zb", chunks=0, equal_groups=True, full_chunks=2, splits_backward=True)
+ZB_V = Rules("zb-v", chunks=2, full_microbatches=1, splits_backward=True, v_placement=True)
 
 
 def zb_h1(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -18,7 +23,7 @@ def zb_h1(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
 
     The bubble is (p-1)(F + I - W) then. All devices hold what device 0 holds under 1F1B: min(p, m) stashes.
     """
-    require_sizes("zb-h1", devices, microbatches, chunks, only_chunks=1)
+    ZB_H1.require(devices, microbatches, chunks)
     rows = [_put_off(device, devices, microbatches, 1, group=microbatches) for device in range(devices)]
     return Schedule.of("zb-h1", microbatches, loop(devices), rows)
 
@@ -29,8 +34,8 @@ def interleaved_zb(devices: int, microbatches: int, chunks: int = 2) -> Schedule
     Raises:
         ScheduleError: m is not a multiple of max(1, m // p).
     """
-    require_sizes("interleaved-zb", devices, microbatches, chunks)
-    group = even_group("interleaved-zb", devices, microbatches)
+    INTERLEAVED_ZB.require(devices, microbatches, chunks)
+    group = even_group(devices, microbatches)
     rows = [_put_off(device, devices, microbatches, chunks, group) for device in range(devices)]
     return Schedule.of("interleaved-zb", microbatches, loop(devices, chunks), rows)
 
@@ -59,7 +64,7 @@ def zb_v(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
 
     With fewer than 2p-1 microbatches it is the order for 2p-1 of them, less the actions of those that are not there.
     """
-    require_sizes("zb-v", devices, microbatches, chunks, only_chunks=2)
+    ZB_V.require(devices, microbatches, chunks)
     full = max(microbatches, 2 * devices - 1)
     rows = [
         [action for action in _zb_v_row(device, devices, full) if action.microbatch < microbatches]

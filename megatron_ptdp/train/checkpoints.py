@@ -1,7 +1,7 @@
 """Checkpoints: the whole state in one canonical form, written by Orbax while training goes on.
 
-A checkpoint is a folder `<step>` with two parts: `state`, all arrays by name; and `about`, JSON that says of which
-model it is, and what the CRC-32 of each array is. Orbax marks it as whole when all of it is there, and looks at no
+A checkpoint is a folder `<step>` with two parts: `state`, all arrays by name; and `about`, JSON with the sizes of its
+model and the CRC-32 of each array. Orbax marks it as whole when all of it is there, and looks at no
 other. What lies in it does not depend on (p, t, d, v), nor on how the state was cut.
 """
 
@@ -25,14 +25,14 @@ from pathways_ray.errors import PathwaysError
 
 FORMAT = 1
 _PARTIAL = ".orbax-checkpoint-tmp"
-"""In the names of folders that Orbax has not finished."""
+"""Part of the names of folders that Orbax has not finished."""
 
 WRITE_LIMIT_S = 600.0
-"""How long the end of a run waits for a checkpoint that is being written."""
+"""The time that the end of a run waits for a checkpoint that is being written."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of itself.
+    """The description that a checkpoint has of itself.
 
     Attributes:
         step: steps that are done; also the position in the data
@@ -90,14 +90,14 @@ class Checkpoints:
     Args:
         folder: made when the first one is written.
         keep: how many stay; older ones go when a new one is whole.
-        warn: told of checkpoints that were passed over.
+        warn: called with a text where checkpoints were passed over.
     """
 
     def __init__(self, folder: Path, model: ModelConfig, keep: int, warn: Callable[[str], None]) -> None:
         self.folder, self.model, self.warn = folder.absolute(), model, warn
         self._unfinished = sorted(self.folder.glob(f"*{_PARTIAL}*"))
         for path in self._unfinished:
-            shutil.rmtree(path)  # Orbax would do it in a thread that nobody waits for
+            shutil.rmtree(path)  # Orbax would do it in a thread that is not waited for
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -111,7 +111,7 @@ class Checkpoints:
         self._manager.close()
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that are whole, oldest first."""
+        """Steps of the checkpoints that are whole, oldest first."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: State, data: dict[str, int]) -> None:
@@ -123,7 +123,7 @@ class Checkpoints:
             data: what the order of the data depends on: the CRC-32 of the file, its seed, and examples of a step
 
         Raises:
-            What the checkpoint before has failed with.
+            The error of the checkpoint before.
         """
         self.wait()
         self._writing = self._writer.submit(self._write, step, state, data)
@@ -150,19 +150,19 @@ class Checkpoints:
         """Waits until what `save` was given is on disk.
 
         Raises:
-            What writing it has failed with; TimeoutError after ten minutes.
+            The error of writing it; TimeoutError after ten minutes.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result(WRITE_LIMIT_S)
 
     def settle(self) -> None:
-        """Waits likewise, and forgets what went wrong: the state was lost with its host."""
+        """Waits like `wait`, and ignores errors: the state was lost with its host."""
         with contextlib.suppress(PathwaysError):
             self.wait()
 
     def latest(self) -> Restored | None:
-        """The newest checkpoint that is whole, None when there is none at all.
+        """The newest checkpoint that is whole; None without any.
 
         Raises:
             CheckpointError: it is of another model; or there are some, and all are damaged.

@@ -18,30 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from megatron_ptdp.command_line import Failed, WronglyAsked, console
 from megatron_ptdp.errors import ConfigError
 from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-train"
-PLAIN_WIDTH = 130  # columns of text that goes to no terminal; rich would take 80, in which lines break
-
-
-class Failed(click.ClickException):
-    """Ends a command with one line on stderr."""
-
-    def __init__(self, error: PathwaysError) -> None:
-        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())}")
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"{NAME}: {self.message}", err=True)
-
-
-class WronglyAsked(Failed):
-    """The same with exit status 2: the question has to change."""
-
-    exit_code = 2
 
 
 class Commands(click.Group):
@@ -51,20 +34,13 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except PathwaysError as error:
-            raise (WronglyAsked(error) if isinstance(error, UsageError) else Failed(error)) from error
-
-
-def console() -> Console:
-    """On stderr: stdout is for what programs read."""
-    made = Console(stderr=True, highlight=False)
-    if not made.is_terminal:
-        made.width = PLAIN_WIDTH
-    return made
+            ended = WronglyAsked if isinstance(error, UsageError) else Failed
+            raise ended(NAME, f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def needing_extras() -> Iterator[None]:
-    """Says how to install what is missing.
+    """Adds to a missing package how to install it.
 
     Raises:
         ConfigError: a package of the extra `train` is.
@@ -97,7 +73,7 @@ def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> No
         from megatron_ptdp import data
     files = data.files_in(texts) if texts else data.default_corpus()
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=console()) as progress:
+    with Progress(*columns, console=console(stderr=True)) as progress:
         line = progress.add_task(f"{len(files):,} files", total=sum(file.stat().st_size for file in files))
         header = data.prepare(output, files, data.tokens_named(tokenizer), lambda n: progress.update(line, advance=n))
     click.echo(
@@ -129,13 +105,13 @@ def run(
     """
     with needing_extras():
         from megatron_ptdp.train.config import load, load_schedules
-        from megatron_ptdp.train.run import Wishes, train
+        from megatron_ptdp.train.run import RunOptions, train
     # Ray starts its processes with fork and exec at once, which is safe; jax, once imported, warns of every fork.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     if schedules:
         load_schedules(schedules)
     config = load(path, settings)
-    done = train(config, Wishes(max_restarts, trace_step or 0), console())
+    done = train(config, RunOptions(max_restarts, trace_step or 0), console(stderr=True))
     click.echo(f"{done} of {config.run.steps} steps done; metrics and checkpoints are in {config.run.directory}")
 
 
@@ -158,10 +134,7 @@ def verify(grid: Any, only: tuple[str, ...], dtype: Any, path: Path | None, mist
     from megatron_ptdp.verify.command import verify as proven
 
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)  # see `run`
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out.width = PLAIN_WIDTH
-    if not proven(grid, dtype, only, mistakes, path, console(), out, part or ":"):
+    if not proven(grid, dtype, only, mistakes, path, console(stderr=True), console(), part or ":"):
         raise click.exceptions.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side, from their `metrics.jsonl`: how far apart are their losses at the same steps?"""
+"""Compares the losses of two runs at the same steps, from their `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from megatron_ptdp.train.records import METRICS
 
 
 class Difference(NamedTuple):
-    """Between the curves of two runs, over the steps that both have.
+    """The difference between the curves of two runs, over the steps that both have.
 
     Attributes:
-        steps: how many these are
+        steps: their number
         first, last: the numbers of the first and the last of them
         loss: the largest absolute difference of losses, in nats per token
         at: the step that has it
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 def difference(one: Path, other: Path) -> Difference:
-    """Of two runs, each given by its directory or its metrics file.
+    """The difference of two runs, each given by its directory or its metrics file.
 
     Raises:
         ConfigError: a file cannot be read, or the runs have no step in common.

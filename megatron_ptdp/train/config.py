@@ -21,9 +21,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from megatron_ptdp.config.files import read_toml, split_setting
+from megatron_ptdp.config.parallel import Recompute, Zero, batch_fault
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models.config import DType, ModelConfig, changed, preset, presets
-from megatron_ptdp.models.interface import Recompute
 from megatron_ptdp.schedules import schedule_names
 
 
@@ -32,15 +33,15 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the model is cut.
+    """The parallel configuration: a plan of the planner, and what it leaves open.
 
     Attributes:
         pipeline, tensor, data: p, t, d
-        chunks: v, stages on each pipeline device; 0: as many as the schedule has by itself
-        lighter: how many layers fewer the first and the last stage have
+        chunks: v, stages on each pipeline device; 0: the default of the schedule
+        lighter: layers that the first and the last stage have fewer; 0: the split of the planner, even or nearly so
         stage_layers: the layers of each stage, instead
         microbatch: b, examples of one microbatch on one replica
-        microbatches: m; 0: what the batch makes of it, or 1
+        microbatches: m; 0: B/(b·d) where a batch is given, else 1
         batch: examples of a step; 0: m·b·d
         schedule: one of `schedule_names()`
         zero: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters are cut over the replicas
@@ -50,7 +51,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
             "together" on one
         data_islands: over how many islands the replicas lie
-        pieces: for each island, in how many pieces the gradients of a stage cross to the others
+        pieces: buckets per island in which the gradients of a stage cross to the others
     """
 
     pipeline: int = 1
@@ -65,7 +66,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schedule: str = "1f1b"
     sequence_parallel: bool = False
     recompute: Recompute = "none"
-    zero: Literal[0, 1, 2, 3] = 0
+    zero: Zero = 0
     scatter_gather: bool = True
     join: bool = False
     placement: Literal["apart", "together"] = "apart"
@@ -78,20 +79,21 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Raises:
             BadSizes: the batch does not divide, or both are given and do not agree.
         """
+        if not self.batch:
+            return self.microbatches or 1
         each = self.microbatch * self.data
-        if self.batch and (self.batch % each or (self.microbatches and self.microbatches * each != self.batch)):
-            has = f"{self.microbatches} microbatches of " if self.microbatches else "microbatches of "
-            least = self.microbatches * each
-            would = f"make it {least}, or leave microbatches out" if least else f"make it a multiple of {each}"
+        if fault := batch_fault(self.batch, self.data, self.microbatch):
+            raise BadSizes(fault)
+        if self.microbatches and self.microbatches * each != self.batch:
             raise BadSizes(
-                f"a batch of {self.batch} examples is not {has}{self.microbatch} examples on each of {self.data} "
-                f"replicas; {would}"
+                f"batch {self.batch} is not microbatches {self.microbatches} × data {self.data} × microbatch "
+                f"{self.microbatch}; make it {self.microbatches * each}, or leave microbatches out"
             )
-        return self.batch // each if self.batch else self.microbatches or 1
+        return self.batch // each
 
 
 class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done with gradients.
+    """The optimizer and its learning rates.
 
     Attributes:
         optimizer: "adamw", or "sgd" with momentum beta1
@@ -114,7 +116,7 @@ class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is read.
+    """The token file and the order of its examples.
 
     Attributes:
         path: of a token file
@@ -131,7 +133,7 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long, and what is kept.
+    """The length of a run, and the files that it keeps.
 
     Attributes:
         steps: in all, those of earlier runs included
@@ -142,8 +144,8 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         keep: the newest checkpoints that stay
         log_every: steps between two lines where there is no terminal
         in_flight: steps that may be launched before the loss of an earlier one is there
-        eval_every: steps between two evaluations on what is held out, and one at the end; 0: none
-        eval_batches: batches of an evaluation, each as large as that of a step; fewer where no more are held out
+        eval_every: steps between two evaluations on held-out examples, and one at the end; 0: no evaluation
+        eval_batches: batches of an evaluation, each as large as that of a step; fewer where fewer examples are held out
         peak_flops: of one device, for the MFU; 0: measured at the start
     """
 
@@ -161,7 +163,7 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Cluster(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where it runs: a cluster made for this run, or one that is there.
+    """The cluster to run on: one made for this run, or one that is there.
 
     Attributes:
         islands, hosts_per_island, devices_per_host, platform: of one's own cluster; 0 islands or devices: as many as
@@ -192,7 +194,7 @@ SETTINGS: dict[str, str] = {
     **dict.fromkeys(MODEL_SETTINGS, "model"),
     **{name: section for section, kind in SECTIONS.items() for name in kind.__struct_fields__},
 }
-"""The table of each setting."""
+"""The table of each setting, by its name."""
 
 _POSITIVE = (
     "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "steps", "keep", "log_every", "in_flight",
@@ -215,15 +217,10 @@ def load(path: str | Path | None, settings: Sequence[str] = ()) -> Config:
     """The configuration of a file, with settings `name=value` that go before it.
 
     Raises:
-        ConfigError: the file cannot be read, or a name or value is none.
+        ConfigError: the file cannot be read, or a name is unknown or a value invalid.
         BadSizes: the batch does not divide.
     """
-    table: dict[str, Any] = {}
-    if path is not None:
-        try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    table = read_toml(Path(path), f"the configuration {path}", ConfigError) if path is not None else {}
     return config_of(table, dict(map(parse_setting, settings)), str(path or "the settings"))
 
 
@@ -231,7 +228,7 @@ def load_schedules(path: str | Path) -> None:
     """Runs a Python file that registers schedules of its user's own.
 
     Raises:
-        ConfigError: it cannot be run; with what it failed with.
+        ConfigError: it cannot be run; with its error.
     """
     try:
         runpy.run_path(str(path))
@@ -240,14 +237,13 @@ def load_schedules(path: str | Path) -> None:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`pipeline=4` as a name and a value, which is read as TOML where it is some, else as text.
+    """`pipeline=4` as a name and a value, which is read as TOML where it is valid TOML, else as text.
 
     Raises:
         ConfigError: it has no value.
     """
-    name, equals, value = text.partition("=")
-    name, value = name.strip().replace("-", "_"), value.strip()
-    if not name or not equals:
+    name, value = split_setting(text)
+    if not name or "=" not in text:
         raise ConfigError(f"{text!r} is no setting: write name=value, as in pipeline=4 or run.steps=100")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
@@ -336,7 +332,7 @@ def _model(values: dict[str, Any]) -> ModelConfig:
 
 
 def _check(config: Config) -> None:
-    """What holds between settings, or for one that msgspec does not know.
+    """Checks rules between settings, and those of single ones that msgspec does not know.
 
     Raises:
         ConfigError, BadSizes.
@@ -359,5 +355,7 @@ def _check(config: Config) -> None:
         if getattr(config.optimizer, name) >= 1:
             raise ConfigError(f"table optimizer: {name} is {getattr(config.optimizer, name)}, must be below 1")
     if bool(config.cluster.url) != bool(config.cluster.token):
-        raise ConfigError("table cluster: url and token belong together; `pathways status` shows those of a cluster")
+        raise ConfigError(
+            "table cluster: url and token belong together; set both, or neither; `pathways status` shows them"
+        )
     config.parallel.counted()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar where there is a terminal, else a line from time to time."""
+"""Shows a run: a progress bar where there is a terminal, else a line from time to time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Seen(NamedTuple):
+class StepFigures(NamedTuple):
     """One step, as it is shown and recorded."""
 
     loss: float
@@ -23,12 +23,12 @@ class Seen(NamedTuple):
 
 
 class Display:
-    """A context manager; `step` is told of every step. Speeds are means over the last `every` steps: single ones arrive
+    """A context manager; `step` shows each step. Speeds are means over the last `every` steps: single ones arrive
     in bursts, since some are in flight at once, and behind a checkpoint.
 
     Args:
         done, steps: of the run
-        bubble: what to say of the bubble
+        bubble: the bubble, in words
         every: steps between two lines where there is no terminal
     """
 
@@ -44,7 +44,7 @@ class Display:
         self._progress = Progress(*columns, console=console, expand=True) if console.is_terminal else None
         self._line = self._progress.add_task("", total=steps, completed=done, status="") if self._progress else None
         self.bubble = bubble
-        self._last: deque[Seen] = deque(maxlen=every)
+        self._last: deque[StepFigures] = deque(maxlen=every)
         self._held_out = ""
 
     def __enter__(self) -> Display:
@@ -58,7 +58,7 @@ class Display:
         if self._progress:
             self._progress.stop()
 
-    def step(self, number: int, seen: Seen, held_out: float | None = None) -> None:
+    def step(self, number: int, seen: StepFigures, held_out: float | None = None) -> None:
         """Shows a step that is done. `held_out`: the loss of the evaluation behind it, shown until the next one."""
         if held_out is not None:
             self._held_out = f" (held out {held_out:.4f} at step {number})"
@@ -72,7 +72,7 @@ class Display:
             self.say(f"step {number}/{self.steps}: {status}")
 
     def _mean(self, name: str) -> float:
-        """Of a rate, over the time of the last steps."""
+        """The mean of a rate over the time of the last steps."""
         total: float = sum(getattr(seen, name) * seen.seconds for seen in self._last)
         return total / sum(seen.seconds for seen in self._last)
 

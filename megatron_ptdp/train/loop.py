@@ -22,7 +22,7 @@ from megatron_ptdp.data import Batches
 from megatron_ptdp.errors import NotFinite
 from megatron_ptdp.models import flops_per_token
 from megatron_ptdp.train.checkpoints import Checkpoints
-from megatron_ptdp.train.display import Display, Seen
+from megatron_ptdp.train.display import Display, StepFigures
 from megatron_ptdp.train.optimizer import rate
 from megatron_ptdp.train.records import Records
 from megatron_ptdp.train.setup import Training
@@ -30,12 +30,12 @@ from megatron_ptdp.train.speed import Peak, Utilization
 from megatron_ptdp.train.stop import Stop
 
 Traced = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-"""Runs a step alone and looks at it; the same result as the step."""
+"""Runs a step while nothing else runs, and measures it; has the result of the step."""
 
 
 class InFlight(NamedTuple):
-    """A step that was launched: its number counted from 1, its metrics, the tokens it predicts; and the losses of what
-    is held out, where it is followed by an evaluation."""
+    """A step that was launched: its number counted from 1, its metrics, the tokens it predicts; and the losses on
+    held-out examples, where it is followed by an evaluation."""
 
     number: int
     metrics: Any
@@ -48,9 +48,9 @@ class Loop:
     """One stretch of training, from a state to the end, a signal, or an error.
 
     Attributes:
-        data: what the order of the data depends on, for checkpoints
+        data: the values that the order of the data depends on, for checkpoints
         held_out: the batches of each evaluation
-        instead: for the numbers of some steps, what runs them in place of the step itself
+        instead: for the numbers of some steps, the function that runs in place of the step
     """
 
     training: Training
@@ -80,7 +80,7 @@ class Loop:
 
         Raises:
             NotFinite: a loss or a gradient is NaN or infinite.
-            PathwaysError: what happened to the cluster.
+            PathwaysError: the cluster failed.
         """
         run, step = self.training.config.run, self.training.step
         self.saved, self.landed_at = done, time.perf_counter()
@@ -104,7 +104,7 @@ class Loop:
         return done
 
     def _evaluation(self, state: Any, done: int) -> tuple[Any, ...]:
-        """The losses of what is held out, as futures, where an evaluation follows this step."""
+        """The losses on held-out examples, as futures, where an evaluation follows this step."""
         every = self.training.config.run.eval_every
         if not every or (done % every and done != self.training.config.run.steps):
             return ()
@@ -123,7 +123,7 @@ class Loop:
         self.saved = done
 
     def _land(self, most: int) -> None:
-        """Looks at the results of steps until at most so many are in flight."""
+        """Looks at the results of steps until at most `most` are in flight."""
         while len(self.flying) > most:
             one = self.flying.popleft()
             loss, norm, applied = (one.metrics[name].item() for name in ("loss", "norm", "applied"))
@@ -139,7 +139,7 @@ class Loop:
             self.display.step(one.number, seen, held_out)
 
     def _loss_of_held_out(self, one: InFlight) -> float | None:
-        """The mean over the batches, of equal size, of the evaluation that follows the step; None if none does.
+        """The mean over the batches, of equal size, of the evaluation that follows the step; None without one.
 
         Raises:
             NotFinite: it is NaN or infinite, though the step was not.
@@ -149,16 +149,16 @@ class Loop:
         loss = fmean(each.item() for each in one.held_out)
         if not math.isfinite(loss):
             raise NotFinite(
-                f"the loss of what is held out is {loss} after step {one.number}, whose own loss was finite; "
+                f"the loss on held-out examples is {loss} after step {one.number}, whose own loss was finite; "
                 f"{self._what_is_kept()}. Lower learning_rate, set clip, or look at the end of the token file"
             )
         return loss
 
-    def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> Seen:
+    def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> StepFigures:
         speed = one.tokens / seconds
         share = Utilization.of(speed, self._flops, self.peak, self.training.sizes.devices)
         learning_rate = float(self._rate(one.number - 1))
-        return Seen(loss, norm, learning_rate, seconds, speed, share.mfu, share.hardware)
+        return StepFigures(loss, norm, learning_rate, seconds, speed, share.mfu, share.hardware)
 
     def _what_is_not_finite(self, one: InFlight, loss: float, norm: float) -> str:
         found = self.training.step.first_bad(one.metrics)

@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: a line of JSON and a TensorBoard event for each step.
+"""Records of a run for people and programs: a line of JSON and a TensorBoard event for each step.
 
 After a restart the steps since the checkpoint are run again. Their lines are taken out first, so that the file has each
 step once.
@@ -19,7 +19,7 @@ from tensorboardX import SummaryWriter
 from megatron_ptdp.errors import ConfigError
 
 METRICS, EVENTS, CHECKPOINTS = "metrics.jsonl", "events", "checkpoints"
-"""What lies in the directory of a run."""
+"""Names in the directory of a run."""
 
 
 class Records:
@@ -69,8 +69,8 @@ def cut_after(path: Path, step: int) -> None:
 
 
 @contextlib.contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Keeps the directory to this process.
+def locked(directory: Path) -> Iterator[None]:
+    """Locks the directory for this process.
 
     Raises:
         ConfigError: another one trains there, or it cannot be made.

@@ -1,4 +1,4 @@
-"""A whole run: what can be refused is refused before a cluster starts; then training, again after a lost host."""
+"""A whole run: checks everything it can before a cluster starts, then trains, again after a lost host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatron_ptdp.train.checkpoints import Checkpoints, Restored
 from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.display import Display
 from megatron_ptdp.train.loop import Loop
-from megatron_ptdp.train.records import CHECKPOINTS, Records, alone_in
+from megatron_ptdp.train.records import CHECKPOINTS, Records, locked
 from megatron_ptdp.train.setup import (
     Training,
     batches_of,
@@ -40,15 +40,15 @@ LOST = (HostLost, BufferLost, LaunchTimeout)
 """After these the cluster is there again, and the state is not."""
 
 HOSTS_LIMIT_S = 120.0
-"""How long a lost host may take to come back."""
+"""The time in which a lost host must come back."""
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What is asked of one run beside its configuration.
+class RunOptions:
+    """Options of one run beside its configuration.
 
     Attributes:
-        max_restarts: how often hosts may be lost
+        max_restarts: losses of hosts that training survives
         trace_step: the number of a step to be drawn; 0 for none
     """
 
@@ -56,13 +56,13 @@ class Wishes:
     trace_step: int = 0
 
 
-def train(config: Config, wishes: Wishes, console: Console) -> int:
+def train(config: Config, options: RunOptions, console: Console) -> int:
     """Trains as configured, from the newest checkpoint of the directory on; returns the steps that are done.
 
     Raises:
         ConfigError, BadSizes, TokenFileError, CheckpointError: something does not fit; nothing was trained.
         NotFinite, TooManyRestarts: training cannot go on.
-        PathwaysError: what happened to the cluster.
+        PathwaysError: the cluster failed.
     """
     try:
         schedule = schedule_of(config)
@@ -70,7 +70,7 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
         raise ConfigError(str(error)) from error
     sizes = sizes_of(config, schedule)
     require_fitting(config, sizes)
-    if wishes.trace_step and config.cluster.url:
+    if options.trace_step and config.cluster.url:
         raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
     batches, data = batches_of(config, sizes.batch)
     if config.run.eval_every:
@@ -81,7 +81,7 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
         console.print(f"warning: {text}", markup=False, soft_wrap=True)
 
     with (
-        alone_in(directory),
+        locked(directory),
         Checkpoints(directory / CHECKPOINTS, config.model, config.run.keep, warn) as checkpoints,
     ):
         restored = checkpoints.latest()
@@ -90,18 +90,18 @@ def train(config: Config, wishes: Wishes, console: Console) -> int:
             if restored.about.step >= config.run.steps:
                 warn(f"all {config.run.steps} steps are done; set steps to more to go on")
                 return restored.about.step
-        _check_traced(wishes.trace_step, restored.about.step if restored else 0, config.run.steps)
+        _check_traced(options.trace_step, restored.about.step if restored else 0, config.run.steps)
         stop = Stop(lambda text: console.print(text, markup=False))
         # In this order: Ray sets a handler for SIGTERM of its own.
         with cluster_of(config, sizes) as session, stop.listening():
             if own := getattr(session, "cluster", None):
                 stop.before_leaving = own.stop
-            run = Run(config, wishes, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
+            run = Run(config, options, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
             return run.to_the_end(restored)
 
 
 def require_fitting(config: Config, sizes: Sizes) -> None:
-    """Finds before a cluster starts what would be found when the model is cut and placed on it.
+    """Makes sure, before a cluster starts, that the model can be cut and placed on it.
 
     Raises:
         ConfigError, BadSizes: model, sizes, options and the cluster that is asked for do not fit each other.
@@ -115,7 +115,7 @@ def require_fitting(config: Config, sizes: Sizes) -> None:
 
 
 def _check_traced(number: int, done: int, steps: int) -> None:
-    """Raises `ConfigError` for a step that this run cannot draw; 0 is none."""
+    """Raises `ConfigError` for a step that this run cannot draw; 0 for no step."""
     if number and not done + 1 < number <= steps:
         raise ConfigError(
             f"--trace-step {number} cannot be drawn: this run has steps {done + 1} to {steps}, and the first one "
@@ -124,7 +124,7 @@ def _check_traced(number: int, done: int, steps: int) -> None:
 
 
 def _compare(restored: Restored, data: Mapping[str, int], warn: Any) -> None:
-    """Says where the data goes on in another order than before."""
+    """Warns where the data goes on in another order than before."""
     there = restored.about.data
     if differ := [f"{name} {there[name]} then, {data[name]} now" for name in there if there[name] != data.get(name)]:
         warn(
@@ -135,15 +135,15 @@ def _compare(restored: Restored, data: Mapping[str, int], warn: Any) -> None:
 
 @dataclass(frozen=True)
 class Bubbles:
-    """What `run.json` says of the bubble: idle time over busy time.
+    """The bubble in `run.json`: idle time over busy time.
 
     Attributes:
-        bubble_of_ideal: what the schedule predicts, from the measured times of the stages once there are some; before,
+        bubble_of_ideal: predicted by the schedule, from the measured times of the stages once there are some; before,
             with equal stages and a backward of twice the time of a forward
-        bubble_measured: of the step that was looked at, with launches, messages, reductions and the update
+        bubble_measured: of the step that was recorded, with launches, messages, reductions and the update
         stage_seconds: for each kind of action the mean time of each stage
         measured_at: the number of that step; 0 before it
-        actions_unseen: how many of its actions were over before they were looked at
+        actions_unseen: actions that were over before the host looked
     """
 
     bubble_of_ideal: float
@@ -154,7 +154,7 @@ class Bubbles:
 
     @classmethod
     def of(cls, number: int, ran: timeline.Measured, model: Timeline) -> Bubbles:
-        """From a step that ran, and its prediction."""
+        """The bubbles of a step that ran, and of its prediction."""
         found = timeline.stage_times(model.schedule, ran.timeline).items()
         times: dict[str, tuple[float, ...]] = {kind: each for kind, each in found if any(each)}
         return cls(model.bubble.of_ideal, ran.timeline.bubble.of_ideal, times, number, ran.unseen)
@@ -165,7 +165,7 @@ class Run:
     """Training on a cluster, with restarts."""
 
     config: Config
-    wishes: Wishes
+    options: RunOptions
     schedule: Schedule
     sizes: Sizes
     batches: Batches
@@ -191,12 +191,12 @@ class Run:
                 return self._stretch(training, restored, peak)
             except LOST as error:
                 self.checkpoints.settle()
-                if restarts == self.wishes.max_restarts:
+                if restarts == self.options.max_restarts:
                     raise self._given_up(error, restarts) from error
                 restarts += 1
                 restored = self.checkpoints.latest()
                 self.console.print(
-                    f"{type(error).__name__}: {error}; restart {restarts} of {self.wishes.max_restarts} from step "
+                    f"{type(error).__name__}: {error}; restart {restarts} of {self.options.max_restarts} from step "
                     f"{restored.about.step if restored else 0}",
                     markup=False,
                     soft_wrap=True,
@@ -228,24 +228,24 @@ class Run:
             loop = Loop(
                 training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak, held_out
             )
-            if number := self._looked_at(done):
-                loop.instead = {number: self._looking(number, training, display, peak)}
+            if number := self._step_to_record(done):
+                loop.instead = {number: self._recording(number, training, display, peak)}
             return loop.run(state, done)
 
-    def _looked_at(self, done: int) -> int:
+    def _step_to_record(self, done: int) -> int:
         """The number of the step whose actions are timed: the one to be drawn, else the first that does not compile. 0
-        for none: it is behind us, there is nothing to tell, or the hosts are not this run's own."""
-        if self.wishes.trace_step:
-            return self.wishes.trace_step if self.wishes.trace_step > done else 0
+        for no step: it is behind us, there is one pipeline device, or the hosts are not this run's own."""
+        if self.options.trace_step:
+            return self.options.trace_step if self.options.trace_step > done else 0
         able = self.schedule.devices > 1 and not self.config.cluster.url
         return done + 2 if able and done + 2 <= self.config.run.steps else 0
 
-    def _looking(self, number: int, training: Training, display: Display, peak: Peak) -> Any:
-        """Runs a step alone, and tells its bubble and the one that follows from the times of its actions."""
+    def _recording(self, number: int, training: Training, display: Display, peak: Peak) -> Any:
+        """A function that runs a step while nothing else runs, and reports its bubble and the predicted one."""
 
         def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             made: tuple[Any, dict[str, Any]]
-            made, seen = timeline.record(self.session, training.step, state, batch)
+            made, seen = timeline.record(training.step, state, batch)
             ran = timeline.measured(self.schedule, training.layout.slices[0], seen)
             if not any(map(timeline.is_seen, ran.timeline.started)):
                 display.say(f"step {number}: the times of its actions were not seen")
@@ -254,7 +254,7 @@ class Run:
             self._describe(training, peak, Bubbles.of(number, ran, model))
             display.bubble = f"{ran.timeline.bubble.of_ideal:.1%} (measured at step {number})"
             said = f"step {number}: bubble {ran.timeline.bubble.of_ideal:.1%}, predicted {model.bubble.of_ideal:.1%}"
-            if number == self.wishes.trace_step:
+            if number == self.options.trace_step:
                 drawn = timeline.write(self.directory, number, ran, model)
                 said += f" of the ideal time; {drawn.picture}, {drawn.trace}"
             display.say(said)
@@ -263,7 +263,7 @@ class Run:
         return run
 
     def _describe(self, training: Training, peak: Peak, bubbles: Bubbles | None = None) -> None:
-        """Writes `run.json`: what a reader of the metrics needs to know."""
+        """Writes `run.json`, the context of the metrics."""
         bubbles = bubbles or Bubbles(simulate(self.schedule).bubble.of_ideal)
         about = {
             "config": msgspec.to_builtins(msgspec.structs.replace(self.config, cluster=type(self.config.cluster)())),

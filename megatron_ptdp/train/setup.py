@@ -1,4 +1,4 @@
-"""From a configuration to what a training loop needs: a cluster, the model on its slices, the step, the data."""
+"""Builds from a configuration the parts of a training: a cluster, the model on its slices, the step, the data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sizes_of(config: Config, schedule: Schedule) -> Sizes:
 
 
 def own_cluster(config: Config, sizes: Sizes) -> tuple[int, int]:
-    """Islands, and devices of each host, of a cluster for this run alone: as configured, else what the sizes need.
+    """Islands, and devices of each host, of a cluster for this run: as configured, else as many as the sizes need.
 
     Raises:
         BadSizes: the configured ones do not hold the sizes.
@@ -86,7 +86,7 @@ def cluster_of(config: Config, sizes: Sizes) -> Iterator[pw.Session]:
 
 
 def compute_of(config: Config) -> Compute:
-    """How the model is computed on the cluster of the current session."""
+    """The way the model is computed on the cluster of the current session."""
     parallel = config.parallel
     # gloo, between the hosts of a CPU island, gets reduce-scatters wrong.
     several = any(island["platform"] == "cpu" and len(island["hosts"]) > 1 for island in pw.islands())
@@ -105,7 +105,7 @@ def master_of(config: Config) -> str:
 
 
 def options_of(config: Config) -> Options:
-    """How a step computes. For float64 it switches JAX to 64 bits, so it is called before the first array is made."""
+    """The options of a step. For float64 it switches JAX to 64 bits, so it is called before the first array is made."""
     if config.run.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     return Options(
@@ -121,7 +121,7 @@ def options_of(config: Config) -> Options:
 
 @dataclass
 class Training:
-    """What a loop needs of a configuration; slices are taken when it is made, and given back by `release`."""
+    """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`."""
 
     config: Config
     schedule: Schedule
@@ -132,7 +132,7 @@ class Training:
 
     @classmethod
     def of(cls, config: Config, schedule: Schedule, sizes: Sizes) -> Training:
-        """On the current session.
+        """Builds on the current session.
 
         Raises:
             ConfigError: the model, the sizes and the devices do not fit each other.

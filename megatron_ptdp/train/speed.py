@@ -1,8 +1,8 @@
-"""How fast training is against what its devices could do: the model FLOPs utilization, in both conventions.
+"""Utilization of the devices in training: model FLOPs and hardware FLOPs over their peak.
 
-MFU counts what the model needs; the other, of the PTD-P paper, what runs: with recomputation, more. The peak is the
-makers' figure where the configuration has it. Else it is measured: products of matrices on all devices at once, which
-is what cores that share a memory give.
+MFU counts FLOPs that the model needs; the PTD-P paper counts those that run: with recomputation, more. The peak is the
+makers' figure where the configuration has it. Else it is measured: products of matrices on all devices at once, as
+cores that share a memory reach less than one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from megatron_ptdp.models.interface import DATA, TENSOR
 from megatron_ptdp.parallel import Layout
 
 SIDE, PRODUCTS, ROUNDS = 512, 8, 4
-"""Of the measurement: some 2 GFLOP for each device and round, which takes a core 20 to 100 ms."""
+"""Sizes of the measurement: some 2 GFLOP for each device and round, which takes a core 20 to 100 ms."""
 
 
 class Peak(NamedTuple):
-    """FLOP/s of one device, and how that is known."""
+    """FLOP/s of one device, and the origin of the figure."""
 
     flops: float
     source: str

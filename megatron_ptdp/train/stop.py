@@ -13,14 +13,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 LEAVE_LIMIT_S = 5.0
-"""How long the end at once may take."""
+"""The time in which the process must end at once."""
 
 
 class Stop:
-    """Whether an end was asked for.
+    """The state of a request to end.
 
     Attributes:
-        before_leaving: ends what would outlive the process, when it is ended at once
+        before_leaving: ends processes that would outlive this one, when it is ended at once
     """
 
     def __init__(self, said: Callable[[str], None], leave: Callable[[int], None] = os._exit) -> None:
@@ -29,7 +29,7 @@ class Stop:
         self._said, self._leave = said, leave
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """What a signal does."""
+        """Handles a signal: the first asks for an end, the second ends the process."""
         name = signal.Signals(number).name
         if self.asked:
             last = threading.Thread(target=self.before_leaving, daemon=True)  # what it needs may be locked here

@@ -1,4 +1,4 @@
-"""One step as it really ran, next to what its schedule predicts from the measured times of its actions."""
+"""Draws a step as it ran beside its prediction: its schedule, simulated with the measured times of its actions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import jax
-import ray
 
-from megatron_ptdp.errors import ConfigError
+import pathways_ray as pw
 from megatron_ptdp.schedules import Action, Costs, Kind, Link, Schedule, Span, Timeline, chrome_trace, simulate
 from megatron_ptdp.schedules.draw import draw_below
 
 RECORD_LIMIT_S = 600.0
 
-SHORTEST_S = 20e-6
+MIN_SEEN_S = 20e-6
 """An action that seems to take less was over before the host looked, as on steps of some milliseconds: no computation
 is launched in less."""
 
 _KINDS: dict[str, Kind] = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
-"""What the functions of stages are called, behind `stage3_`."""
+"""Kinds of actions by the names of the functions of stages, behind `stage3_`."""
 
 
-class Ran(NamedTuple):
-    """A computation of one pipeline device that is no action, as the reduction of gradients or the update."""
+class OtherComputation(NamedTuple):
+    """A computation of one pipeline device beside its actions, as the reduction of gradients or the update."""
 
     device: int
     name: str
@@ -36,59 +35,46 @@ class Ran(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A step that ran: its actions as a timeline, and what else its devices did. Seconds from the first action."""
+    """A step that ran: its actions as a timeline, and other computations. Seconds from the first action."""
 
     timeline: Timeline
-    others: tuple[Ran, ...]
+    others: tuple[OtherComputation, ...]
 
     @property
     def unseen(self) -> int:
-        """How many actions were over before they were looked at: nobody knows how long they took."""
+        """The number of actions that were over before the host looked, whose times are unknown."""
         return sum(not is_seen(span) for span in self.timeline.started)
 
 
 def is_seen(span: Span) -> bool:
-    """Whether the time of an action is known."""
-    return span.end - span.start >= SHORTEST_S
+    """True where the time of an action is known."""
+    return span.end - span.start >= MIN_SEEN_S
 
 
-def hosts_of(session: Any) -> dict[int, Any]:
-    """The hosts of a cluster that this process started.
+def record(step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, Mapping[int, Sequence[Any]]]:
+    """Runs a step while nothing else runs.
+
+    Returns its result, and for each host its computations as `pw.recording` has them: nothing where a host did not
+    answer, for a picture is not worth a training. The loss of a host is for the step to report.
 
     Raises:
-        ConfigError: it is another one's, whose hosts cannot be asked.
+        UsageError: another process started the cluster.
     """
-    cluster = getattr(session, "cluster", None)
-    if cluster is None:
-        raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
-    hosts: dict[int, Any] = cluster.hosts
-    return hosts
+    _wait(state)
+    with pw.recording() as computed:
+        result = step(state, batch)
+        _wait(result)
+    return result, computed
 
 
-def record(session: Any, step: Any, state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[int, list[Any]]]:
-    """Runs a step alone; what it gives, and for each host what it computed: nothing where a host did not answer, for a
-    picture is not worth a training. That a host was lost is for the step to say."""
-    hosts = hosts_of(session)
-    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), state)
-    _answers([host.record.remote() for host in hosts.values()])
-    result = step(state, batch)
-    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), result)
-    seen = _answers([host.recorded.remote() for host in hosts.values()])
-    return result, dict(zip(hosts, seen, strict=True)) if seen else {}
-
-
-def _answers(asked: list[Any]) -> list[Any]:
-    try:
-        answers: list[Any] = ray.get(asked, timeout=RECORD_LIMIT_S)
-    except ray.exceptions.RayError:
-        return []
-    return answers
+def _wait(arrays: Any) -> None:
+    jax.tree.map(lambda array: array.block_until_ready(RECORD_LIMIT_S), arrays)
 
 
 def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Sequence[Any]]) -> Measured:
     """The step on one row of slices, one for each pipeline device.
 
-    The actions of a stage are told apart by their order, which is the schedule's. Where forward and backward of the
+    The actions of a stage are identified by their order, which is the schedule's. Where forward and backward of the
     last stage run as one, that is its backward.
 
     Args:
@@ -105,7 +91,7 @@ def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Seque
             if stage < 0 or schedule.placement[stage] != device:
                 continue
             if kind is None:
-                others.append(Ran(device, one.name, one.start, one.end))
+                others.append(OtherComputation(device, one.name, one.start, one.end))
                 continue
             waiting = expected[stage, kind]
             if kind == "F" and stage == schedule.stages - 1 and not waiting:

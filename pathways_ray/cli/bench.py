@@ -30,6 +30,8 @@ def dispatch(target: Path | None, figure: Path | None, repetitions: int, smoke: 
         result = benchmark.run(**settings)
     except AssertionError as error:
         raise CommandFailed(f"wrong result: {error}") from error
+    except RuntimeError as error:
+        raise CommandFailed(str(error)) from error
     benchmark.show(result, console)
     if figures:
         figures.dispatch(result, figure)
@@ -44,7 +46,7 @@ def dispatch(target: Path | None, figure: Path | None, repetitions: int, smoke: 
 @click.option("--smoke", is_flag=True, help="One short round, to see that everything runs; its numbers mean nothing.")
 def tenants(target: Path | None, folder: Path | None, rounds: int, smoke: bool) -> None:
     """Many clients on the same devices: their throughput, against JAX called directly, and their shares."""
-    benchmark = load("benchmarks.tenants")
+    benchmark = load("benchmarks.tenants.benchmark")
     figures = load("benchmarks.figures") if folder else None
     settings = benchmark.SMOKE if smoke else benchmark.Settings(rounds=rounds)
     console = console_beside(target)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -110,6 +111,28 @@ def devices() -> list[dict[str, Any]]:
         for host in island["hosts"]
         for device in host["devices"]
     ]
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
+    """Records when each computation runs on the hosts of this process's own cluster, while the block runs.
+
+    Yields a mapping that is filled when the block ends: for each host its computations, in the order in which they were
+    enqueued. Each has a `name` (of the user's function), `devices` (their numbers on the host), and `start` and `end`
+    in seconds of the host's `time.perf_counter`. The mapping stays empty where a host did not answer. Wait for results
+    inside the block: the record ends with it. Recording costs some 0.1 ms for each computation.
+
+    Raises:
+        UsageError: this process did not start the cluster by `pw.init`.
+    """
+    session = own_cluster()
+    if session is None:
+        raise UsageError("hosts can be recorded only by the process that started them: use pw.init, not pw.connect")
+    session.cluster.record()
+    computed: dict[int, Sequence[Any]] = {}
+    yield computed
+    if session.cluster is not None:
+        computed.update(session.cluster.recorded())
 
 
 def shutdown() -> None:

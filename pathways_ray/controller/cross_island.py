@@ -16,9 +16,6 @@ from pathways_ray.scheduler.policies import Candidate, Policy, Usage, fifo
 CROSS_ISLAND_WINDOW = 64
 """Crossing launches on one island without an outcome: half of what an island takes, so that the rest has room too."""
 
-UNMEASURED_S = 0.005
-"""Device seconds that a launch is taken for until the first one of its program has been measured."""
-
 
 @dataclass
 class CrossIslandWindow:

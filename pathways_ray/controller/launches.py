@@ -27,7 +27,7 @@ import msgspec
 
 from pathways_ray.controller import quotas
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
-from pathways_ray.controller.cross_island import UNMEASURED_S, CrossIslandWindow
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.deferred import DeferredLaunches
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Buffer, Command, HostState, InFlight, SendClient, SendIsland, Session
@@ -378,7 +378,7 @@ class Launches:
         session.in_flight += 1
         if program.cross_island:
             self.cross_island.start(program.plans)
-            record.estimate = program.device_seconds or UNMEASURED_S
+            record.estimate = program.device_time.estimate
             self.ledger.start(session.usage, record.estimate)
         if not program.plans:
             self._finish(record, commands)
@@ -414,7 +414,7 @@ class Launches:
         commands: list[Command] = []
         for k, sequence in enumerate(message.sequences):
             if k < len(message.device_us) and (record := self.in_flight.get(sequence)) is not None:
-                record.device_seconds += message.device_us[k] * 1e-6
+                record.device_seconds += message.device_us[k] * 1e-6 * record.program.messages[island].devices
             self._island_done(sequence, island, None, commands)
         return _batched(commands)
 
@@ -477,7 +477,7 @@ class Launches:
         actual = record.estimate
         if record.failure is None:
             actual = record.device_seconds
-            program.measure(actual)
+            program.device_time.measure(actual)
             self.circuit_breaker.clear(program.digest)
         if program.cross_island:
             self.cross_island.end(program.plans)
@@ -563,7 +563,8 @@ class Launches:
         )
         for program in self.programs.values():
             program.ready.discard(host.host)
-        failure = Failure(message.kind, f"host {host.host} was lost: {message.reason}", host=host.host)
+        text = f"host {host.host} was lost: {message.reason}"
+        failure = Failure(message.kind, text, host=host.host, story=message.story)
         candidates = [record.program for s in message.candidates if (record := self.in_flight.get(s)) is not None]
         members = [h.host for h in self.hosts.values() if h.island == host.island]
         if candidates:

@@ -17,6 +17,7 @@ from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, referenc
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
 
 _GRAPH = msgspec.msgpack.Decoder(Graph)
@@ -43,8 +44,8 @@ class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
-    `digest` names what it computes, whoever registered it. `device_seconds` is the mean time of a launch, summed over
-    its `devices`; 0 while unknown. `number` is the client's for it; it `repeats` another one when it stands for a run
+    `digest` names what it computes, whoever registered it. `device_time` is the time of a launch, summed over its
+    `devices`. `number` is the client's for it; it `repeats` another one when it stands for a run
     of launches, and the client waits to hear that it is compiled.
     """
 
@@ -61,7 +62,7 @@ class PlannedProgram:
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
     digest: str = ""
-    device_seconds: float = 0.0
+    device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
     repeats: bool = False
     devices: int = 1
@@ -80,11 +81,6 @@ class PlannedProgram:
     def result_bytes(self) -> int:
         """Bytes on devices of all its results."""
         return sum(held.device_bytes for held in self.results)
-
-    def measure(self, device_seconds: float) -> None:
-        """Notes what a launch took."""
-        before = self.device_seconds
-        self.device_seconds = before + 0.1 * (device_seconds - before) if before else device_seconds
 
 
 def decode_graph(data: bytes) -> Graph:

@@ -40,6 +40,7 @@ from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_lo
 from pathways_ray.transport.tls import checked
 
 START_LIMIT_S = 90.0
+RECORD_LIMIT_S = 600.0
 LOOPBACK = "127.0.0.1"
 IGNORE_ORDER = "PATHWAYS_TEST_ONLY_IGNORE_ORDER"
 
@@ -140,6 +141,16 @@ class Cluster:
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
+
+    def record(self) -> None:
+        """Has every host note when each of its computations runs, until `recorded`."""
+        _answers([host.record.remote() for host in self.hosts.values()])
+
+    def recorded(self) -> dict[int, Sequence[Any]]:
+        """For each host its computations since `record`, in the order in which they were enqueued, as
+        `executor.timeline.Computed`; empty where a host did not answer."""
+        answers = _answers([host.recorded.remote() for host in self.hosts.values()])
+        return dict(zip(self.hosts, answers, strict=True)) if answers else {}
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
@@ -264,6 +275,15 @@ def _taking(bundle: dict[str, float]) -> dict[str, Any]:
     """A bundle's resources as Ray's options of an actor."""
     others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
     return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": others}
+
+
+def _answers(asked: list[Any]) -> list[Any]:
+    """Answers of actors; none where one of them has died or is too slow: a launch reports that better."""
+    try:
+        answers: list[Any] = ray.get(asked, timeout=RECORD_LIMIT_S)
+    except ray.exceptions.RayError:
+        return []
+    return answers
 
 
 def _kill(actors: list[Any], groups: list[Any]) -> None:

@@ -33,7 +33,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class SliceRequest:
-    """What a client asks for. An empty `shape` asks for every device of one island, on one axis."""
+    """A client's request. An empty `shape` stands for every device of one island, on one axis."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
@@ -44,6 +44,8 @@ class SliceRequest:
 
 @dataclass
 class SliceRecord:
+    """A slice and its owner."""
+
     session: int
     name: str
     placed: PlacedSlice
@@ -51,7 +53,7 @@ class SliceRecord:
 
 @dataclass
 class Inventory:
-    """All hosts and all slices that are held. Methods change it; nothing here talks to anybody.
+    """All hosts, and all slices of all sessions.
 
     Args:
         last_epoch: hosts join under higher ones.
@@ -71,7 +73,7 @@ class Inventory:
         return epoch
 
     def left_behind(self, host: int) -> list[HostRecord]:
-        """The others of the group that a host belonged to before it came anew: they wait for somebody who is gone."""
+        """The others of the group that a host belonged to before it restarted: they wait for a process that is gone."""
         known = self.hosts.get(host)
         if known is None:
             return []
@@ -88,19 +90,20 @@ class Inventory:
             known.up = False
 
     def start_over(self) -> None:
-        """Another controller has come: the slices are nobody's, and every host is away until it joins again."""
+        """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""
         self.slices.clear()
         for host in self.hosts.values():
             host.up = False
 
     def islands(self) -> dict[int, list[HostRecord]]:
+        """The hosts of each island that have joined, in the order of their ids."""
         found: dict[int, list[HostRecord]] = {}
         for host in sorted(self.hosts.values(), key=lambda h: h.host):
             found.setdefault(host.island, []).append(host)
         return found
 
     def load(self) -> dict[Device, int]:
-        """How many slices share each device."""
+        """Number of slices on each device."""
         load = {Device(h.host, k): 0 for h in self.hosts.values() for k in range(h.devices)}
         for record in self.slices.values():
             for device in record.placed.devices:
@@ -108,20 +111,20 @@ class Inventory:
                     load[device] += 1
         return load
 
-    def create(self, session: int, wish: SliceRequest) -> PlacedSlice:
+    def create(self, session: int, request: SliceRequest) -> PlacedSlice:
         """Maps a slice.
 
         Raises:
             Unschedulable: no island can hold it; the message lists what exists.
         """
-        check_shape(wish)
+        check_shape(request)
         load = self.load()
         best: tuple[tuple[float, int], list[Device]] | None = None
         for island, hosts in self.islands().items():
-            if wish.island not in (-1, island) or (wish.platform and hosts[0].platform != wish.platform):
+            if request.island not in (-1, island) or (request.platform and hosts[0].platform != request.platform):
                 continue
             devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
-            size = math.prod(wish.shape) if wish.shape else len(devices)
+            size = math.prod(request.shape) if request.shape else len(devices)
             if not 0 < size <= len(devices):
                 continue
             chosen = sorted(sorted(devices, key=lambda d: (load[d], d))[:size])
@@ -129,26 +132,27 @@ class Inventory:
             if best is None or rank < best[0]:
                 best = (rank, chosen)
         if best is None:
-            raise Unschedulable(f"no island can hold {_wish_text(wish)}; there is {self.describe()}")
-        shape = wish.shape or (len(best[1]),)
+            raise Unschedulable(f"no island can hold {_request_text(request)}; there is {self.describe()}")
+        shape = request.shape or (len(best[1]),)
         self.next_slice += 1
-        mesh = SliceType(self.next_slice, shape, wish.axes)
+        mesh = SliceType(self.next_slice, shape, request.axes)
         placed = PlacedSlice.on(mesh, self.hosts[best[1][0].host].island, best[1])
-        self.slices[session, mesh.id] = SliceRecord(session, wish.name, placed)
+        self.slices[session, mesh.id] = SliceRecord(session, request.name, placed)
         return placed
 
     def release(self, session: int, slice_id: int) -> bool:
+        """Whether the session had the slice, which is free now."""
         return self.slices.pop((session, slice_id), None) is not None
 
     def release_session(self, session: int) -> int:
-        """Releases all slices of a session; returns how many."""
-        held = [key for key in self.slices if key[0] == session]
-        for key in held:
+        """Releases all slices of a session; returns their number."""
+        slices = [key for key in self.slices if key[0] == session]
+        for key in slices:
             del self.slices[key]
-        return len(held)
+        return len(slices)
 
     def describe(self) -> str:
-        """What exists, in words."""
+        """Islands and devices in words."""
         parts = []
         for island, hosts in self.islands().items():
             devices = sum(h.devices for h in hosts)
@@ -156,20 +160,20 @@ class Inventory:
         return ", ".join(parts) or "nothing"
 
 
-def check_shape(wish: SliceRequest) -> None:
-    """Raises `Unschedulable` for a shape no mesh can have: one to three sizes of at least 1, as many axes."""
-    if wish.shape and not 1 <= len(wish.shape) <= 3:
-        raise Unschedulable(f"a slice has 1 to 3 axes, {wish.shape} has {len(wish.shape)}")
-    if any(size < 1 for size in wish.shape):
-        raise Unschedulable(f"slice shape {wish.shape} has a size below 1; every axis needs at least one device")
-    if len(wish.axes) != max(len(wish.shape), 1):
-        raise Unschedulable(f"slice shape {wish.shape} and axis names {wish.axes} differ in number")
-    if len(set(wish.axes)) != len(wish.axes) or not all(wish.axes):
-        raise Unschedulable(f"axis names {wish.axes} must be different and not empty")
+def check_shape(request: SliceRequest) -> None:
+    """Raises `Unschedulable` unless there are one to three sizes of at least 1, and as many different axes."""
+    if request.shape and not 1 <= len(request.shape) <= 3:
+        raise Unschedulable(f"a slice has 1 to 3 axes, {request.shape} has {len(request.shape)}")
+    if any(size < 1 for size in request.shape):
+        raise Unschedulable(f"slice shape {request.shape} has a size below 1; every axis needs at least one device")
+    if len(request.axes) != max(len(request.shape), 1):
+        raise Unschedulable(f"slice shape {request.shape} and axis names {request.axes} differ in number")
+    if len(set(request.axes)) != len(request.axes) or not all(request.axes):
+        raise Unschedulable(f"axis names {request.axes} must be different and not empty")
 
 
-def _wish_text(wish: SliceRequest) -> str:
-    size = f"a slice of shape {wish.shape} ({math.prod(wish.shape)} devices)" if wish.shape else "a slice"
-    island = f" on island {wish.island}" if wish.island != -1 else ""
-    platform = f" of platform {wish.platform!r}" if wish.platform else ""
+def _request_text(request: SliceRequest) -> str:
+    size = f"a slice of shape {request.shape} ({math.prod(request.shape)} devices)" if request.shape else "a slice"
+    island = f" on island {request.island}" if request.island != -1 else ""
+    platform = f" of platform {request.platform!r}" if request.platform else ""
     return size + island + platform

@@ -1,4 +1,4 @@
-"""Finds by name what an operator may bring along: a policy of his own."""
+"""Policies by name: those of this project, and those that an operator brings along."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy, Usage, 
 
 
 def policy_named(name: str) -> Policy:
-    """A policy of ours, or `package.module:function`, which must be importable where controller and schedulers run.
+    """A policy of `POLICIES`, or `package.module:function`, importable where controller and schedulers run.
 
     Raises:
-        UsageError: there is no such policy, or it is none.
+        UsageError: there is no such policy, or it does not rank candidates.
     """
     check_policy(name)
     if name in POLICIES:

@@ -1,10 +1,10 @@
-"""Whose turn it is: policies, and the account of device time that they decide by.
+"""Scheduling policies, and the accounts of device time that they decide by.
 
 A policy is a function from a candidate to a rank; the lowest rank goes first. That is the whole seam: to add a policy,
-write such a function and name it in `POLICIES`, or give its full name, `package.module:function`, where a policy is
-asked for. A policy may look at what it likes in a candidate, but never decides alone: which candidates there are, and
-that launches over several islands keep one order, is decided by those who ask it (see `order.IslandOrder` and
-`controller.launches.Launches`). So no policy can make launches wait for each other; a bad one is only unfair.
+write such a function and name it in `POLICIES`, or give its full name, `package.module:function`, as the policy of a
+runtime. A policy may use everything in a candidate, but its callers (`order.IslandOrder` and the controller) decide
+which candidates there are, and keep launches over several islands in one order. So no policy can make launches wait for
+each other; a bad one is only unfair.
 
 Device time is counted in device seconds: seconds on the devices, times their number. A launch is charged with an
 estimate when it is sent to the hosts, and with the difference when they report what it took.
@@ -25,8 +25,8 @@ AGEING_S = 1.0
 class Usage:
     """A tenant's account.
 
-    `virtual` is its device seconds divided by its weight, raised to those of the others whenever it comes back from
-    having nothing to run: time that was not used cannot be saved up. `busy` counts its launches that are not over.
+    `virtual` is its device seconds divided by its weight, raised to those of the others whenever it has launches again
+    after it had none: unused time cannot be saved up. `busy` counts its launches that are not over.
     """
 
     tenant: str
@@ -66,7 +66,7 @@ def share(candidate: Candidate, now: float) -> Rank:
 
 
 def priority(candidate: Candidate, now: float) -> Rank:
-    """Highest priority first; who waits rises by one level each `AGEING_S`, so that nobody starves."""
+    """Highest priority first; a launch that waits rises by one level each `AGEING_S`, so that no tenant starves."""
     return (-(candidate.usage.priority + (now - candidate.since) / AGEING_S), candidate.arrival)
 
 
@@ -86,7 +86,7 @@ def check_policy(name: str) -> None:
 
 @dataclass
 class Ledger:
-    """The accounts of all tenants, by name, and which session belongs to whom.
+    """The accounts of all tenants, by name, and the tenant of each session.
 
     `clock` is the virtual time of the launch that was started last, `active` the number of tenants with launches.
     """
@@ -114,7 +114,7 @@ class Ledger:
                 del self.usages[tenant]
 
     def of(self, session: int) -> Usage:
-        """The account of a session's tenant; a session nobody opened has one of its own."""
+        """The account of a session's tenant; a session that was not opened has one of its own."""
         tenant = self.tenant_of.get(session)
         if tenant is None:
             self.open(session, f"session {session}")
@@ -122,24 +122,24 @@ class Ledger:
         return self.usages[tenant]
 
     def enter(self, usage: Usage) -> None:
-        """One more launch of the tenant is there."""
+        """Adds a launch of the tenant."""
         if not usage.busy:
             usage.virtual = max(usage.virtual, self.clock)
             self.active += 1
         usage.busy += 1
 
     def leave(self, usage: Usage) -> None:
-        """A launch of the tenant is over."""
+        """Removes a launch of the tenant, which is over."""
         usage.busy -= 1
         if not usage.busy:
             self.active -= 1
 
     def start(self, usage: Usage, estimate: float) -> None:
-        """A launch of the tenant goes to the devices; it is expected to take `estimate` device seconds."""
+        """Charges a launch that goes to the devices; it is expected to take `estimate` device seconds."""
         self.clock = max(self.clock, usage.virtual)
         usage.virtual += estimate / usage.weight
 
     def settle(self, usage: Usage, estimate: float, actual: float) -> None:
-        """A launch that was started with `estimate` took `actual` device seconds."""
+        """Corrects the charge of a launch that was started with `estimate` and took `actual` device seconds."""
         usage.virtual += (actual - estimate) / usage.weight
         usage.device_seconds += actual

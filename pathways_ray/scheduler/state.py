@@ -1,79 +1,55 @@
-"""What the scheduler knows, and the commands that its decisions end in. `order.py` decides."""
+"""Records of a scheduler: programs, queues, launches with the hosts. `order.py` changes them."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pathways_ray.errors import Failure
+from pathways_ray.scheduler.estimates import MovingAverage
+from pathways_ray.scheduler.events import Command
 from pathways_ray.scheduler.policies import Candidate, Usage
-from pathways_ray.transport.messages import Drop, DropProgram, FromIsland, IslandLaunch, IslandLaunchFailed, ToHost
-
-UNMEASURED_S = 0.005
-"""What a launch is taken for until the first one of its program has been measured."""
+from pathways_ray.transport.messages import Drop, DropProgram, IslandLaunch, IslandLaunchFailed
 
 
-@dataclass(frozen=True, slots=True)
-class ToHosts:
-    """Send to every host of the island that is up."""
+class RestartIsland(NamedTuple):
+    """A decision of the order, always its last one: the island's hosts have to start again.
 
-    message: ToHost
-
-
-@dataclass(frozen=True, slots=True)
-class ToController:
-    message: FromIsland
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Close the stream of a host that joined with an old epoch."""
+    `host` is the one whose report led to it, `kind` the error that launches get, `launch` the launch at fault or 0.
+    """
 
     host: int
-    epoch: int
+    reason: str
+    kind: str = "HostLost"
+    launch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Have the process of a host under `epoch` killed, so that it comes back under a new one."""
-
-    host: int
-    epoch: int
-
-
-Command = ToHosts | ToController | Refuse | Kill
+Decision = Command | RestartIsland
 
 
 @dataclass(slots=True)
 class ProgramState:
-    """What the scheduler knows of a program. `seconds` is the mean time of a launch on its devices, 0 while unknown."""
+    """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices."""
 
     name: str = ""
     devices: int = 1
     device_set: int = 0
     cross_island: bool = False
-    seconds: float = 0.0
-
-    @property
-    def estimate(self) -> float:
-        """Seconds on its devices that the next launch will take, presumably."""
-        return self.seconds or UNMEASURED_S
-
-    def measure(self, seconds: float) -> None:
-        self.seconds = seconds if not self.seconds else self.seconds + 0.1 * (seconds - self.seconds)
+    seconds: MovingAverage = field(default_factory=MovingAverage)
 
 
 @dataclass(slots=True)
-class Lane:
-    """Launches of this island alone on one set of devices that are with the hosts, and their estimated seconds."""
+class DeviceQueue:
+    """Launches of this island only, on one set of devices, that are with the hosts, and their estimated seconds."""
 
     launches: int = 0
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Queue:
-    """What a session has waiting; `candidate` describes the launch at its head."""
+class SessionQueue:
+    """Messages of a session that wait; `candidate` describes the launch at the head."""
 
     session: int
     usage: Usage
@@ -82,31 +58,45 @@ class Queue:
 
     @property
     def head(self) -> IslandLaunch:
-        """Its next launch; what stands before a launch is sent at once."""
-        run = self.items[0]
-        assert isinstance(run, IslandLaunch), run
-        return run
+        """The next launch; messages before a launch are sent at once."""
+        launch = self.items[0]
+        assert isinstance(launch, IslandLaunch), launch
+        return launch
+
+
+@dataclass(slots=True)
+class InputBarrier:
+    """An input barrier of a launch: the hosts that have reached it, and the first failure that one of them got."""
+
+    reached: set[int] = field(default_factory=set)
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class PartialFailure:
+    """A launch that has failed on some hosts.
+
+    `report` is the first host's, which came at time `at`. `hosts` have failed so far; `affected` hosts hold shards of
+    the value that failed, and must fail too.
+    """
+
+    report: IslandLaunchFailed
+    at: float
+    hosts: set[int] = field(default_factory=set)
+    affected: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Outstanding:
-    """A launch with the hosts: who has yet to complete it, the first failure seen, the most microseconds it took.
-
-    `failed_on` are hosts that failed, `failed_at` is when the first one did, in seconds; `must_fail` hosts that have
-    part in what failed. `arrived` are, by gate, the hosts that have come to it; `missed` the failure that one of them
-    got there.
-    """
+    """A launch with the hosts. `hosts` have yet to complete it; `device_us` is the longest time on the devices of one
+    of the others, and `succeeded` says whether one of them completed it without failure."""
 
     hosts: set[int]
-    run: IslandLaunch
+    launch: IslandLaunch
     program: ProgramState
     usage: Usage
     estimate: float
     device_us: int = 0
-    failed: IslandLaunchFailed | None = None
-    failed_on: set[int] = field(default_factory=set)
-    failed_at: float = 0.0
-    must_fail: set[int] = field(default_factory=set)
     succeeded: bool = False
-    arrived: dict[int, set[int]] = field(default_factory=dict)
-    missed: dict[int, Failure] = field(default_factory=dict)
+    failed: PartialFailure | None = None
+    barriers: dict[int, InputBarrier] = field(default_factory=dict)

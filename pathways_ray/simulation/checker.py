@@ -171,12 +171,10 @@ class Checker:
             self.report(f"host {host.host} serves under epoch {host.epoch}, not above {self.newest[host.host]}")
         self.newest[host.host] = max(host.epoch, self.newest.get(host.host, 0))
 
-    def host_accepted(self, scheduler: SimulatedScheduler, hello: HostUp) -> None:
+    def host_accepted(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
         """A scheduler took a host in."""
-        if hello.epoch <= scheduler.accepted.get(hello.host, 0):
-            self.report(
-                f"scheduler {scheduler.island} took in host {hello.host} under epoch {hello.epoch}, which is over"
-            )
+        if epoch <= scheduler.accepted.get(host, 0):
+            self.report(f"scheduler {scheduler.island} took in host {host} under epoch {epoch}, which is over")
 
     def host_known(self, controller: SimulatedController, hello: HostUp) -> None:
         """The controller learns of a host that serves."""
@@ -186,7 +184,7 @@ class Checker:
 
     def heard_from(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
         """A scheduler acted on a message that a host sent under an epoch."""
-        if epoch < abs(scheduler.order.epochs.get(host, 0)):
+        if epoch < scheduler.core.members.epochs.get(host, 0):
             self.report(f"scheduler {scheduler.island} took a message of epoch {epoch} of host {host}, which is over")
 
     def _check_orders(self) -> None:
@@ -207,11 +205,13 @@ class Checker:
             self.report(f"host {host.host} has {len(host.progress.active)} launches at once")
 
     def scheduler_bounded(self, scheduler: SimulatedScheduler) -> None:
-        if len(scheduler.order.outstanding) > self.world.settings.window:
-            self.report(f"scheduler {scheduler.island} has {len(scheduler.order.outstanding)} launches with its hosts")
+        if len(scheduler.core.order.outstanding) > self.world.settings.window:
+            self.report(
+                f"scheduler {scheduler.island} has {len(scheduler.core.order.outstanding)} launches with its hosts"
+            )
         self.events += 1
         if self.events % VALIDATE_EVERY == 0:
-            self._validate(scheduler.order.validate)
+            self._validate(scheduler.core.order.validate)
 
     def controller_bounded(self, controller: SimulatedController) -> None:
         self.events += 1
@@ -270,13 +270,13 @@ class Checker:
                 yield "the controller", "a program"
             if any(record.session == session for record in launches.in_flight.values()):
                 yield "the controller", "a launch in flight"
-        if any(key[0] == session for key in world.manager.inventory.slices):
+        if any(key[0] == session for key in world.manager.core.inventory.slices):
             yield "the resource manager", "a slice"
         for scheduler in world.schedulers.values():
             if scheduler.process.alive:
-                if session in scheduler.order.waiting:
+                if session in scheduler.core.order.waiting:
                     yield f"scheduler {scheduler.island}", "launches that wait"
-                if any(record.run.session == session for record in scheduler.order.outstanding.values()):
+                if any(record.launch.session == session for record in scheduler.core.order.outstanding.values()):
                     yield f"scheduler {scheduler.island}", "a launch with its hosts"
         for host in world.hosts.values():
             if not host.process.alive or not host.under_epoch:

@@ -14,6 +14,8 @@ KINDS = {
     "pause scheduler": 1,
     "pause client": 1,
     "pause controller": 1,
+    "stop host": 0.3,
+    "stop controller": 0.2,
     "part": 2,
     "drop": 2,
     "duplicate": 1,
@@ -21,7 +23,8 @@ KINDS = {
     "delay": 2,
     "slow host": 1,
 }
-"""Faults and how often they come, against each other."""
+"""Faults and how often they come, against each other. A stopped process neither runs nor ends until one that watches it
+has it killed."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
         time = 1.0 + random.random() * span
         kind = random.choices(kinds, weights)[0]
         what, _, who = kind.partition(" ")
-        if what == "kill":
+        if what in ("kill", "stop"):
             faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif what == "pause":
             longest = {"host": 12.0, "scheduler": 12.0, "client": 25.0, "controller": 6.0}[who]

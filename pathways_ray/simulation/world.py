@@ -1,12 +1,13 @@
 """One run: a cluster, its clients and its faults, all drawn from a seed, in one thread and without waiting.
 
 The shells of this folder do what the real ones do; whatever is decided, the real pure classes decide: `Launches`,
-`IslandOrder`, `Inventory`, `HostProgress`, `BufferStore`, the lowering and the planning.
+`SchedulerCore`, `ManagerCore`, `HostProgress`, `BufferStore`, the lowering and the planning.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -199,13 +200,14 @@ class World:
 
     def is_whole(self) -> bool:
         """Whether all processes serve and know each other."""
-        if self.controller is None or not self.controller.process.alive:
+        if self.controller is None or not self.controller.process.alive or self.controller.process.paused:
             return False
         launches = self.controller.launches
         if launches.away or launches.hosts.keys() != self.island_of.keys():
             return False
         return all(
-            h.process.alive and h.under_epoch and launches.hosts[n].epoch == h.epoch for n, h in self.hosts.items()
+            h.process.alive and not h.process.paused and h.under_epoch and launches.hosts[n].epoch == h.epoch
+            for n, h in self.hosts.items()
         )
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ class World:
 
     def _strike(self, fault: Fault, again: int = 5) -> None:
         what, _, who = fault.kind.partition(" ")
-        if what in ("kill", "pause"):
+        if what in ("kill", "pause", "stop"):
             process = next((p for p in self.network.alive.values() if p.node == fault.where), None)
             if (process is None or process.paused) and who != "client" and again:
                 self.disturbed_until = max(self.disturbed_until, self.clock.now + 1.0 + fault.seconds)
@@ -336,6 +338,9 @@ class World:
         elif what == "pause":
             assert process is not None
             self.network.pause(process, fault.seconds)
+        elif what == "stop":
+            assert process is not None
+            self.network.pause(process, math.inf)
         elif fault.kind == "slow host":
             host = int(fault.where[4:])
             self.slowness[host] = self.random.choice([20.0, 300.0])

@@ -239,7 +239,8 @@ class HostUp(Message, tag=30):
 class HostDown(Message, tag=31):
     """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
 
-    `candidates` are the launches that were first in line on its devices.
+    `candidates` are the launches that were first in line on its devices; `story` has the scheduler's last events that
+    led to the loss.
     """
 
     host: int
@@ -247,6 +248,7 @@ class HostDown(Message, tag=31):
     reason: str
     kind: str = "HostLost"
     candidates: tuple[int, ...] = ()
+    story: tuple[str, ...] = ()
 
 
 class Ready(Message, tag=32):
@@ -261,8 +263,8 @@ class Ready(Message, tag=32):
 class Done(Message, tag=33):
     """Launches whose part on this host (or island) is complete, without error.
 
-    `device_us` is the time that each took: from a host, microseconds on its devices; from a scheduler, device
-    microseconds, that is times the number of devices.
+    `device_us` is the time of each launch on the devices in microseconds, whatever their number; from a scheduler, the
+    longest of its hosts' times.
     """
 
     sequences: tuple[int, ...]

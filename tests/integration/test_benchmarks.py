@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.registry import BENCHMARKS, entry_of
+
 
 @pytest.mark.long
 @pytest.mark.timeout(240)  # a dozen processes start, most of them with JAX
@@ -30,3 +32,18 @@ def test_tenants(python: Any, tmp_path: Path) -> None:
         assert {tenant for tenant, *_ in one["picture"]} <= set(one["tenants"])
     names = {file.name for file in tmp_path.glob("*.png")}
     assert names == {"tenants-throughput.png", "tenants-timelines.png", "tenants-shares.png"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(360)  # six clusters start, one after the other
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "tenants"])
+def test_others(name: str, python: Any, tmp_path: Path) -> None:
+    """Each writes a result; a system that did not run is one whose environment is not built."""
+    target = tmp_path / f"{name}.json"
+    process = python.command("-m", "benchmarks", "run", name, "--smoke", "--json", str(target), RAY_ADDRESS="")
+    python.finish(process, timeout=340)
+    found = json.loads(target.read_text())
+    assert entry_of(found["benchmark"]) is BENCHMARKS[name]
+    assert any(found.get(key) for key in ("rows", "launches", "lines"))
+    for topology in (found, *found.get("topologies", ())):
+        assert all("its environment" in error for error in topology.get("errors", {}).values()), topology["errors"]

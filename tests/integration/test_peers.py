@@ -46,7 +46,7 @@ def gone(pid: int) -> bool:
 def test_answers_stay_apart_from_what_libraries_print(peer: Callable[[], PeerProcess]) -> None:
     process = peer()
     assert run(process, "opbyop") == [8.0, 8.0]
-    assert "and a child that does" in process.last_words()
+    assert "and a child that does" in process.last_output()
 
 
 def test_a_peer_goes_on_after_an_error(peer: Callable[[], PeerProcess]) -> None:
@@ -56,7 +56,7 @@ def test_a_peer_goes_on_after_an_error(peer: Callable[[], PeerProcess]) -> None:
     assert run(process, "opbyop") == [8.0, 8.0]
 
 
-def test_a_peer_that_ends_leaves_its_last_words_and_no_process(peer: Callable[[], PeerProcess]) -> None:
+def test_a_peer_that_ends_leaves_its_last_output_and_no_process(peer: Callable[[], PeerProcess]) -> None:
     process = peer()
     child = int(run(process, "child")[0])
     with pytest.raises(PeerEnded, match=r"ended with code 3\n(.*\n)*my last words"):

@@ -6,6 +6,7 @@ Each is a small change that somebody could make by mistake, with the number of s
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,8 +29,11 @@ from pathways_ray.executor.run.steps import GateStep, ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
 from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.resource_manager.core import ManagerCore
+from pathways_ray.scheduler import order
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.scheduler.state import Kill, ToController, ToHosts
 from pathways_ray.simulation import parts
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
@@ -80,6 +84,10 @@ APART: dict[str, Any] = CROWDED | {"islands": {0: [0, 1]}, "devices": 1, "slices
 
 PAIRS: dict[str, Any] = {"islands": {0: [0, 1], 1: [2, 3]}, "clients": 4}
 """Islands of two hosts."""
+
+
+SINGLES: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}}
+"""Islands of one host, which no other one of its group misses."""
 
 
 def bug(
@@ -152,12 +160,12 @@ def the_loss_of_a_host_ends_no_launches(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
 def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
-    def host_lost(original: Original, self: IslandOrder, *arguments: Any, **options: Any) -> Any:
+    def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
         commands = original(self, *arguments, **options)
         return [c for c in commands if not (isinstance(c, ToController) and isinstance(c.message, HostDown))]
 
-    original = IslandOrder.host_lost
-    patch.setattr(IslandOrder, "host_lost", lambda self, *a, **k: host_lost(original, self, *a, **k))
+    original = SchedulerCore.lose_host
+    patch.setattr(SchedulerCore, "lose_host", lose_host)
 
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
@@ -175,10 +183,10 @@ def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
 def room_on_a_set_of_devices_is_never_given_back(patch: Patch) -> None:
     def over(original: Original, self: IslandOrder, record: Any) -> None:
         original(self, record)
-        lane = self.lanes.get(record.program.device_set)
-        if lane is not None:
-            lane.launches += 1
-            lane.seconds += 1.0
+        queue = self.device_queues.get(record.program.device_set)
+        if queue is not None:
+            queue.launches += 1
+            queue.seconds += 1.0
 
     wrapped(patch, IslandOrder, "_over", over)
 
@@ -280,13 +288,10 @@ def gangs_of_several_hosts_go_on_before_the_launch_before_has_ended_on_all(patch
 
 @bug(faults=0, seeds=150)
 def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
-    def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
-        hosts, self.hosts = self.hosts, frozenset({message.host})
-        commands = original(self, message)
-        self.hosts = hosts
-        return commands
+    def reach_barrier(original: Original, record: Any, message: Any, hosts: Any) -> Any:
+        return original(record, message, frozenset({message.host}))
 
-    wrapped(patch, IslandOrder, "_arrived", arrived)
+    wrapped(patch, order, "reach_barrier", reach_barrier)
 
 
 @bug(faults=0, seeds=150)
@@ -303,21 +308,44 @@ def gangs_do_not_wait_at_gates(patch: Patch) -> None:
 def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     """One host got a failure; the others enter the collective all the same."""
 
-    def arrived(original: Original, self: IslandOrder, message: Any) -> Any:
-        for command in original(self, message):
-            assert isinstance(command.message, BarrierReleased)
-            yield type(command)(BarrierReleased(command.message.sequence, command.message.gate))
+    def reach_barrier(original: Original, *arguments: Any) -> Any:
+        release = original(*arguments)
+        return release and BarrierReleased(release.sequence, release.barrier)
 
-    wrapped(patch, IslandOrder, "_arrived", lambda *arguments: list(arrived(*arguments)))
+    wrapped(patch, order, "reach_barrier", reach_barrier)
 
 
 @bug(seeds=150)
 def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
-    def host_lost(self: IslandOrder, *arguments: Any, **options: Any) -> Any:
+    def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
         return [c for c in original(self, *arguments, **options) if not isinstance(c, Kill)]
 
-    original = IslandOrder.host_lost
-    patch.setattr(IslandOrder, "host_lost", host_lost)
+    original = SchedulerCore.lose_host
+    patch.setattr(SchedulerCore, "lose_host", lose_host)
+
+
+# --- liveness ---------------------------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=150, **SINGLES)
+def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) -> None:
+    patch.setattr(ManagerCore, "_silent_controller", lambda self, now: [])
+
+
+@bug(faults=12, seeds=150, **SINGLES)
+def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
+    """When the links of such a host break, it is taken for one that has ended."""
+
+    def init(original: Original, self: SchedulerCore, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.liveness.limit_s = math.inf
+
+    wrapped(patch, SchedulerCore, "__init__", init)
+
+
+@bug(faults=20, seeds=150, **SINGLES)
+def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
+    patch.setattr(ManagerCore, "_expect_hosts", lambda self, name, address, now: None)
 
 
 # --- values do not depend on scheduling -------------------------------------------------------------------------------

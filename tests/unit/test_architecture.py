@@ -21,6 +21,7 @@ PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
 # Decisions only: time, events and random numbers come in as arguments, commands go out. A folder stands for all its
 # files but `actor.py`.
 PURE = {
+    "megatron_ptdp/config",
     "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
     "pathways_ray/client/buffer.py",
@@ -62,9 +63,9 @@ IMPURE_IMPORTS = {
 
 # Thin shells beside an `actor.py`: parts of it that stand in files of their own, so that each can be read on its own.
 SHELLS = {
-    "megatron_ptdp/planner/cli.py",
-    "megatron_ptdp/planner/measure.py",
-    "megatron_ptdp/planner/probes.py",
+    "megatron_ptdp/planner/calibration/command.py",
+    "megatron_ptdp/planner/calibration/measure.py",
+    "megatron_ptdp/planner/calibration/probes.py",
     "pathways_ray/controller/client_service.py",
     "pathways_ray/controller/metrics_server.py",
     "pathways_ray/scheduler/plugins.py",

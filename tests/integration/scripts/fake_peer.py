@@ -9,7 +9,7 @@ import time
 from benchmarks.peers import protocol
 
 
-class Fake:
+class Fake(protocol.System):
     packages: tuple[str, ...] = ()
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import interleaving, sharing
-from benchmarks.interleaving import Gang
+from benchmarks.tenants import interleaving, sharing
+from benchmarks.tenants.interleaving import Gang
 
 # a a b . a, a millisecond each but for the last, which takes two.
 GANGS = [

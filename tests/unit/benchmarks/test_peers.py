@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import __main__ as program
+from benchmarks.peers import benchmark as program
 from benchmarks.peers import comparisons, environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
 from benchmarks.peers.rounds import Case, Running, Session
@@ -134,14 +134,14 @@ def test_counts_are_whole_chains_within_bounds(us: float, count: int) -> None:
 
 
 def test_topologies_are_read() -> None:
-    assert program.topologies_of("1,2,4x2") == [(1, 4), (2, 1), (4, 2)]
+    assert program.topologies_of("1,2,4x2") == ((1, 4), (2, 1), (4, 2))
     with pytest.raises(argparse.ArgumentTypeError, match="'2by1' is not HOSTSxDEVICES"):
         program.topologies_of("2by1")
 
 
 def test_an_unknown_system_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        program.parse(["--only", "spark"])
+        program.BENCHMARK.main(["--only", "spark"])
     assert "no such system: spark" in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
-from benchmarks.aims import AIMS, Aim, aim_of
-from benchmarks.pages import bars, cell, number, table
+from benchmarks.report import page as report
+from benchmarks.report.aims import AIMS, Aim, aim_of
+from benchmarks.report.html import bars, cell, number, table
 
 MACHINE = {
     "cpu": "a processor",
@@ -127,7 +127,7 @@ def test_rows_of_metg_are_figures(tmp_path: Path) -> None:
 
 
 def test_an_aim_is_a_bound_from_below_or_above() -> None:
-    least, most = Aim("", ("b",), "x*", 2.0), Aim("", ("b",), "x*", 2.0, most=True, unit="ms")
+    least, most = Aim("", ("b",), "x*", 2.0), Aim("", ("b",), "x*", 2.0, at_most=True, unit="ms")
     assert (least.met_by(2.0), least.met_by(1.9), most.met_by(2.0), most.met_by(2.1)) == (True, False, True, False)
     assert (least.bound_text, most.bound_text) == ("≥ 2", "≤ 2 ms")
     assert least.holds_for("b", "x y")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import fanout, scale
-from benchmarks.controlplane import ControlPlane, Costs, Shape
+from benchmarks.scale import benchmark as scale
+from benchmarks.scale import fanout, plans
+from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
 
 
 def launched(shape: Shape, *counts: int) -> list[Costs]:
@@ -46,7 +47,7 @@ def test_a_crossing_launch_is_one_message_to_each_island_and_no_more() -> None:
 
 def test_plans_do_not_grow_with_devices() -> None:
     """But for the digits of their number."""
-    few, many = (scale.plans(devices, "shard by shard", rounds=1) for devices in (16, 4096))
+    few, many = (plans.planning(devices, "shard by shard", rounds=1) for devices in (16, 4096))
     assert many["graph_bytes"] - few["graph_bytes"] < 32
     assert many["plan_bytes"] - few["plan_bytes"] < 32
     assert many["plan_bytes_with_lists"] > 8 * 4096

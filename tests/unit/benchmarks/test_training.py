@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import training, training_figure, training_model, training_results
-from benchmarks.aims import AIMS, aim_of
 from benchmarks.peers import environments
-from benchmarks.training import Settings, cases_of
-from benchmarks.training_model import Sizes
-from benchmarks.training_peers import Peers
-from benchmarks.training_results import Samples
-from benchmarks.training_runtime import Case, bubbles
+from benchmarks.report.aims import AIMS, aim_of
+from benchmarks.training import benchmark as training
+from benchmarks.training import figure, model, results
+from benchmarks.training.benchmark import Settings, cases_of
+from benchmarks.training.model import Sizes
+from benchmarks.training.peers import Peers
+from benchmarks.training.results import Samples
+from benchmarks.training.runtime import Case, bubbles
 from megatron_ptdp import schedules
 from megatron_ptdp.schedules import Costs, Link
 from megatron_ptdp.train.timeline import Measured
@@ -106,8 +107,8 @@ def test_losses_that_differ_show() -> None:
 
 
 def test_other_systems_are_given_the_same_parameters_and_batch(tmp_path: Path) -> None:
-    training_model.write(TINY, 4, tmp_path / "p.npz")
-    tree, batch = training_model.read(tmp_path / "p.npz")
+    model.write(TINY, 4, tmp_path / "p.npz")
+    tree, batch = model.read(tmp_path / "p.npz")
     expected = TINY.parameters()
     assert jax.tree.structure(tree) == jax.tree.structure(expected)
     assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(expected)))
@@ -175,22 +176,24 @@ def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     result = {
         "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 1, "system": "", "python": "", "packages": {}}
         | {"load": [0.0]},
-        "measured": training_results.described(settings, []),
+        "measured": results.described(settings, []),
         "errors": {"torch": "its environment is not there"},
         "bytes": [{"tensor": 2, "scatter_gather": True, "bytes_between_hosts": 1024, "bytes_to_devices": 2048}],
         **samples.result(),
     }
     text = io.StringIO()
-    training_results.show(result, Console(file=text, width=160))
+    results.show(result, Console(file=text, width=160))
     words = " ".join(text.getvalue().split())
     for expected in ("torch is not measured", "devices are not pinned", "1,024", "25.0%", "missed"):
         assert expected in words, expected
-    training_figure.draw(result, tmp_path / "training.png")
+    figure.draw(result, tmp_path / "training.png")
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_arguments_become_settings() -> None:
-    settings = training.settings_of(training.parse(["--layers", "4", "--microbatches", "2", "4", "--parts", "data"]))
+    benchmark = training.BENCHMARK
+    words = ["--layers", "4", "--microbatches", "2", "4", "--parts", "data"]
+    settings = benchmark.settings_of(benchmark.parser().parse_args(words))
     assert (settings.sizes.layers, settings.microbatches, settings.middle) == (4, (2, 4), 2)
     assert settings.parts == ("data",)
-    assert training.settings_of(training.parse(["--smoke"])) is training.SMOKE
+    assert benchmark.settings_of(benchmark.parser().parse_args(["--smoke"])) is training.SMOKE

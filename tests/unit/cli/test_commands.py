@@ -43,7 +43,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             run=run,
             show=lambda result, console: console.print("the numbers"),
         ),
-        "benchmarks.tenants": SimpleNamespace(
+        "benchmarks.tenants.benchmark": SimpleNamespace(
             SMOKE=SimpleNamespace(rounds=1),
             Settings=SimpleNamespace,
             run=lambda settings: run(**vars(settings)),

@@ -303,12 +303,13 @@ def test_a_program_of_a_run_that_cannot_be_compiled_is_not_heard_of() -> None:
 
 
 def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
-    """An island reports microseconds summed over its devices, of which slice 1 has two."""
+    """An island reports microseconds on its devices; the account of the tenant gets them times the two of slice 1."""
     front = Front()
     front.register(program_over(1), 1)
     front.put(1)
     front.launch(1, (1,), 2)
-    assert to_client(front.launches.done(0, Done((1,), (500,)))) == [Completed((1,), (250,))]
+    assert to_client(front.launches.done(0, Done((1,), (250,)))) == [Completed((1,), (250,))]
+    assert [usage.device_seconds for usage in front.launches.ledger.usages.values()] == pytest.approx([500e-6])
 
 
 def test_a_client_hears_whether_others_have_launches_under_way() -> None:
@@ -319,6 +320,6 @@ def test_a_client_hears_whether_others_have_launches_under_way() -> None:
     for launch in (1, 2, 3):
         front.launch(launch, (1,), 1 + launch)
     front.launch(1, (1,), 2, session=2)
-    assert to_client(front.done(0, 1)) == [Completed((1,), (0,), shared=True)]
-    assert to_client(front.done(0, 4), session=2) == [Completed((1,), (0,), shared=True)], "session 1 has"
-    assert to_client(front.done(0, 2)) == [Completed((2,), (0,), shared=False)]
+    assert to_client(front.done(0, 1)) == [Completed((1,), (0,), contended=True)]
+    assert to_client(front.done(0, 4), session=2) == [Completed((1,), (0,), contended=True)], "session 1 has"
+    assert to_client(front.done(0, 2)) == [Completed((2,), (0,), contended=False)]

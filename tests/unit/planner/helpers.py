@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Cluster
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.config.model import Model
 from megatron_ptdp.planner.estimate import Question
-from megatron_ptdp.planner.model import Model
 
 
 def gpt(layers: int = 8, hidden: int = 1024, heads: int = 16, **more: Any) -> Model:

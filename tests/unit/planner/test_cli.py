@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from megatron_ptdp.planner import records
 from megatron_ptdp.planner.cli import commands, spread_fixes
 from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.settings import parse_setting
 
 SMALL = ("--model", "gpt-1.7b", "--devices", "16", "--batch", "64")
 
@@ -69,7 +69,7 @@ def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Pa
     path = tmp_path / "plan.toml"
     assert invoke(*SMALL, "--top", "1", "--config-out", str(path)).exit_code == 0
     table = tomllib.loads(path.read_text())
-    assert list(table) == list(records.CONFIG_KEYS)
+    assert list(table) == ["model", *Plan.__dataclass_fields__]
     assert table["model"] == "gpt-1.7b"
     done = invoke("compare", str(path), "data=16,batch=64,microbatch=4", "--model", "gpt-1.7b")
     assert done.exit_code == 0, done.output
@@ -164,7 +164,7 @@ def test_what_cannot_be_asked_ends_with_one_line(arguments: tuple[str, ...], sta
 
 @pytest.mark.parametrize("text", ["tensor=8", "sequence-parallel=yes", "schedule=zb-v", "recompute=selective"])
 def test_settings_are_read_with_their_kind(text: str) -> None:
-    name, value = records.parse_setting(text)
+    name, value = parse_setting(text)
     assert type(getattr(Plan(), name)) is type(value)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Cluster, Level
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster, Level
 from megatron_ptdp.planner.estimate import Question, action_costs, pipeline_work, split_of, stage_costs, time_split
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ptdp.planner import load
+from megatron_ptdp.config import load
 from megatron_ptdp.planner.estimate import Estimate, Question
+from megatron_ptdp.planner.explain.records import estimate_record
 from megatron_ptdp.planner.goodput import best_interval, expected_stretch, goodput
 from megatron_ptdp.planner.plan import Plan
-from megatron_ptdp.planner.records import estimate_record
 from megatron_ptdp.planner.search import estimate_exactly
 from tests.unit.planner.helpers import asked
 

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.planner_here import MODELS, Run, figures, rankings, row_of, runs, show
-from benchmarks.training_runtime import SPMD, Case
-from megatron_ptdp.planner import load
-from megatron_ptdp.planner.cluster import Cluster, Level
-from megatron_ptdp.planner.plan import check
+from benchmarks.training.runtime import SPMD, Case
+from megatron_ptdp.config import load
+from megatron_ptdp.config.cluster import Cluster, Level
+from megatron_ptdp.planner.settings import check
 
 INSIDE = Level("island", 2, 1e9, 1.0, 1e-3, 1.0, message_bandwidth=1e9, message_latency=1e-3, collectives=19)
 BETWEEN = Level("dcn", 0, 1e9, 1.0, 1e-3, 1.0, message_bandwidth=1e9, message_latency=1e-3)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ptdp.planner import load
+from megatron_ptdp.config import load
 from megatron_ptdp.planner.memory import in_flight, layer_activations, stage_memory, waiting
-from megatron_ptdp.planner.plan import SCHEDULES, Plan
-from megatron_ptdp.schedules import build, peak_memory
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import build, peak_memory, rules_of, schedule_names
 from tests.unit.planner.helpers import gpt, selene
 
 FORMULAS = [  # Korthikanti et al. 2022, table 2: bytes over s b h, of a, s, h, t
@@ -38,19 +38,19 @@ def test_flash_attention_keeps_no_scores() -> None:
     assert kept[True] == layer_activations(model, model.row[0], 1, False, "selective", False) < kept[False]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", schedule_names())
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (4, 16), (8, 16)])
 def test_microbatches_in_flight_equal_those_of_the_action_lists(name: str, p: int, m: int) -> None:
-    v = SCHEDULES[name].fixed_chunks or 2
+    v = rules_of(name).chunks or 2
     held = peak_memory(build(name, p, m, v), (1.0,) * (p * v), (1.0,) * (p * v))
     plan = Plan(pipeline=p, chunks=v, batch=m, schedule=name)
     assert [in_flight(plan, position) for position in range(p)] == [chunks / v for chunks in held]
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["zb-h1", "interleaved-zb", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 16)])
 def test_waiting_gradients_equal_those_of_the_action_lists(name: str, p: int, m: int) -> None:
-    v = SCHEDULES[name].fixed_chunks
+    v = rules_of(name).chunks or 2
     held = peak_memory(build(name, p, m, v), (0.0,) * (p * v), (1.0,) * (p * v))
     plan = Plan(pipeline=p, chunks=v, batch=m, schedule=name)
     assert [waiting(plan, position) for position in range(p)] == [chunks / v for chunks in held]

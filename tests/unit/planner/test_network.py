@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message, pieces, spread
+from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message, shares, spread
 from tests.unit.planner.helpers import faster_network, selene
 
 CLUSTER = selene()
@@ -54,7 +54,7 @@ def test_levels_together_send_no_more_than_a_ring_over_all(servers: int, inside:
 
 def test_between_servers_each_member_carries_its_piece() -> None:
     size = 8e9
-    got = list(pieces(CLUSTER, Group(32), size))
+    got = list(shares(CLUSTER, Group(32), size))
     assert got == [(NVLINK, 8, size), (INFINIBAND, 4, size / 8)]
     seconds = 7 / 8 * size / NVLINK.rate + 7 * NVLINK.latency
     seconds += 3 / 4 * size / 8 / INFINIBAND.rate + ceil(log2(4)) * INFINIBAND.latency
@@ -63,8 +63,8 @@ def test_between_servers_each_member_carries_its_piece() -> None:
 
 def test_a_strided_group_uses_the_cards_of_its_members() -> None:
     """Replicas of a full server's tensor axis meet only between servers, each over its own card."""
-    assert list(pieces(CLUSTER, Group(6, stride=8), 1e9)) == [(INFINIBAND, 6, 1e9)]
-    assert list(pieces(CLUSTER, Group(6, stride=64), 1e9)) == [(INFINIBAND, 6, 1e9)]
+    assert list(shares(CLUSTER, Group(6, stride=8), 1e9)) == [(INFINIBAND, 6, 1e9)]
+    assert list(shares(CLUSTER, Group(6, stride=64), 1e9)) == [(INFINIBAND, 6, 1e9)]
 
 
 def test_a_flat_ring_goes_at_the_rate_of_one_card() -> None:
@@ -91,7 +91,7 @@ def test_messages_cross_the_level_at_their_boundary(distance: int, blocks: int, 
 
 def test_scatter_gather_sends_a_piece_and_gathers_it() -> None:
     size = 50e6
-    whole, cut = message(CLUSTER, INFINIBAND, size), message(CLUSTER, INFINIBAND, size, pieces_of=8)
+    whole, cut = message(CLUSTER, INFINIBAND, size), message(CLUSTER, INFINIBAND, size, senders=8)
     assert cut == pytest.approx(size / 8 / INFINIBAND.rate + INFINIBAND.latency + gather(CLUSTER, Group(8), size))
     assert cut < whole / 3
 
@@ -105,7 +105,7 @@ def test_a_third_level_is_used_between_data_centres() -> None:
     wide = replace(
         CLUSTER, levels=(NVLINK, replace(INFINIBAND, size=64), replace(INFINIBAND, name="wan", latency=5e-3))
     )
-    assert [level.name for level, _, _ in pieces(wide, Group(128), 1e9)] == ["nvlink", "infiniband", "wan"]
+    assert [level.name for level, _, _ in shares(wide, Group(128), 1e9)] == ["nvlink", "infiniband", "wan"]
     assert gather(wide, Group(128), 1e9) > gather(CLUSTER, Group(128), 1e9) + 4.9e-3
 
 

@@ -6,21 +6,23 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.paper_others import other_rows
-from benchmarks.paper_rows import (
+from benchmarks.paper_tables.benchmark import calibrate, calibrate_h100, html, predict, show, summaries, winners
+from benchmarks.paper_tables.others import other_rows
+from benchmarks.paper_tables.rows import (
     CALIBRATION,
     GPT_530B,
+    Line,
     Row,
     figures_of_schedule,
     figures_of_shape,
     ptdp_table_1,
     ptdp_table_2,
 )
-from benchmarks.paper_tables import Line, calibrate, calibrate_h100, html, predict, show, summaries, winners
-from megatron_ptdp.planner import load
+from megatron_ptdp.config import load
 from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.layers import Split, layer_cost
-from megatron_ptdp.planner.plan import Plan, check
+from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.settings import check
 from tests.unit.planner.helpers import asked, gpt, selene
 
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_ptdp.planner.estimate import pipeline_work
 from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
-from megatron_ptdp.planner.plan import SCHEDULES, Plan
+from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.simulated import costs, pipeline_seconds, timeline
-from megatron_ptdp.schedules import build, simulate
+from megatron_ptdp.schedules import build, rules_of, simulate
 from tests.unit.planner.helpers import asked, gpt
 
 
@@ -17,7 +18,7 @@ def work_of(plan: Plan, stage: tuple[float, float, float], edge: float, transfer
     """Equal stages, the last one with `edge` more in each pass."""
     stages = [StageWork(*stage) for _ in range(plan.stages)]
     stages[-1] = StageWork(*(part + edge for part in stage))
-    return Work(tuple(stages), placement(plan, SCHEDULES[plan.schedule].v_placement), transfer)
+    return Work(tuple(stages), placement(plan), transfer)
 
 
 def simulated(plan: Plan, work: Work) -> float:
@@ -36,7 +37,7 @@ def simulated(plan: Plan, work: Work) -> float:
 def test_classic_schedules_take_what_the_closed_form_says(
     name: str, p: int, groups: int, v: int, stage: tuple[float, float, float], edge: float
 ) -> None:
-    chunks = v if SCHEDULES[name].fixed_chunks == 0 else 1
+    chunks = v if rules_of(name).chunks == 0 else 1
     plan = Plan(pipeline=p, chunks=chunks, batch=p * groups, schedule=name)
     work = work_of(plan, stage, edge)
     assert bounded(plan, work) == pytest.approx(simulated(plan, work), rel=0.02)
@@ -54,7 +55,7 @@ def test_a_looped_schedule_may_have_fewer_microbatches_than_devices(p: int, m: i
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe-v"])
 @pytest.mark.parametrize("stage", [(1.0, 1.0, 1.0), (1.0, 2.05, 0.95)])
 def test_split_schedules_take_nearly_what_the_closed_form_says(name: str, stage: tuple[float, float, float]) -> None:
-    plan = Plan(pipeline=8, chunks=SCHEDULES[name].fixed_chunks, batch=64, schedule=name)
+    plan = Plan(pipeline=8, chunks=rules_of(name).chunks, batch=64, schedule=name)
     work = work_of(plan, stage, edge=0.2)
     assert bounded(plan, work) == pytest.approx(simulated(plan, work), rel=0.035)
 
@@ -76,5 +77,5 @@ def test_edge_stages_slow_the_whole_pipeline() -> None:
 
 @pytest.mark.parametrize("plan", [Plan(4, 1, 1, 1, 1, 400), Plan(4, 1, 1, 2, 1, 400, "interleaved")])
 def test_a_long_iteration_is_continued_in_a_straight_line(plan: Plan) -> None:
-    question = asked(gpt(), 4, 400)
-    assert pipeline_seconds(question, plan, limit=1000) == pytest.approx(timeline(question, plan).makespan, rel=1e-9)
+    work, _ = pipeline_work(asked(gpt(), 4, 400), plan)
+    assert pipeline_seconds(plan, work, limit=1000) == pytest.approx(timeline(plan, work).makespan, rel=1e-9)

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_ptdp.planner import load
+from megatron_ptdp.config import load
+from megatron_ptdp.config.parallel import RECOMPUTE
 from megatron_ptdp.planner.estimate import Question, estimate, time_split
 from megatron_ptdp.planner.memory import stage_memory
-from megatron_ptdp.planner.plan import RECOMPUTE, SCHEDULES, Plan, illegal
+from megatron_ptdp.planner.pipeline import CLOSED_FORMS
+from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.planner.space import families, lower_bound, members
+from megatron_ptdp.schedules import rules_of, schedule_names
 from tests.unit.planner.helpers import asked, faster_network, gpt, selene
 
 MODEL = gpt(layers=16, hidden=2048, heads=16)
@@ -24,10 +27,10 @@ POWERS = st.sampled_from([1, 2, 4, 8, 16])
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A legal plan of `MODEL`."""
-    schedule = draw(st.sampled_from(list(SCHEDULES)))
-    rule = SCHEDULES[schedule]
+    schedule = draw(st.sampled_from(schedule_names()))
+    rules = rules_of(schedule)
     pipeline = draw(st.sampled_from([1, 2, 4, 8]))
-    chunks = rule.fixed_chunks or draw(st.sampled_from([2, 4]))
+    chunks = rules.chunks or draw(st.sampled_from([2, 4]))
     data, microbatch = draw(POWERS), draw(st.sampled_from([1, 2, 4]))
     plan = Plan(
         pipeline=pipeline,
@@ -159,7 +162,7 @@ def test_members_are_all_legal_plans() -> None:
     by_hand = set()
     for t in (1, 2, 4):
         for p in (1, 2, 4):
-            for schedule in SCHEDULES:
+            for schedule in sorted(CLOSED_FORMS):
                 for v in (1, 2, 3, 4, 5, 6):
                     for b in (1, 2, 4, 8):
                         for zero in range(4):

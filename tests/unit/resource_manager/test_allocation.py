@@ -29,7 +29,7 @@ def inventory(*islands: list[HostRecord]) -> Inventory:
     return made
 
 
-def wish(*shape: int, **options: object) -> SliceRequest:
+def request(*shape: int, **options: object) -> SliceRequest:
     return SliceRequest(shape, ("x", "y", "z")[: max(len(shape), 1)], **options)  # type: ignore[arg-type]
 
 
@@ -42,7 +42,7 @@ def devices(placed: PlacedSlice) -> list[str]:
 
 def test_a_slice_is_a_mesh_on_devices_of_one_island() -> None:
     made = inventory(island(0, 2, 2))
-    placed = made.create(1, wish(2, 2))
+    placed = made.create(1, request(2, 2))
     assert (placed.island, placed.mesh.shape, placed.mesh.axes) == (0, (2, 2), ("x", "y"))
     assert devices(placed) == ["0.0", "0.1", "1.0", "1.1"]
 
@@ -53,20 +53,20 @@ def test_slices_spread_over_the_least_loaded_devices_then_share() -> None:
     2. A third one of two shares with the first, a fourth with the second.
     """
     made = inventory(island(0, 2, 2))
-    placed = [devices(made.create(1, wish(2))) for _ in range(4)]
+    placed = [devices(made.create(1, request(2))) for _ in range(4)]
     assert placed == [["0.0", "0.1"], ["1.0", "1.1"]] * 2
     assert set(made.load().values()) == {2}
 
 
 def test_islands_are_filled_in_turn() -> None:
     made = inventory(island(0, 2), island(1, 2))
-    assert [made.create(1, wish(2)).island for _ in range(4)] == [0, 1, 0, 1]
+    assert [made.create(1, request(2)).island for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_free_island_is_better_than_a_shared_one_however_small() -> None:
     made = inventory(island(0, 8), island(1, 2))
-    made.create(1, wish(8))
-    assert made.create(1, wish(2)).island == 1
+    made.create(1, request(8))
+    assert made.create(1, request(2)).island == 1
 
 
 def test_islands_of_different_size_are_compared_by_the_load_of_a_device() -> None:
@@ -77,35 +77,35 @@ def test_islands_of_different_size_are_compared_by_the_load_of_a_device() -> Non
     """
     made = inventory(island(0, 2), island(1, 8))
     for number in (0, 0, 1):
-        made.create(1, wish(island=number))
-    assert made.create(1, wish()).island == 1
+        made.create(1, request(island=number))
+    assert made.create(1, request()).island == 1
 
 
 def test_free_devices_are_taken_host_by_host() -> None:
     made = inventory(island(0, 4, 4))
-    assert devices(made.create(1, wish(1))) == ["0.0"]
-    assert devices(made.create(1, wish(4))) == ["0.1", "0.2", "0.3", "1.0"]
+    assert devices(made.create(1, request(1))) == ["0.0"]
+    assert devices(made.create(1, request(4))) == ["0.1", "0.2", "0.3", "1.0"]
 
 
 def test_without_a_shape_a_slice_is_a_whole_island() -> None:
     made = inventory(island(0, 2), island(1, 2, 2))
-    first, second = made.create(1, wish()), made.create(1, wish())
+    first, second = made.create(1, request()), made.create(1, request())
     assert (first.island, first.mesh.shape, first.mesh.axes) == (0, (2,), ("x",))
     assert (second.island, second.mesh.shape) == (1, (4,))
 
 
 def test_island_and_platform_are_kept_to() -> None:
     made = inventory(island(0, 4), island(1, 4, platform="gpu"), island(2, 4, platform="gpu"))
-    assert made.create(1, wish(2, platform="gpu")).island == 1
-    assert made.create(1, wish(2, island=2)).island == 2
-    assert made.create(1, wish(2, platform="cpu")).island == 0
-    assert [made.create(1, wish(4, island=0)).island for _ in range(3)] == [0, 0, 0], "asked for, it is shared"
+    assert made.create(1, request(2, platform="gpu")).island == 1
+    assert made.create(1, request(2, island=2)).island == 2
+    assert made.create(1, request(2, platform="cpu")).island == 0
+    assert [made.create(1, request(4, island=0)).island for _ in range(3)] == [0, 0, 0], "asked for, it is shared"
 
 
 def test_the_same_requests_give_the_same_mapping() -> None:
-    requests = [wish(2), wish(1), wish(2, 2), wish(), wish(3)]
+    requests = [request(2), request(1), request(2, 2), request(), request(3)]
     one, other = (inventory(island(0, 2, 2), island(1, 4)) for _ in range(2))
-    assert [one.create(1, w) for w in requests] == [other.create(1, w) for w in requests]
+    assert [one.create(1, r) for r in requests] == [other.create(1, r) for r in requests]
 
 
 @repeatable(60)
@@ -115,7 +115,7 @@ def test_devices_are_evenly_used(requests: list[tuple[int, bool]]) -> None:
     made = inventory(island(0, 3, 3))
     for size, released in requests:
         before = made.load()
-        placed = made.create(1, wish(size))
+        placed = made.create(1, request(size))
         assert len(set(placed.devices)) == size
         chosen = max(before[device] for device in placed.devices)
         assert all(before[device] >= chosen for device in before.keys() - set(placed.devices)), "a freer one was left"
@@ -131,29 +131,29 @@ def test_a_slice_that_is_too_big_is_refused_with_what_exists() -> None:
     made = inventory(island(0, 2, 2), island(1, 4, platform="gpu"))
     exists = r"there is island 0 with 4 cpu devices on 2 host\(s\), island 1 with 4 gpu devices on 1 host\(s\)"
     with pytest.raises(Unschedulable, match=rf"hold a slice of shape \(5,\) \(5 devices\); {exists}"):
-        made.create(1, wish(5))
+        made.create(1, request(5))
     with pytest.raises(Unschedulable, match=r"of shape \(2, 2\) \(4 devices\) on island 7; there is"):
-        made.create(1, wish(2, 2, island=7))
+        made.create(1, request(2, 2, island=7))
     with pytest.raises(Unschedulable, match="a slice of platform 'tpu'; there is"):
-        made.create(1, wish(platform="tpu"))
+        made.create(1, request(platform="tpu"))
     with pytest.raises(Unschedulable, match="on island 0 of platform 'gpu'"):
-        made.create(1, wish(2, island=0, platform="gpu"))
+        made.create(1, request(2, island=0, platform="gpu"))
     assert made.slices == {}
 
 
 def test_an_empty_cluster_says_so() -> None:
     with pytest.raises(Unschedulable, match="there is nothing"):
-        Inventory().create(1, wish(1))
+        Inventory().create(1, request(1))
     with pytest.raises(Unschedulable, match="there is island 0 with 0 cpu devices"):
-        inventory(island(0, 0)).create(1, wish())
+        inventory(island(0, 0)).create(1, request())
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         (SliceRequest((1, 1, 1, 1), ("a", "b", "c", "d")), r"a slice has 1 to 3 axes, \(1, 1, 1, 1\) has 4"),
-        (wish(0), r"\(0,\) has a size below 1"),
-        (wish(2, -1), r"\(2, -1\) has a size below 1"),
+        (request(0), r"\(0,\) has a size below 1"),
+        (request(2, -1), r"\(2, -1\) has a size below 1"),
         (SliceRequest((2, 2), ("x",)), r"slice shape \(2, 2\) and axis names \('x',\) differ in number"),
         (SliceRequest((), ()), "differ in number"),
         (SliceRequest((2, 2), ("x", "x")), "must be different and not empty"),
@@ -170,17 +170,17 @@ def test_shapes_no_mesh_can_have_are_refused(bad: SliceRequest, message: str) ->
 
 def test_released_devices_are_taken_first() -> None:
     made = inventory(island(0, 2))
-    first, second = made.create(1, wish(1)), made.create(1, wish(1))
+    first, second = made.create(1, request(1)), made.create(1, request(1))
     assert made.release(1, first.mesh.id)
     assert not made.release(1, first.mesh.id)
     assert not made.release(2, second.mesh.id), "another session's slice"
-    assert made.create(1, wish(1)).devices == first.devices
+    assert made.create(1, request(1)).devices == first.devices
 
 
 def test_a_session_gives_back_all_it_holds() -> None:
     made = inventory(island(0, 4))
     for session in (1, 2, 1):
-        made.create(session, wish(2))
+        made.create(session, request(2))
     assert made.release_session(1) == 2
     assert made.release_session(1) == 0
     assert {record.session for record in made.slices.values()} == {2}
@@ -189,9 +189,9 @@ def test_a_session_gives_back_all_it_holds() -> None:
 
 def test_slice_ids_are_not_used_again() -> None:
     made = inventory(island(0, 4))
-    first = made.create(1, wish(1)).mesh.id
+    first = made.create(1, request(1)).mesh.id
     made.release(1, first)
-    assert made.create(1, wish(1)).mesh.id > first
+    assert made.create(1, request(1)).mesh.id > first
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ def test_news_of_an_older_epoch_do_not_take_a_host_down() -> None:
 def test_a_host_may_come_back_with_fewer_devices() -> None:
     """Slices on a device that is gone stay mapped to it, and count for nothing."""
     made = inventory(island(0, 4))
-    made.create(1, wish(4))
+    made.create(1, request(4))
     made.join(island(0, 2))
     assert made.load() == {Device(0, 0): 1, Device(0, 1): 1}
-    assert devices(made.create(1, wish(2))) == ["0.0", "0.1"]
+    assert devices(made.create(1, request(2))) == ["0.0", "0.1"]
     with pytest.raises(Unschedulable, match="island 0 with 2 cpu devices"):
-        made.create(1, wish(4))
+        made.create(1, request(4))

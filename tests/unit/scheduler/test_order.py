@@ -1,12 +1,15 @@
-"""The order of one island: what its hosts get and when, and what the controller hears."""
+"""The order of one island: the messages its hosts get and when, and those that the controller gets."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.order import STRANDED_S, IslandOrder
-from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
+from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
     BarrierReached,
     BarrierReleased,
@@ -23,6 +26,7 @@ from pathways_ray.transport.messages import (
     Ready,
     ToHost,
 )
+from tests.unit.scheduler.island import Island
 
 BOOM = Failure("ExecutionError", "boom")
 
@@ -35,12 +39,12 @@ def up(host: int, epoch: int = 1) -> HostUp:
     return HostUp(host, epoch, "t", "d", 2, 1)
 
 
-def island(*hosts: int, window: int = 2) -> IslandOrder:
+def serving(*hosts: int, window: int = 2, limit_s: float = math.inf) -> Island:
     """An island whose hosts are all up under epoch 1."""
-    order = IslandOrder(0, frozenset(hosts), window)
+    island = Island(hosts, window, fifo, limit_s)
     for host in hosts:
-        order.host_up(up(host))
-    return order
+        island.host_up(up(host))
+    return island
 
 
 def dispatched(commands: list[Command]) -> list[ToHost]:
@@ -48,7 +52,7 @@ def dispatched(commands: list[Command]) -> list[ToHost]:
 
 
 def told(commands: list[Command]) -> list:
-    """What the controller hears, but for times taken and candidates, which have tests of their own."""
+    """Messages to the controller, without times, candidates and stories, which have tests of their own."""
     messages = [command.message for command in commands if isinstance(command, ToController)]
     plain = [Done(m.sequences) if isinstance(m, Done) else m for m in messages]
     return [HostDown(m.host, m.epoch, m.reason) if isinstance(m, HostDown) else m for m in plain]
@@ -62,48 +66,48 @@ def test_launches_go_to_the_hosts_as_they_come_up_to_the_window() -> None:
     1. Two may be with the hosts. Of three launches the third one waits.
     2. A completion lets it go.
     """
-    order = island(0)
-    assert [dispatched(order.from_controller(run(k))) for k in (1, 2, 3)] == [[run(1)], [run(2)], []]
-    commands = order.from_host(0, 1, Done((1,)))
+    island = serving(0)
+    assert [dispatched(island.from_controller(run(k))) for k in (1, 2, 3)] == [[run(1)], [run(2)], []]
+    commands = island.from_host(0, 1, Done((1,)))
     assert told(commands) == [Done((1,))]
     assert dispatched(commands) == [run(3)]
 
 
 def test_completions_that_come_together_let_as_many_go() -> None:
-    order = island(0)
+    island = serving(0)
     for k in range(1, 6):
-        order.from_controller(run(k))
-    commands = order.from_host(0, 1, Done((1, 2)))
+        island.from_controller(run(k))
+    commands = island.from_host(0, 1, Done((1, 2)))
     assert told(commands) == [Done((1, 2))]
     assert dispatched(commands) == [run(3), run(4)]
 
 
 @pytest.mark.parametrize("drop", [Drop(1, (5,)), DropProgram(1, 1)])
 def test_drops_stay_behind_the_launches_that_came_before_them(drop: ToHost) -> None:
-    order = island(0, window=1)
-    order.from_controller(run(1))
-    order.from_controller(run(2))
-    assert dispatched(order.from_controller(drop)) == []
-    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2), drop]
-    assert dispatched(order.from_controller(drop)) == [drop], "with nothing before them they leave at once"
+    island = serving(0, window=1)
+    island.from_controller(run(1))
+    island.from_controller(run(2))
+    assert dispatched(island.from_controller(drop)) == []
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2), drop]
+    assert dispatched(island.from_controller(drop)) == [drop], "with nothing before them they leave at once"
 
 
 @pytest.mark.parametrize("message", [Program(1, b"plan", {}), Peers(())])
 def test_what_has_no_place_in_the_order_is_passed_on(message: ToHost) -> None:
-    order = island(0, window=1)
-    order.from_controller(run(1))
-    order.from_controller(run(2))
-    assert dispatched(order.from_controller(message)) == [message]
+    island = serving(0, window=1)
+    island.from_controller(run(1))
+    island.from_controller(run(2))
+    assert dispatched(island.from_controller(message)) == [message]
 
 
 def test_further_gangs_of_a_launch_take_no_further_room() -> None:
-    """Sequential dispatch: three Runs of one launch are one launch in the window."""
-    order = island(0, window=1)
-    sent = [dispatched(order.from_controller(run(1, gang, 1))) for gang in (0, 1, 2)]
+    """Sequential dispatch: three messages of one launch are one launch in the window."""
+    island = serving(0, window=1)
+    sent = [dispatched(island.from_controller(run(1, gang, 1))) for gang in (0, 1, 2)]
     assert sent == [[run(1, 0, 1)], [run(1, 1, 1)], [run(1, 2, 1)]]
-    assert dispatched(order.from_controller(run(2, 0, 1))) == []
-    assert told(order.from_host(0, 1, Enqueued(1, 2))) == [Enqueued(1, 2)]
-    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2, 0, 1)]
+    assert dispatched(island.from_controller(run(2, 0, 1))) == []
+    assert told(island.from_host(0, 1, Enqueued(1, 2))) == [Enqueued(1, 2)]
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2, 0, 1)]
 
 
 def test_a_launch_that_has_its_room_does_not_wait_behind_those_that_wait_for_room() -> None:
@@ -112,12 +116,12 @@ def test_a_launch_that_has_its_room_does_not_wait_behind_those_that_wait_for_roo
     1. One launch has the only room, a second one and a drop wait behind it.
     2. The next gang of the first one comes. It goes at once: without it no room would ever become free.
     """
-    order = island(0, window=1)
-    order.from_controller(run(1, 0, 1))
-    order.from_controller(run(2, 0, 1))
-    order.from_controller(Drop(1, (4,)))
-    assert dispatched(order.from_controller(run(1, 1, 1))) == [run(1, 1, 1)]
-    assert dispatched(order.from_host(0, 1, Done((1,)))) == [run(2, 0, 1), Drop(1, (4,))]
+    island = serving(0, window=1)
+    island.from_controller(run(1, 0, 1))
+    island.from_controller(run(2, 0, 1))
+    island.from_controller(Drop(1, (4,)))
+    assert dispatched(island.from_controller(run(1, 1, 1))) == [run(1, 1, 1)]
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2, 0, 1), Drop(1, (4,))]
 
 
 def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
@@ -126,18 +130,18 @@ def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
     2. The controller, which had not heard of it yet, sends what is left of the launch.
     3. The hosts would take it for a new launch, and it would keep its room for ever.
     """
-    order = island(0, window=1)
-    order.from_controller(run(1, 0, 1))
-    order.from_host(0, 1, Done((1,)))
-    assert dispatched(order.from_controller(run(1, 2, 3))) == []
-    assert dispatched(order.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
+    island = serving(0, window=1)
+    island.from_controller(run(1, 0, 1))
+    island.from_host(0, 1, Done((1,)))
+    assert dispatched(island.from_controller(run(1, 2, 3))) == []
+    assert dispatched(island.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
 
 
 def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
-    order = IslandOrder(0, frozenset((0, 1)), 4)
-    assert dispatched(order.from_controller(run(1))) == []
-    assert dispatched(order.host_up(up(0))) == []
-    commands = order.host_up(up(1))
+    island = Island((0, 1), 4)
+    assert dispatched(island.from_controller(run(1))) == []
+    assert dispatched(island.host_up(up(0))) == []
+    commands = island.host_up(up(1))
     assert (told(commands), dispatched(commands)) == ([up(1)], [run(1)])
 
 
@@ -145,12 +149,12 @@ def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
 
 
 def test_a_launch_completes_when_every_host_has_completed_it() -> None:
-    order = island(0, 1)
-    order.from_controller(run(1))
-    assert order.from_host(0, 1, Done((1,))) == []
-    assert order.from_host(0, 1, Done((1,))) == [], "the same host counts once"
-    assert told(order.from_host(1, 1, Done((1,)))) == [Done((1,))]
-    assert order.from_host(1, 1, Done((1,))) == [], "it is over"
+    island = serving(0, 1)
+    island.from_controller(run(1))
+    assert island.from_host(0, 1, Done((1,))) == []
+    assert island.from_host(0, 1, Done((1,))) == [], "the same host counts once"
+    assert told(island.from_host(1, 1, Done((1,)))) == [Done((1,))]
+    assert island.from_host(1, 1, Done((1,))) == [], "it is over"
 
 
 def test_a_launch_has_failed_when_every_host_says_so() -> None:
@@ -158,86 +162,86 @@ def test_a_launch_has_failed_when_every_host_says_so() -> None:
     1. Host 1 fails a launch while the others still run their part: nothing is told, the launch keeps its room.
     2. The others fail too: the launch is over. The failure that is told is the first one seen.
     """
-    order = island(0, 1, 2, window=1)
-    order.from_controller(run(1))
-    order.from_controller(run(2))
+    island = serving(0, 1, 2, window=1)
+    island.from_controller(run(1))
+    island.from_controller(run(2))
     later = Failure("ExecutionError", "the others do not answer")
-    assert order.from_host(1, 1, IslandLaunchFailed(1, BOOM)) == []
-    assert order.from_host(2, 1, IslandLaunchFailed(1, later)) == []
-    commands = order.from_host(0, 1, IslandLaunchFailed(1, later))
+    assert island.from_host(1, 1, IslandLaunchFailed(1, BOOM)) == []
+    assert island.from_host(2, 1, IslandLaunchFailed(1, later)) == []
+    commands = island.from_host(0, 1, IslandLaunchFailed(1, later))
     assert told(commands) == [IslandLaunchFailed(1, BOOM)]
     assert dispatched(commands) == [run(2)]
 
 
 @pytest.mark.parametrize("first_to_speak", ["the one that failed", "the one that did not"])
-def test_hosts_that_disagree_start_anew(first_to_speak: str) -> None:
+def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
-    order = island(0, 1)
-    order.from_controller(run(1))
+    island = serving(0, 1)
+    island.from_controller(run(1))
     news = [(0, Done((1,))), (1, IslandLaunchFailed(1, BOOM))]
     if first_to_speak == "the one that failed":
         news.reverse()
     (host, message), (other, contradiction) = news
-    assert order.from_host(host, 1, message) == []
-    commands = order.from_host(other, 1, contradiction)
+    assert island.from_host(host, 1, message) == []
+    commands = island.from_host(other, 1, contradiction)
     assert sorted(message.host for message in told(commands)) == [0, 1]
     assert {type(message) for message in told(commands)} == {HostDown}
     assert sorted(command.host for command in commands if isinstance(command, Kill)) == [0, 1]
 
 
 def test_news_of_hosts_are_passed_on() -> None:
-    order = island(0, 1)
-    assert told(order.from_host(0, 1, Ready(0, 7, 100))) == [Ready(0, 7, 100)]
-    assert told(order.from_host(1, 1, Enqueued(3, 0))) == [Enqueued(3, 0)]
+    island = serving(0, 1)
+    assert told(island.from_host(0, 1, Ready(0, 7, 100))) == [Ready(0, 7, 100)]
+    assert told(island.from_host(1, 1, Enqueued(3, 0))) == [Enqueued(3, 0)]
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- input barriers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gate_opens_when_every_host_has_what_the_gang_waits_for() -> None:
+def test_a_barrier_is_released_when_every_host_has_the_inputs_of_the_gang() -> None:
     """
-    1. Gang 2 of a launch waits for data on both hosts, gang 3 too. Each gate opens by itself, and once.
+    1. Gang 2 of a launch waits for data on both hosts, gang 3 too. Each barrier is released by itself, and once.
     2. A host that says twice that its data has come counts once.
     """
-    order = island(0, 1)
-    order.from_controller(run(1))
-    assert order.from_host(0, 1, BarrierReached(0, 1, 2)) == []
-    assert order.from_host(0, 1, BarrierReached(0, 1, 2)) == []
-    assert order.from_host(1, 1, BarrierReached(1, 1, 3)) == []
-    assert order.from_host(1, 1, BarrierReached(1, 1, 2)) == [ToHosts(BarrierReleased(1, 2))]
-    assert order.from_host(0, 1, BarrierReached(0, 1, 3)) == [ToHosts(BarrierReleased(1, 3))]
+    island = serving(0, 1)
+    island.from_controller(run(1))
+    assert island.from_host(0, 1, BarrierReached(0, 1, 2)) == []
+    assert island.from_host(0, 1, BarrierReached(0, 1, 2)) == []
+    assert island.from_host(1, 1, BarrierReached(1, 1, 3)) == []
+    assert island.from_host(1, 1, BarrierReached(1, 1, 2)) == [ToHosts(BarrierReleased(1, 2))]
+    assert island.from_host(0, 1, BarrierReached(0, 1, 3)) == [ToHosts(BarrierReleased(1, 3))]
 
 
 def test_what_failed_to_arrive_on_one_host_has_failed_on_all() -> None:
-    order = island(0, 1, 2)
-    order.from_controller(run(1))
-    assert order.from_host(1, 1, BarrierReached(1, 1, 0, BOOM)) == []
-    assert order.from_host(0, 1, BarrierReached(0, 1, 0)) == []
-    assert order.from_host(2, 1, BarrierReached(2, 1, 0, Failure("HostLost", "another"))) == [
+    island = serving(0, 1, 2)
+    island.from_controller(run(1))
+    assert island.from_host(1, 1, BarrierReached(1, 1, 0, BOOM)) == []
+    assert island.from_host(0, 1, BarrierReached(0, 1, 0)) == []
+    assert island.from_host(2, 1, BarrierReached(2, 1, 0, Failure("HostLost", "another"))) == [
         ToHosts(BarrierReleased(1, 0, BOOM))
     ]
 
 
-def test_gates_of_launches_that_are_over_stay_as_they_are() -> None:
-    order = island(0)
-    assert order.from_host(0, 1, BarrierReached(0, 7, 0)) == []
-    order.from_controller(run(1))
-    order.host_lost(0, 1, "killed")
-    order.host_up(up(0, 2))
-    assert order.from_host(0, 1, BarrierReached(0, 1, 0)) == []
-    assert order.from_host(0, 2, BarrierReached(0, 1, 0)) == []
+def test_barriers_of_launches_that_are_over_are_not_released() -> None:
+    island = serving(0)
+    assert island.from_host(0, 1, BarrierReached(0, 7, 0)) == []
+    island.from_controller(run(1))
+    island.host_lost(0, 1)
+    island.host_up(up(0, 2))
+    assert island.from_host(0, 1, BarrierReached(0, 1, 0)) == []
+    assert island.from_host(0, 2, BarrierReached(0, 1, 0)) == []
 
 
 # --- losses and epochs ------------------------------------------------------------------------------------------------
 
 
 def test_an_epoch_that_is_not_newer_is_refused() -> None:
-    order = island(0)
-    assert order.host_up(up(0, epoch=1)) == [Refuse(0, 1)]
-    order.host_lost(0, 1, "killed")
-    assert order.host_up(up(0, epoch=1)) == [Refuse(0, 1)], "it was lost under this epoch"
-    assert told(order.host_up(up(0, epoch=2))) == [up(0, 2)]
-    assert order.host_up(up(5)) == [Refuse(5, 1)], "a host of another island"
+    island = serving(0)
+    assert island.host_up(up(0, epoch=1)) == [Refuse(0, 1)]
+    island.host_lost(0, 1)
+    assert island.host_up(up(0, epoch=1)) == [Refuse(0, 1)], "it was lost under this epoch"
+    assert told(island.host_up(up(0, epoch=2))) == [up(0, 2)]
+    assert island.host_up(up(5)) == [Refuse(5, 1)], "a host of another island"
 
 
 def test_a_lost_host_clears_what_was_with_the_hosts_and_is_reported_once() -> None:
@@ -246,33 +250,33 @@ def test_a_lost_host_clears_what_was_with_the_hosts_and_is_reported_once() -> No
     2. The host is lost: the controller is told and fails both; all is forgotten, since a host starts empty.
     3. News of the loss that come again, or of an older epoch, change nothing.
     """
-    order = island(0, window=1)
+    island = serving(0, window=1)
     for message in (run(1), run(2), Drop(1, (4,))):
-        order.from_controller(message)
-    commands = order.host_lost(0, 1, "killed")
-    assert told(commands) == [HostDown(0, 1, "killed")]
+        island.from_controller(message)
+    commands = island.host_lost(0, 1)
+    assert told(commands) == [HostDown(0, 1, "its process ended")]
     assert dispatched(commands) == []
-    assert order.host_lost(0, 1, "killed") == []
-    assert order.from_host(0, 1, Done((1,))) == [], "a message of an epoch that is over"
-    assert dispatched(order.from_controller(run(3))) == []
-    commands = order.host_up(up(0, epoch=2))
+    assert island.host_lost(0, 1) == []
+    assert island.from_host(0, 1, Done((1,))) == [], "a message of an epoch that is over"
+    assert dispatched(island.from_controller(run(3))) == []
+    commands = island.host_up(up(0, epoch=2))
     assert dispatched(commands) == [run(3)]
-    assert order.host_lost(0, 1, "killed") == []
-    assert order.from_host(0, 1, Done((3,))) == [], "said by the predecessor"
-    assert told(order.from_host(0, 2, Done((3,)))) == [Done((3,))]
+    assert island.host_lost(0, 1) == []
+    assert island.from_host(0, 1, Done((3,))) == [], "said by the predecessor"
+    assert told(island.from_host(0, 2, Done((3,)))) == [Done((3,))]
 
 
 def test_a_host_that_never_was_is_not_lost() -> None:
-    assert IslandOrder(0, frozenset((0,)), 1).host_lost(0, 0, "what?") == []
-    assert island(0).host_lost(7, 1, "what?") == []
+    assert Island((0,), 1).host_lost(0, 0) == []
+    assert serving(0).host_lost(7, 1) == []
 
 
 def test_a_successor_tells_that_its_predecessor_is_gone() -> None:
-    order = island(0)
-    order.from_controller(run(1))
-    commands = order.host_up(up(0, epoch=2))
+    island = serving(0)
+    island.from_controller(run(1))
+    commands = island.host_up(up(0, epoch=2))
     assert [type(message) for message in told(commands)] == [HostDown, HostUp]
-    assert order.from_host(0, 2, Done((1,))) == [], "launches of the predecessor are forgotten"
+    assert island.from_host(0, 2, Done((1,))) == [], "launches of the predecessor are forgotten"
 
 
 def test_the_hosts_of_an_island_go_together() -> None:
@@ -282,22 +286,27 @@ def test_the_hosts_of_an_island_go_together() -> None:
     2. What the survivors still say counts for nothing.
     3. Launches wait until all three are back under the next epoch.
     """
-    order = island(0, 1, 2)
-    order.from_controller(run(1))
-    commands = order.host_lost(1, 1, "its process ended")
+    island = serving(0, 1, 2)
+    island.from_controller(run(1))
+    commands = island.host_lost(1, 1)
     assert sorted(message.host for message in told(commands)) == [0, 1, 2]
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(2, 1)]
-    assert order.from_host(0, 1, IslandLaunchFailed(1, BOOM)) == []
-    assert order.host_lost(0, 1, "its process ended") == []
-    order.from_controller(run(2))
-    assert [dispatched(order.host_up(up(host, 2))) for host in (2, 0, 1)] == [[], [], [run(2)]]
-    assert [told(order.from_host(host, 2, Done((2,)))) for host in (0, 1, 2)] == [[], [], [Done((2,))]]
+    assert island.from_host(0, 1, IslandLaunchFailed(1, BOOM)) == []
+    assert island.host_lost(0, 1) == []
+    island.from_controller(run(2))
+    assert [dispatched(island.host_up(up(host, 2))) for host in (2, 0, 1)] == [[], [], [run(2)]]
+    assert [told(island.from_host(host, 2, Done((2,)))) for host in (0, 1, 2)] == [[], [], [Done((2,))]]
 
 
 def test_a_silent_host_is_killed_itself() -> None:
-    order = island(0, 1)
-    kills = [c for c in order.host_lost(0, 1, "it did not answer", silent=True) if isinstance(c, Kill)]
-    assert kills == [Kill(0, 1), Kill(1, 1)]
+    island = serving(0, 1)
+    assert [island.tick(now, silent=0) for now in (4.0, 8.0)] == [[], []]
+    commands = island.tick(8.5, silent=0)
+    assert [message.reason for message in told(commands)] == [
+        "it did not answer for 8 s",
+        "host 0 of its island was lost: it did not answer for 8 s",
+    ]
+    assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
 
 
 def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
@@ -306,15 +315,15 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
     1. Of hosts 0 and 1, host 0 joins under epoch 2 and is lost again.
     2. Host 1 arrives under epoch 2: its group is gone. It is not taken, and killed, so that both meet again under 3.
     """
-    order = island(0, 1)
-    order.host_lost(0, 1, "killed")
-    order.host_up(up(0, 2))
-    order.host_lost(0, 2, "killed again")
-    commands = order.host_up(up(1, 2))
+    island = serving(0, 1)
+    island.host_lost(0, 1)
+    island.host_up(up(0, 2))
+    island.host_lost(0, 2)
+    commands = island.host_up(up(1, 2))
     assert Refuse(1, 2) in commands
     assert Kill(1, 2) in commands
     assert told(commands) == []
-    assert [type(message) for host in (0, 1) for message in told(order.host_up(up(host, 3)))] == [HostUp, HostUp]
+    assert [type(message) for host in (0, 1) for message in told(island.host_up(up(host, 3)))] == [HostUp, HostUp]
 
 
 # --- launches without end ---------------------------------------------------------------------------------------------
@@ -323,49 +332,48 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
 def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None:
     """
     1. The limit is 10 s. Launches one after the other, together longer than that, are fine.
-    2. One that stays first for longer is suspected, and the island's hosts are killed.
+    2. One that stays first for longer is reported as the candidate, and the island's hosts are killed.
     """
-    order = island(0, 1, window=4)
-    order.limit_s = 10.0
+    island = serving(0, 1, window=4, limit_s=10.0)
     for k in (1, 2, 3):
-        order.from_controller(run(k))
+        island.from_controller(run(k))
     for k in (1, 2):
-        assert order.tick(8.0 * k) == []
+        assert island.tick(8.0 * k) == []
         for host in (0, 1):
-            order.from_host(host, 1, Done((k,)))
-    assert order.tick(24.0) == []
-    commands = order.tick(35.0)
+            island.from_host(host, 1, Done((k,)))
+    assert island.tick(24.0) == []
+    commands = island.tick(35.0)
     downs = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
     assert [(d.host, d.kind, d.candidates) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
     assert "launch 3" in downs[0].reason
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
-    assert order.tick(50.0) == []
+    assert island.tick(50.0) == []
 
 
 def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:
     """
     1. A launch fails on host 0. Host 1 is busy with the one before it: that is no reason.
-    2. Then it is first on host 1's devices, and does not end: the island starts anew.
+    2. Then it is first on host 1's devices, and does not end: the island restarts.
     """
-    order = island(0, 1, window=4)
+    island = serving(0, 1, window=4)
     for k in (1, 2):
-        order.from_controller(run(k))
-    assert order.tick(0.0) == []
-    assert order.from_host(0, 1, IslandLaunchFailed(2, BOOM)) == []
-    assert order.tick(60.0) == []
+        island.from_controller(run(k))
+    assert island.tick(0.0) == []
+    assert island.from_host(0, 1, IslandLaunchFailed(2, BOOM)) == []
+    assert island.tick(60.0) == []
     for host in (0, 1):
-        order.from_host(host, 1, Done((1,)))
-    assert order.tick(61.0) == []
-    commands = order.tick(61.0 + STRANDED_S + 1)
+        island.from_host(host, 1, Done((1,)))
+    assert island.tick(61.0) == []
+    commands = island.tick(61.0 + MAX_STRANDED_S + 1)
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
     assert "failed on host 0, and host 1 waits in it: boom" in told(commands)[0].reason
 
 
 def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
-    order = island(0, 1)
-    order.from_controller(run(1))
-    order.tick(0.0)
-    order.from_host(0, 1, IslandLaunchFailed(1, BOOM, (0,)))
-    assert order.tick(100.0) == []
-    assert told(order.from_host(1, 1, Done((1,)))) == [IslandLaunchFailed(1, BOOM, (0,))]
+    island = serving(0, 1)
+    island.from_controller(run(1))
+    island.tick(0.0)
+    island.from_host(0, 1, IslandLaunchFailed(1, BOOM, (0,)))
+    assert island.tick(100.0) == []
+    assert told(island.from_host(1, 1, Done((1,)))) == [IslandLaunchFailed(1, BOOM, (0,))]

@@ -3,7 +3,7 @@
 The test plays the controller and the hosts. Several sessions launch programs of this island alone, on two sets of
 devices, and programs that run on other islands too; any policy decides between them, also one that likes the youngest.
 Hosts complete what they were given in any order, and agree on how it ended or, now and then, do not. When one is lost,
-or two disagree, all start anew and come back one by one under the next epoch.
+or two disagree, all restart and come back one by one under the next epoch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
-from pathways_ray.scheduler.state import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.transport.messages import (
     Account,
     Done,
@@ -28,6 +27,7 @@ from pathways_ray.transport.messages import (
     IslandLaunchFailed,
     Program,
 )
+from tests.unit.scheduler.island import Island
 from tests.unit.strategies import repeatable
 
 ANY = st.integers(0, 10**6)
@@ -49,11 +49,11 @@ class OrderMachine(RuleBasedStateMachine):
     @initialize(hosts=st.integers(1, 3), window=st.integers(1, 3), policy=POLICY)
     def start(self, hosts: int, window: int, policy: Policy) -> None:
         self.hosts = list(range(hosts))
-        self.order = IslandOrder(0, frozenset(self.hosts), window, policy)
-        for number, (lane, cross_island) in PROGRAMS.items():
-            self.order.from_controller(Program(number, b"", {}, "p", 2, lane, cross_island))
+        self.island = Island(self.hosts, window, policy)
+        for number, (device_set, cross_island) in PROGRAMS.items():
+            self.island.from_controller(Program(number, b"", {}, "p", 2, device_set, cross_island))
         for session in SESSIONS:
-            self.order.from_controller(Account(session, f"t{session % 2}", float(session), session))
+            self.island.from_controller(Account(session, f"t{session % 2}", float(session), session))
         self.epoch = 1
         self.up: set[int] = set()
         self.logs: dict[int, list[IslandLaunch | Drop]] = {}
@@ -119,22 +119,22 @@ class OrderMachine(RuleBasedStateMachine):
                 self.open[message.sequence] = set()
                 self.fate[message.sequence] = True
         self.since_loss = [m for m in self.since_loss if m.session != session or self.has_left(m, left)]
-        self.apply(self.order.from_controller(DropSession(session)))
+        self.apply(self.island.from_controller(DropSession(session)))
 
     def has_left(self, message: IslandLaunch | Drop, left: set[int]) -> bool:
         return isinstance(message, IslandLaunch) and (message.program == CROSSING or message.sequence in left)
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
-        """Hosts that leave others waiting in a launch they have failed make the island start anew."""
-        commands = self.order.tick(self.order.now + seconds)
+        """Hosts that leave others waiting in a launch they have failed make the island restart."""
+        commands = self.island.tick(self.island.now + seconds)
         if commands:
             assert any(self.fate.get(sequence) and left for sequence, left in self.open.items()), "no reason to"
             self.all_go(lambda: commands)
 
     def send(self, message: IslandLaunch | Drop) -> None:
         self.since_loss.append(message)
-        self.apply(self.order.from_controller(message))
+        self.apply(self.island.from_controller(message))
 
     # --- the hosts ----------------------------------------------------------------------------------------------------
 
@@ -148,11 +148,11 @@ class OrderMachine(RuleBasedStateMachine):
         for sequence in dict.fromkeys(mine[choice % len(mine)] for choice in choices):
             self.open[sequence].discard(host)
             if self.fate.setdefault(sequence, failed):
-                self.apply(self.order.from_host(host, self.epoch, IslandLaunchFailed(sequence, BOOM)))
+                self.apply(self.island.from_host(host, self.epoch, IslandLaunchFailed(sequence, BOOM)))
             else:
                 done.append(sequence)
         if done:
-            self.apply(self.order.from_host(host, self.epoch, Done(tuple(done))))
+            self.apply(self.island.from_host(host, self.epoch, Done(tuple(done))))
 
     @precondition(lambda self: self.disputable())
     @rule(which=ANY)
@@ -161,7 +161,7 @@ class OrderMachine(RuleBasedStateMachine):
         host, sequence = self.disputable()[which % len(self.disputable())]
         failed = not self.fate[sequence]
         message = IslandLaunchFailed(sequence, BOOM) if failed else Done((sequence,))
-        self.all_go(lambda: self.order.from_host(host, self.epoch, message))
+        self.all_go(lambda: self.island.from_host(host, self.epoch, message))
 
     def disputable(self) -> list[tuple[int, int]]:
         return [(host, sequence) for host, sequence in self.given() if sequence in self.fate]
@@ -181,9 +181,9 @@ class OrderMachine(RuleBasedStateMachine):
         """What is over, or of an epoch that is over, changes nothing."""
         host = sorted(self.up)[which % len(self.up)]
         before = len(self.ended)
-        assert self.order.from_host(host, self.epoch, Done((self.ended[which % len(self.ended)],))) == []
+        assert self.island.from_host(host, self.epoch, Done((self.ended[which % len(self.ended)],))) == []
         for sequence in self.open:
-            assert self.order.from_host(host, self.epoch - behind, Done((sequence,))) == []
+            assert self.island.from_host(host, self.epoch - behind, Done((sequence,))) == []
         assert len(self.ended) == before
 
     @precondition(lambda self: self.up)
@@ -191,8 +191,8 @@ class OrderMachine(RuleBasedStateMachine):
     def host_lost(self, which: int, silent: bool) -> None:
         host = sorted(self.up)[which % len(self.up)]
         epoch = self.epoch
-        self.all_go(lambda: self.order.host_lost(host, epoch, "killed", silent))
-        assert self.order.host_lost(host, epoch, "killed") == []
+        self.all_go(lambda: self.island.core.lose_host(host, epoch, "killed", kill=silent))
+        assert self.island.host_lost(host, epoch) == []
 
     def all_go(self, event: Callable[[], list[Command]]) -> None:
         members = set(self.up)
@@ -214,13 +214,13 @@ class OrderMachine(RuleBasedStateMachine):
         host = away[which % len(away)]
         self.up.add(host)
         self.logs[host] = []
-        self.apply(self.order.host_up(HostUp(host, self.epoch, "t", "d", 2, 1)))
+        self.apply(self.island.host_up(HostUp(host, self.epoch, "t", "d", 2, 1)))
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     @invariant()
     def one_order(self) -> None:
-        if not hasattr(self, "order") or len(self.up) < len(self.hosts):
+        if not hasattr(self, "island") or len(self.up) < len(self.hosts):
             return
         runs, *others = ([m for m in log if isinstance(m, IslandLaunch)] for log in self.logs.values())
         assert all(other == runs for other in others), "two hosts saw different orders"
@@ -234,19 +234,19 @@ class OrderMachine(RuleBasedStateMachine):
             "cross-island launches reordered"
         )
         outstanding = {m.sequence for m in runs} & set(self.open)
-        assert len(outstanding) <= self.order.window
-        self.order.validate()
+        assert len(outstanding) <= self.island.order.window
+        self.island.order.validate()
 
     def teardown(self) -> None:
-        if not hasattr(self, "order"):
+        if not hasattr(self, "island"):
             return
         while len(self.up) < len(self.hosts):
             self.host_up(0)
         while self.given():
             self.complete([0], failed=False)
         assert self.open == {}, "a launch without an outcome"
-        assert not self.order.waiting
-        assert not self.order.outstanding
+        assert not self.island.order.waiting
+        assert not self.island.order.outstanding
 
 
 TestOrder = OrderMachine.TestCase

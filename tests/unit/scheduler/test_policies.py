@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from pathways_ray.errors import UsageError
-from pathways_ray.scheduler.order import SHARED_S, IslandOrder
+from pathways_ray.scheduler.events import ToController, ToHosts
+from pathways_ray.scheduler.order import CONTENDED_WINDOW_S
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.policies import (
     POLICIES,
@@ -22,18 +23,18 @@ from pathways_ray.scheduler.policies import (
     priority,
     share,
 )
-from pathways_ray.scheduler.state import ToController, ToHosts
 from pathways_ray.transport.messages import Account, Done, HostUp, IslandLaunch, Program
+from tests.unit.scheduler.island import Island
 
 
-class Island:
+class Devices:
     """One host whose devices run launches first in, first out, each program for the time it takes.
 
-    Every tenant is session k with program k; all use the same devices unless `lanes` says otherwise.
+    Every tenant is session k with program k; all use the same devices unless its program names others.
     """
 
     def __init__(self, policy: Policy, tenants: dict[int, tuple[float, int]], seconds: dict[int, float]) -> None:
-        self.order = IslandOrder(0, frozenset((0,)), 128, policy)
+        self.island = Island((0,), 128, policy)
         self.seconds = seconds
         self.now = 0.0
         self.free = 0.0
@@ -41,14 +42,14 @@ class Island:
         self.used: Counter[int] = Counter()
         self.started: list[int] = []
         self.sequences = itertools.count(1)
-        self.order.host_up(HostUp(0, 1, "t", "d", 2, 1))
+        self.island.host_up(HostUp(0, 1, "t", "d", 2, 1))
         for session, (weight, rank) in tenants.items():
-            self.order.from_controller(Account(session, f"tenant {session}", weight, rank))
-            self.order.from_controller(Program(session, b"", {}, f"p{session}", 2))
+            self.island.from_controller(Account(session, f"tenant {session}", weight, rank))
+            self.island.from_controller(Program(session, b"", {}, f"p{session}", 2))
 
     def launch(self, session: int, times: int = 1) -> None:
         for _ in range(times):
-            self.do(self.order.from_controller(IslandLaunch(next(self.sequences), session, session, (), 0)))
+            self.do(self.island.from_controller(IslandLaunch(next(self.sequences), session, session, (), 0)))
 
     def do(self, commands: list) -> None:
         for command in commands:
@@ -58,20 +59,20 @@ class Island:
                 self.free = max(self.free, self.now) + self.seconds[run.session]
                 heapq.heappush(self.running, (self.free, run.sequence, run.session))
             if isinstance(command, ToController) and isinstance(command.message, Done):
-                self.order.validate()
+                self.island.order.validate()
 
     def run(self, until: float, backlogged: tuple[int, ...]) -> None:
         """Time passes; the sessions named always have launches waiting."""
         while self.now < until:
             for session in backlogged:
-                queue = self.order.sessions.get(session)
+                queue = self.island.order.sessions.get(session)
                 if queue is None or len(queue.items) < 4:
                     self.launch(session, 8)
             self.now, sequence, session = heapq.heappop(self.running)
-            self.order.tick(self.now)
+            self.island.tick(self.now)
             self.used[session] += self.seconds[session]
             device_us = round(self.seconds[session] * 1e6)
-            self.do(self.order.from_host(0, 1, Done((sequence,), (device_us,))))
+            self.do(self.island.from_host(0, 1, Done((sequence,), (device_us,))))
 
     def shares(self) -> dict[int, float]:
         total = sum(self.used.values())
@@ -83,18 +84,18 @@ class Island:
 def test_device_time_follows_weights_whatever_launches_take(
     weights: tuple[int, ...], lengths: tuple[float, ...]
 ) -> None:
-    island = Island(share, {k: (w, 0) for k, w in enumerate(weights, 1)}, dict(enumerate(lengths, 1)))
-    island.run(10.0, (1, 2, 3, 4))
+    devices = Devices(share, {k: (w, 0) for k, w in enumerate(weights, 1)}, dict(enumerate(lengths, 1)))
+    devices.run(10.0, (1, 2, 3, 4))
     for session, weight in enumerate(weights, 1):
-        assert island.shares()[session] == pytest.approx(weight / sum(weights), rel=0.05)
+        assert devices.shares()[session] == pytest.approx(weight / sum(weights), rel=0.05)
 
 
 def test_tenants_take_turns_within_milliseconds() -> None:
     """Of four equal tenants with launches of 1 ms, none runs for more than the window of shared devices at a time."""
-    island = Island(share, dict.fromkeys((1, 2, 3, 4), (1.0, 0)), dict.fromkeys((1, 2, 3, 4), 0.001))
-    island.run(1.0, (1, 2, 3, 4))
-    settled = island.started[200:]
-    assert max(len(list(group)) for _, group in itertools.groupby(settled)) <= SHARED_S / 0.001
+    devices = Devices(share, dict.fromkeys((1, 2, 3, 4), (1.0, 0)), dict.fromkeys((1, 2, 3, 4), 0.001))
+    devices.run(1.0, (1, 2, 3, 4))
+    settled = devices.started[200:]
+    assert max(len(list(group)) for _, group in itertools.groupby(settled)) <= CONTENDED_WINDOW_S / 0.001
 
 
 def test_a_tenant_that_was_away_gets_its_share_and_not_what_it_missed() -> None:
@@ -102,57 +103,57 @@ def test_a_tenant_that_was_away_gets_its_share_and_not_what_it_missed() -> None:
     1. For 5 s tenant 1 is alone.
     2. Then both run for 5 s: half each, though tenant 2 has had nothing so far.
     """
-    island = Island(share, {1: (1.0, 0), 2: (1.0, 0)}, {1: 0.001, 2: 0.001})
-    island.run(5.0, (1,))
-    island.used.clear()
-    island.run(10.0, (1, 2))
-    assert island.shares() == pytest.approx({1: 0.5, 2: 0.5}, rel=0.05)
+    devices = Devices(share, {1: (1.0, 0), 2: (1.0, 0)}, {1: 0.001, 2: 0.001})
+    devices.run(5.0, (1,))
+    devices.used.clear()
+    devices.run(10.0, (1, 2))
+    assert devices.shares() == pytest.approx({1: 0.5, 2: 0.5}, rel=0.05)
 
 
 def test_sessions_of_one_tenant_share_its_weight() -> None:
-    island = Island(share, {1: (1.0, 0)}, {1: 0.001, 2: 0.001, 3: 0.001})
+    devices = Devices(share, {1: (1.0, 0)}, {1: 0.001, 2: 0.001, 3: 0.001})
     for session in (2, 3):
-        island.order.from_controller(Account(session, "both", 1.0, 0))
-        island.order.from_controller(Program(session, b"", {}, "p", 2))
-    island.run(5.0, (1, 2, 3))
-    assert island.shares() == pytest.approx({1: 0.5, 2: 0.25, 3: 0.25}, rel=0.05)
+        devices.island.from_controller(Account(session, "both", 1.0, 0))
+        devices.island.from_controller(Program(session, b"", {}, "p", 2))
+    devices.run(5.0, (1, 2, 3))
+    assert devices.shares() == pytest.approx({1: 0.5, 2: 0.25, 3: 0.25}, rel=0.05)
 
 
 def test_a_newcomer_waits_for_no_more_than_what_the_devices_have() -> None:
     """Alone, a tenant may have 0.2 s of work with the hosts; a newcomer's first launch starts behind that at most."""
-    island = Island(share, {1: (1.0, 0), 2: (1.0, 0)}, {1: 0.01, 2: 0.01})
-    island.run(2.0, (1,))
-    begun = len(island.started)
-    island.launch(2)
-    island.run(2.4, (1,))
-    assert 2 in island.started[begun : begun + 25]
+    devices = Devices(share, {1: (1.0, 0), 2: (1.0, 0)}, {1: 0.01, 2: 0.01})
+    devices.run(2.0, (1,))
+    begun = len(devices.started)
+    devices.launch(2)
+    devices.run(2.4, (1,))
+    assert 2 in devices.started[begun : begun + 25]
 
 
 def test_first_in_first_out_keeps_the_order_of_arrival() -> None:
-    island = Island(fifo, dict.fromkeys((1, 2, 3), (1.0, 0)), dict.fromkeys((1, 2, 3), 0.001))
+    devices = Devices(fifo, dict.fromkeys((1, 2, 3), (1.0, 0)), dict.fromkeys((1, 2, 3), 0.001))
     for session in (1, 2, 3, 3, 2, 1, 1, 2) * 20:
-        island.launch(session)
-    island.run(0.159, ())
-    assert island.started == [1, 2, 3, 3, 2, 1, 1, 2] * 20
+        devices.launch(session)
+    devices.run(0.159, ())
+    assert devices.started == [1, 2, 3, 3, 2, 1, 1, 2] * 20
 
 
 def test_the_higher_priority_goes_first_and_the_lower_one_does_not_starve() -> None:
     """Levels 0 and 3 and launches of 10 ms: the lower one gets one launch every 3 s or so, not none."""
-    island = Island(priority, {1: (1.0, 0), 2: (1.0, 3)}, {1: 0.01, 2: 0.01})
-    island.run(30.0, (1, 2))
-    lower = island.started.count(1)
+    devices = Devices(priority, {1: (1.0, 0), 2: (1.0, 3)}, {1: 0.01, 2: 0.01})
+    devices.run(30.0, (1, 2))
+    lower = devices.started.count(1)
     assert 5 <= lower <= 20
-    assert island.started.count(2) > 100 * lower
+    assert devices.started.count(2) > 100 * lower
 
 
 def test_devices_do_not_wait_for_others() -> None:
     """A tenant whose devices are full does not hold up one with devices of its own."""
-    island = Island(share, {1: (1.0, 0)}, {1: 1.0, 2: 0.001})
-    island.order.from_controller(Account(2, "other", 1.0, 0))
-    island.order.from_controller(Program(2, b"", {}, "p", 2, 5))
-    island.launch(1, 10)
-    island.launch(2)
-    assert island.started[-1] == 2
+    devices = Devices(share, {1: (1.0, 0)}, {1: 1.0, 2: 0.001})
+    devices.island.from_controller(Account(2, "other", 1.0, 0))
+    devices.island.from_controller(Program(2, b"", {}, "p", 2, 5))
+    devices.launch(1, 10)
+    devices.launch(2)
+    assert devices.started[-1] == 2
 
 
 def test_what_failed_is_charged_as_estimated_and_the_account_stays_finite() -> None:

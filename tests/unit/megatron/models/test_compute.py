@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from megatron_ptdp.config.parallel import Recompute
 from megatron_ptdp.models import Compute, build, take, whole
-from megatron_ptdp.models.config import Recompute
 from megatron_ptdp.models.moe import route
 from megatron_ptdp.models.reference import _kinds
 from megatron_ptdp.models.t5 import buckets

@@ -52,9 +52,9 @@ def test_changes_of_a_named_size() -> None:
 @pytest.mark.parametrize(
     "name, changes, message",
     [
-        ("gpt-tiny", {"layers": 0}, "layers of the model is 0, must be at least 1"),
+        ("gpt-tiny", {"layers": 0}, "model 'gpt': layers is 0, must be at least 1"),
         ("gpt-tiny", {"hidden": 130}, "hidden 130 is no multiple of heads 4"),
-        ("gpt-tiny", {"ffn": -1}, "ffn of the model is -1"),
+        ("gpt-tiny", {"ffn": -1}, "model 'gpt': ffn is -1, must not be negative"),
         ("gpt-tiny", {"encoder_layers": 2}, "a t5 needs both above 0, a gpt has neither"),
         ("gpt-tiny", {"kind": "bert"}, "there is no kind of model 'bert'"),
         ("gpt-tiny", {"activation": "swish"}, "there is no activation 'swish'"),

@@ -23,7 +23,10 @@ def test_sizes_multiply() -> None:
         (lambda: Sizes(tensor=2.0), "tensor must be a whole number of at least 1, not 2.0"),
         (lambda: Sizes(data=True), "data must be a whole number"),
         (lambda: Sizes(data=3, islands=2), "3 data-parallel replicas cannot lie evenly on 2 islands"),
-        (lambda: Sizes.for_batch(10, 1, 1, 2, 2), "a batch of 10 examples .* must be a multiple of 4"),
+        (
+            lambda: Sizes.for_batch(10, 1, 1, 2, 2),
+            "batch 10 is no multiple of data 2 × microbatch 2; make it a multiple",
+        ),
         (lambda: Sizes(2, 2, 3).require_devices(8), "pipeline 2 × tensor 2 × data 3 are 12 devices, but there are 8"),
     ],
 )
@@ -54,8 +57,8 @@ def test_first_and_last_stage_have_embedding_and_loss() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: cut(3, 4), "3 layers cannot fill 4 stages"),
-        (lambda: cut(10, 4), "10 layers do not divide into 4 stages"),
+        (lambda: cut(3, 6), "3 layers cannot fill 6 stages"),
+        (lambda: cut(9, 4), "9 layers do not divide into 4 stages, with or without one fewer at the ends"),
         (lambda: cut(12, 4, lighter=1), "12 layers do not divide into 4 stages where the first and the last have 1"),
         (lambda: cut(4, 3, lighter=2), "do not divide"),
         (lambda: cut(4, 2, counts=[2, 1]), r"layers per stage are \[2, 1\]: 2 stages with 3 layers"),

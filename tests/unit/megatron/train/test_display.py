@@ -11,12 +11,12 @@ from rich.console import Console
 
 from megatron_ptdp.models import flops_per_token, preset
 from megatron_ptdp.train.config import SECTIONS, load
-from megatron_ptdp.train.display import Display, Seen
+from megatron_ptdp.train.display import Display, StepFigures
 from megatron_ptdp.train.setup import schedule_of, sizes_of
 from megatron_ptdp.train.speed import Peak, Utilization
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "training.md"
-SEEN = Seen(2.5, 1.0, 1e-3, 0.5, 12_345.0, 0.25, 0.333)
+SEEN = StepFigures(2.5, 1.0, 1e-3, 0.5, 12_345.0, 0.25, 0.333)
 
 
 def test_without_a_terminal_there_is_a_line_from_time_to_time_and_at_the_end() -> None:

@@ -15,7 +15,7 @@ import pytest
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.train.config import Optimizer
 from megatron_ptdp.train.optimizer import rate, transformation
-from megatron_ptdp.train.records import METRICS, Records, alone_in
+from megatron_ptdp.train.records import METRICS, Records, locked
 from megatron_ptdp.train.stop import Stop
 
 
@@ -53,10 +53,10 @@ def test_events_are_those_of_tensorboard(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_for_one_training_at_a_time(tmp_path: Path) -> None:
-    other = alone_in(tmp_path / "run")
-    with alone_in(tmp_path / "run"), pytest.raises(ConfigError, match="another training runs in"):
+    other = locked(tmp_path / "run")
+    with locked(tmp_path / "run"), pytest.raises(ConfigError, match="another training runs in"):
         other.__enter__()
-    with alone_in(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         pass
 
 

@@ -29,7 +29,10 @@ def check(*settings: str) -> tuple[int, int]:
             ["data=2", "data_islands=2", "islands=1", "devices_per_host=2"],
             "replicas are to lie on 2 islands, but there are 1",
         ),
-        (["pipeline=3"], "4 layers do not divide into 3 stages; choose other sizes, or give the layers"),
+        (
+            ["pipeline=4", "layers=9"],
+            "9 layers do not divide into 4 stages, with or without one fewer at the ends",
+        ),
         (["pipeline=8"], "4 layers cannot fill 8 stages"),
         (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
         (["pipeline=2", "stage_layers=[1,2]"], "layers per stage are [1, 2]: 2 stages with 3 layers"),

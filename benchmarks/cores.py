@@ -1,0 +1,61 @@
+"""Cores and thread counts of the devices of CPU hosts, by the rules of the runtime; only this file imports those."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from pathways_ray.deployment.topology import pool_threads
+from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+
+
+def threads(devices: int) -> str | None:
+    """NPROC for a process with these devices, by the rule of the runtime's hosts; None leaves it to XLA."""
+    found = pool_threads(devices)
+    return str(found) if found else None
+
+
+def on_listed_core(host: int) -> contextlib.AbstractContextManager[None]:
+    """Device threads made inside run where those of a host of the runtime would."""
+    return pinned(core_of(host, os.environ.get(VARIABLE, "")))
+
+
+@contextlib.contextmanager
+def devices_apart(hosts: int = 1) -> Iterator[bool]:
+    """CPU devices of hosts that are started inside have a core that does not change.
+
+    The devices of one host have the first core for themselves, and all else has the others: so device time is the
+    devices' own, as on an accelerator. Of several hosts, each has a core for its devices, as hosts are machines of
+    their own; everything else runs wherever it may. Either way collectives do not depend on which core the kernel puts
+    a device on. Yields whether there are enough cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield False
+        return
+    os.sched_setaffinity(0, cores[1:] if hosts == 1 else cores)
+    try:
+        with environment(listed(cores[:hosts])):
+            yield True
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def listed(cores: Sequence[int]) -> dict[str, str]:
+    """The variable that gives these cores to the devices of hosts, in turn."""
+    return {VARIABLE: ",".join(map(str, cores))} if cores else {}
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for processes that are started inside, and puts back what they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,209 @@
+"""The harness of all benchmarks: options from settings, progress, JSON and figures.
+
+A benchmark module defines its settings (a frozen dataclass whose fields are its options), a function that measures and
+returns the JSON form of the result, one that prints a result, and a `Benchmark` of them:
+
+    BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show)
+
+`benchmarks.registry` lists all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+
+S = TypeVar("S")
+Result = dict[str, Any]
+
+PLAIN_WIDTH = 130
+"""Columns of text that does not go to a terminal; rich would take 80, in which tables break."""
+
+
+class Progress:
+    """Reports what is under way on stderr, and saves the result so far.
+
+    Args:
+        target: the JSON file; None keeps the result in memory only.
+        quiet: reports nothing.
+    """
+
+    def __init__(self, target: Path | None = None, quiet: bool = False) -> None:
+        self._target, self._quiet = target, quiet
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def save(self, result: Result) -> None:
+        if self._target:
+            self._target.write_text(json.dumps(result, indent=2) + "\n")
+
+
+QUIET = Progress(quiet=True)
+
+
+def option(
+    default: Any,
+    about: str = "",
+    *,
+    flags: Sequence[str] = (),
+    choices: Sequence[Any] | None = None,
+    parse: Callable[[str], Any] | None = None,
+) -> Any:
+    """A field of settings that is also an option.
+
+    A tuple takes several values. A bool is a switch that inverts its default.
+
+    Args:
+        default: of the field.
+        about: help text.
+        flags: names of the option; by default that of the field.
+        parse: makes the value from one word; by default the type of the default does, for each word.
+    """
+    return field(default=default, metadata={"about": about, "flags": flags, "choices": choices, "parse": parse})
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file, or a folder of files, that a result can be written to beside its JSON.
+
+    Attributes:
+        flag: the option that takes the path.
+        write: writes a result to a path.
+        file: the usual name of the file; empty where the path is a folder.
+    """
+
+    flag: str
+    write: Callable[[Result, Path], None]
+    file: str = ""
+
+    def write_below(self, result: Result, folder: Path) -> None:
+        """Writes to a folder, under the usual name."""
+        self.write(result, folder / self.file if self.file else folder)
+
+
+@dataclass(frozen=True)
+class Benchmark(Generic[S]):
+    """One benchmark.
+
+    Attributes:
+        name: of its module below `benchmarks`.
+        about: its first line is the description.
+        settings: a dataclass; what each field with `option` means is in its help text.
+        smoke: the smallest settings, to see that everything runs; the numbers mean nothing.
+        run: measures and returns the result as it is written to JSON.
+        show: prints what was measured, on what, and the numbers.
+        outputs: what a result can be written to.
+        succeeded: whether a result is as it must be; if not, the exit status is 1.
+        uses_peers: it measures processes of other systems, and has no other children: however it ends, none is left.
+    """
+
+    name: str
+    about: str
+    settings: type[S]
+    smoke: S
+    run: Callable[[S, Progress], Result]
+    show: Callable[[Result, Console], None]
+    outputs: tuple[Output, ...] = ()
+    succeeded: Callable[[Result], bool] = lambda result: True
+    uses_peers: bool = False
+
+    def parser(self) -> argparse.ArgumentParser:
+        description = self.about.splitlines()[0]
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{self.name}", description=description)
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+        parser.add_argument("--smoke", action="store_true", help="the smallest sizes, to see that everything runs")
+        for output in self.outputs:
+            kind = "FILE" if output.file else "FOLDER"
+            parser.add_argument(output.flag, type=Path, metavar=kind, help=f"write {output.file or 'pictures'} here")
+        _add_options(parser, self.settings())
+        return parser
+
+    def settings_of(self, options: argparse.Namespace) -> S:
+        """The usual settings, or the smallest ones, with what the options change."""
+        return _changed(self.smoke if options.smoke else self.settings(), vars(options))
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Runs the benchmark as its options say; returns the exit status."""
+        parser = self.parser()
+        options = parser.parse_args(arguments)
+        try:
+            settings = self.settings_of(options)
+        except ValueError as error:
+            parser.error(str(error))
+        progress = Progress(options.json)
+        with self._children():
+            result = self.run(settings, progress)
+        progress.save(result)
+        self.show(result, console())
+        for output in self.outputs:
+            path = getattr(options, output.flag.removeprefix("--"))
+            if path is not None:
+                (path.parent if output.file else path).mkdir(parents=True, exist_ok=True)
+                output.write(result, path)
+        return 0 if self.succeeded(result) else 1
+
+    @contextlib.contextmanager
+    def _children(self) -> Iterator[None]:
+        if not self.uses_peers:
+            yield
+            return
+        from benchmarks.peers.process import leaving_nothing
+
+        with leaving_nothing():
+            yield
+
+
+def console() -> Console:
+    """The console for results."""
+    made = Console(highlight=False)
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
+
+
+def _add_options(parser: argparse.ArgumentParser, settings: Any) -> None:
+    for one in fields(settings):
+        default = getattr(settings, one.name)
+        if is_dataclass(default):
+            _add_options(parser, default)
+        if "about" not in one.metadata:
+            continue
+        flags = one.metadata["flags"] or [f"--{one.name.replace('_', '-')}"]
+        about, choices, parse = (one.metadata[key] for key in ("about", "choices", "parse"))
+        more: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS}
+        if isinstance(default, bool):
+            parser.add_argument(*flags, action=f"store_{str(not default).lower()}", help=about, **more)
+            continue
+        several = isinstance(default, tuple)
+        if several and parse is None:
+            more["nargs"] = "+"
+        usual = " ".join(map(str, default)) if several else str(default)
+        if "default" not in about:
+            about = f"{about} (default: {usual})".strip()
+        kind = parse or type(default[0] if several else default)
+        parser.add_argument(*flags, type=kind, choices=choices, help=about, **more)
+
+
+def _changed(settings: Any, given: Mapping[str, Any]) -> Any:
+    """Settings with the given fields, also those of settings inside; the same object where nothing changes."""
+    changes: dict[str, Any] = {}
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if is_dataclass(value):
+            inner = _changed(value, given)
+            if inner is not value:
+                changes[one.name] = inner
+        elif "about" in one.metadata and one.name in given:
+            new = given[one.name]
+            changes[one.name] = tuple(new) if isinstance(new, list) else new
+    return replace(settings, **changes) if changes else settings

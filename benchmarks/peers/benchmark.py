@@ -1,0 +1,159 @@
+"""Dispatch of small computations, this runtime against its peers: see benchmarks/README.md.
+
+python -m benchmarks.peers --json peers.json
+python -m benchmarks.peers --hosts 2x1 --only pathways,jax-multicontroller --modes opbyop,fused
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks import measure, printing
+from benchmarks.cores import devices_apart
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.peers import comparisons, rounds
+from benchmarks.peers.protocol import CHAIN
+from benchmarks.peers.rounds import TARGET_S
+from benchmarks.peers.systems import SYSTEMS, SystemInfo
+
+DEVICES_OF_HOSTS = {1: 4, 2: 1, 4: 1}  # for a number of hosts without one of devices
+TOPOLOGIES = ((1, 4), (2, 1), (4, 1))
+JAX = "jax-multicontroller"
+NAMES = ", ".join(SYSTEMS)
+
+MEASURED = (
+    "One computation is an all-reduce of a float32 scalar over all devices, a division by their number and an addition "
+    "of 1 (allreduce), or the addition alone (noop); its output feeds the next. A run issues the count of computations "
+    "that took about {target_s:g} s in the warm-up, and fetches the last value within the measured time; the value "
+    "must be exact on every device. {rounds} rounds after the warm-up; all systems of a topology are alive and "
+    "measured in turn; ratios are taken round by round. chained, fused and list put {chain} computations in a call."
+)
+
+
+def topologies_of(text: str) -> tuple[tuple[int, int], ...]:
+    """`1x4,2x1` as numbers of hosts and of devices of each; `2` alone is the usual one of two hosts."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", part.strip())
+        if not match or int(match[1]) < 1 or int(match[2] or 1) < 1:
+            raise argparse.ArgumentTypeError(f"{part!r} is not HOSTSxDEVICES, as in 2x1")
+        hosts = int(match[1])
+        found.append((hosts, int(match[2] or DEVICES_OF_HOSTS.get(hosts, 1))))
+    return tuple(found)
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+@dataclass(frozen=True)
+class Settings:
+    hosts: tuple[tuple[int, int], ...] = option(
+        TOPOLOGIES,
+        "HOSTSxDEVICES, with commas between; 1, 2 and 4 alone are 1x4, 2x1 and 4x1 (default: 1,2,4)",
+        flags=["--hosts", "--topologies"],
+        parse=topologies_of,
+    )
+    rounds: int = option(7)
+    only: tuple[str, ...] = option(tuple(SYSTEMS), f"of {NAMES} (default: all)", parse=words)
+    modes: tuple[str, ...] = option((), "default: all", parse=words)
+    payloads: tuple[str, ...] = option((), "of allreduce, noop (default: both)", parse=words)
+    apart: bool = option(
+        False,
+        "give the JAX devices of one host the first core for themselves, and everything else the others; of several "
+        "hosts, a core for each one's devices; for --only pathways,jax-multicontroller, as the devices of others are "
+        "not threads of their own",
+    )
+    here: bool = option(False, "run JAX in this environment if its own is not built")
+    target_s: float = TARGET_S  # of one run
+
+    def __post_init__(self) -> None:
+        unknown = set(self.only) - set(SYSTEMS)
+        if unknown:
+            raise ValueError(f"no such system: {', '.join(sorted(unknown))}; there are {NAMES}")
+        if self.rounds < 1:
+            raise ValueError("there must be a round")
+
+
+SMOKE = Settings(((2, 1),), rounds=1, here=True, target_s=0.0)  # the smallest counts
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures one topology after the other; saves the result after each, in case the next one fails."""
+    measured = MEASURED.format(rounds=settings.rounds, target_s=settings.target_s, chain=CHAIN)
+    machine = measure.machine()
+    result: Result = {"benchmark": "peers", "machine": machine, "measured": measured}
+    result |= {"topologies": [], "rows": [], "ratios": [], "devices_apart": settings.apart}
+    wanted = {name: info.or_here(settings.here and name == JAX) for name, info in SYSTEMS.items()}
+    wanted = {name: info for name, info in wanted.items() if name in settings.only}
+    for topology in settings.hosts:
+        with contextlib.ExitStack() as stack:
+            if settings.apart:
+                result["devices_apart"] &= stack.enter_context(devices_apart(topology[0]))
+            _measured(result, wanted, topology, settings, progress)
+        progress.save(result)
+    return result
+
+
+def _measured(
+    result: Result,
+    wanted: Mapping[str, SystemInfo],
+    topology: tuple[int, int],
+    settings: Settings,
+    progress: Progress,
+) -> None:
+    """Adds the measurements on one topology to the result."""
+    hosts, devices = topology
+    with rounds.session(hosts, devices, wanted, lambda text: progress.say(f"{hosts}x{devices}: {text}")) as made:
+        made.warm_up(made.cases(settings.modes, settings.payloads), settings.target_s)
+        for k in range(settings.rounds):
+            made.say(f"round {k + 1} of {settings.rounds}")
+            made.round(k)
+        result["rows"] += rounds.rows(made)
+        result["ratios"] += comparisons.ratios(made)
+        result["topologies"].append(
+            {
+                "hosts": hosts,
+                "devices_per_host": devices,
+                "versions": {name: running.described.get("versions") for name, running in made.systems.items()},
+                "busy_cores_between_rounds": measure.spread(made.busy) if made.busy else None,
+                "errors": made.errors,
+            }
+        )
+
+
+def show(result: Result, console: Console) -> None:
+    printing.heading(result, console)
+    for topology in result["topologies"]:
+        where = {key: topology[key] for key in ("hosts", "devices_per_host")}
+        title = f"{where['hosts']} host{'s' * (where['hosts'] > 1)} x {where['devices_per_host']} devices"
+        times = printing.table(f"{title}: us per computation", ["system", "mode", "payload"])
+        ratios = printing.table(f"{title}: ratios, round by round", ["ratio of rates", "payload"])
+        for row in (row for row in result["rows"] if where.items() <= row.items()):
+            numbers = printing.numbers(row["us_per_computation"], ",.1f")
+            times.add_row(row["system"], row["mode"], row["payload"], *numbers)
+        for ratio in (ratio for ratio in result["ratios"] if where.items() <= ratio.items()):
+            payload = ratio["payload"] if ratio["same_payload"] else f"{ratio['payload']}, each its own"
+            ratios.add_row(ratio["name"], payload, *printing.numbers(ratio, ".2f"))
+        console.print(times)
+        meanings = {
+            (row["payload"], row["payload_is"], row["system"]) for row in result["rows"] if where.items() <= row.items()
+        }
+        for payload, is_payload in sorted({(payload, is_payload) for payload, is_payload, _ in meanings}):
+            systems = ", ".join(sorted(system for *both, system in meanings if both == [payload, is_payload]))
+            console.print(f"{payload} is {is_payload} in {systems}.", highlight=False)
+        if ratios.row_count:
+            console.print(ratios)
+        busy = topology["busy_cores_between_rounds"]
+        if busy:
+            console.print(f"Busy between rounds, when nothing is measured: {busy['median']:.2f} cores.")
+        printing.not_run(topology["errors"], console)
+
+
+BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, uses_peers=True)

@@ -1,0 +1,57 @@
+"""All benchmarks, in the order in which they run and in which the report shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from benchmarks.harness import Benchmark
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the list.
+
+    Attributes:
+        module: below `benchmarks`; it holds the benchmark as `BENCHMARK`.
+        title: of its section in the report.
+        usual: whether `python -m benchmarks` runs it.
+    """
+
+    module: str
+    title: str
+    usual: bool = False
+
+
+BENCHMARKS = {
+    "startup": Entry("startup", "From nothing to the first result", usual=True),
+    "dispatch": Entry("dispatch", "Dispatch of small computations (Figure 5 of the paper)", usual=True),
+    "memory": Entry("memory", "What a launch leaves behind", usual=True),
+    "hotpath": Entry("hotpath", "Where the time of a launch goes"),
+    "peers": Entry("peers.benchmark", "Dispatch against peers (Figure 5 of the paper)"),
+    "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),
+    "pipeline": Entry("pipeline", "Parallel and sequential dispatch (Figure 7)"),
+    "metg": Entry("metg", "Smallest task at half the efficiency (Task Bench)"),
+    "tenants": Entry("tenants.benchmark", "Tenants on the same devices (Figures 8, 9 and 11)", usual=True),
+    "scale": Entry("scale.benchmark", "Controller and schedulers beyond this machine", usual=True),
+    "training": Entry(
+        "training.benchmark", "Training: SPMD, pipelines, islands (Tables 1 and 2, Figures 10 and 12)", usual=True
+    ),
+    "planner_here": Entry("planner_here", "Predictions beside this machine"),
+    "paper_tables": Entry("paper_tables.benchmark", "Predictions beside the papers' tables"),
+}
+
+RESULTS = {"profile": "hotpath"}
+"""Results whose `benchmark` differs from the name of the benchmark."""
+
+
+def entry_of(result: str) -> Entry | None:
+    """The benchmark that a result says it is of; None where there is no such benchmark."""
+    return BENCHMARKS.get(RESULTS.get(result, result))
+
+
+def load(entry: Entry) -> Benchmark[Any]:
+    """Imports a benchmark, which may need more packages than the others."""
+    found: Benchmark[Any] = import_module(f"benchmarks.{entry.module}").BENCHMARK
+    return found

@@ -1,0 +1,1 @@
+"""Costs of a launch beyond this machine: see `benchmark`, and `python -m benchmarks.scale --help`."""

@@ -1,0 +1,213 @@
+"""Cost of a launch for the controller and the schedulers on up to 4,096 simulated hosts and 32,768 devices.
+
+Three parts. `launches`: the real decisions and messages, with simulated hosts (`benchmarks.scale.controlplane`).
+`plans`: sizes and times of registering a program, by devices. `streams`: the cost of links for each host, over real
+connections (`benchmarks.scale.fanout`), and from that, when a tree would be cheaper than a star.
+
+Run it with `python -m benchmarks.scale --json scale.json --figure scale.png`; it takes some minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import measure, printing
+from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, option
+from benchmarks.scale import fanout
+from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
+from benchmarks.scale.plans import CUTS, DEVICES_PER_HOST, ISLAND, over_islands, planning
+
+PARTS = ("launches", "plans", "streams")
+ONE, LINKS = "one", "over links"  # names of series: one island of simulated hosts, or of real streams
+PROCESSES = ("controller", "scheduler", "hosts")
+FEW, MANY = 16, 512  # hosts: what a launch costs at the second is compared with the first
+
+MEASURED = (
+    "No device and no host process: hosts are answered for. CPU time of one core. launches: {rounds} rounds after one "
+    "to warm up, all clusters in turn; batches of {batches} launches for each island, {devices} devices on each host; "
+    "per host is the time of the scheduler divided by its hosts. plans: a program of two computations on two slices, "
+    "each of so many devices. streams: links over loopback, hosts in another process."
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    hosts: tuple[int, ...] = option(
+        (2, 4, 16, 64, 256, 512, 1024, 4096), "of all clusters: one island of all of them, and islands of 16"
+    )
+    batches: tuple[int, ...] = option((1, 64), "launches that come at once, for each island")
+    devices: tuple[int, ...] = option((2, 16, 128, 1024, 2048, 8192, 32768), "of each of the two slices of a program")
+    streams: tuple[int, ...] = option((2, 16, 64, 256, 512), "hosts with real connections")
+    rounds: int = option(7, "that count, after one to warm up")
+    parts: tuple[str, ...] = option(PARTS, choices=PARTS)
+
+
+SMOKE = Settings(hosts=(2, 16, 32), batches=(1, 4), devices=(2, 64), streams=(2, 4), rounds=1)
+
+
+def run(settings: Settings, progress: Progress = QUIET) -> Result:
+    shown = {
+        "rounds": settings.rounds,
+        "batches": " and ".join(map(str, settings.batches)),
+        "devices": DEVICES_PER_HOST,
+    }
+    result: dict[str, Any] = {
+        "benchmark": "scale",
+        "machine": measure.machine(),
+        "measured": MEASURED.format(**shown),
+        "settings": asdict(settings),
+    }
+    if "launches" in settings.parts:
+        result["launches"], result["ratios"] = asyncio.run(launches(settings))
+    if "plans" in settings.parts:
+        result["plans"] = [planning(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
+        result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
+    if "streams" in settings.parts:
+        took = asyncio.run(fanout.measured(settings.streams, settings.batches, settings.rounds))
+        rows = fanout.rows(took)
+        result["streams"] = {"rows": rows, **fanout.trees(rows)}
+        per_host = {
+            (LINKS, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()
+        }
+        result["ratios"] = [*result.get("ratios", []), *ratios(per_host)]
+    return result
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
+    """The clusters by their islands: one, or several of 16 hosts, of which a launch runs on one or on all."""
+    several = [n for n in hosts if n > ISLAND]
+    return {
+        ONE: [Shape(n, n, DEVICES_PER_HOST) for n in hosts],
+        "of 16, one": [Shape(n, ISLAND, DEVICES_PER_HOST) for n in several],
+        "of 16, all": [Shape(n, ISLAND, DEVICES_PER_HOST, cross_island=True) for n in several],
+    }
+
+
+async def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of costs for each cluster and batch, and the ratios between many hosts and few."""
+    rows, per_host = [], {}
+    for name, clusters in shapes(settings.hosts).items():
+        planes = {shape: ControlPlane(shape) for shape in clusters}
+        cases = [(shape, batch) for shape in clusters for batch in settings.batches]
+        found: dict[tuple[Shape, int], list[Costs]] = {case: [] for case in cases}
+        gc.collect()
+        for number in range(-1, settings.rounds):
+            for shape, batch in cases[number % len(cases) :] + cases[: number % len(cases)]:
+                # Of cross-island launches, an island takes 64 at a time; others have a window for each island.
+                count = batch * (1 if shape.cross_island else shape.islands)
+                costs = await planes[shape].launch(count)
+                if number >= 0:
+                    found[shape, batch].append(costs)
+        for (shape, batch), ones in found.items():
+            rows.append(row(name, shape, batch, ones, planes[shape]))
+            per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
+        for plane in planes.values():
+            plane.close()
+    return rows, ratios(per_host)
+
+
+def scheduler_us(costs: Costs, shape: Shape, batch: int) -> float:
+    """Microseconds of a scheduler for one launch on one of its hosts."""
+    return 1e6 * costs.seconds["scheduler"] / (batch * shape.hosts)
+
+
+def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], plane: ControlPlane) -> dict[str, Any]:
+    """`microseconds` are per launch and process; those of schedulers and hosts are of all of them together. `joining`
+    is what the last host to join cost the controller: its decision, and what it sent to all islands."""
+    count = batch * (1 if shape.cross_island else shape.islands)
+    return {
+        "islands_are": name,
+        "hosts": shape.hosts,
+        "islands": shape.islands,
+        "devices": shape.hosts * shape.devices_per_host,
+        "batch": batch,
+        "microseconds": {p: measure.spread([1e6 * one.seconds[p] / count for one in ones]) for p in PROCESSES},
+        "scheduler_us_per_host": measure.spread([scheduler_us(one, shape, batch) for one in ones]),
+        "bytes": {link: total / count for link, total in ones[-1].bytes.items()},
+        "joining_ms": 1e3 * plane.joining_s,
+        "joining_bytes": plane.joining_bytes,
+    }
+
+
+def ratios(per_host: Mapping[tuple[str, int, int], list[float]]) -> list[dict[str, Any]]:
+    """Cost per launch and host at many hosts against few, round by round."""
+    found = []
+    for (name, hosts, batch), samples in per_host.items():
+        few = per_host.get((name, FEW, batch))
+        if name in (ONE, LINKS) and hosts > FEW and few is not None:
+            over = "" if name == ONE else f" {name}"
+            text = f"scheduler cost per launch and host{over}, {hosts} / {FEW} hosts, {batch} at once"
+            pair = {"hosts": hosts, "against": FEW, "batch": batch}
+            found.append({"name": text, **pair, **measure.paired_ratios(samples, few)})
+    return found
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    printing.heading(result, console)
+    if "launches" in result:
+        show_launches(result, console)
+    if "plans" in result:
+        show_plans(result, console)
+    if "streams" in result:
+        show_streams(result["streams"], console)
+    for one in result.get("ratios", ()):
+        console.print(f"{one['name']}: {printing.with_range(one, '.2f')}", highlight=False)
+
+
+def show_launches(result: Mapping[str, Any], console: Console) -> None:
+    columns = ["hosts", "at once", *PROCESSES, "per host"]
+    costs = printing.table("CPU us per launch", ["islands"], columns)
+    for one in result["launches"]:
+        costs.add_row(
+            one["islands_are"],
+            str(one["hosts"]),
+            str(one["batch"]),
+            *(f"{one['microseconds'][process]['median']:,.0f}" for process in PROCESSES),
+            f"{one['scheduler_us_per_host']['median']:.2f}",
+        )
+    console.print(costs)
+
+
+def show_plans(result: Mapping[str, Any], console: Console) -> None:
+    columns = ["devices", "graph B", "plan B", "planning ms", "deriving ms, a host"]
+    made = printing.table("a program on two slices", ["edge"], columns)
+    for one in result["plans"]:
+        deriving = f"{one['deriving_ms']['median']:.2f}" if one["deriving_ms"] else "not run"
+        sizes = (f"{one[key]:,}" for key in ("devices", "graph_bytes", "plan_bytes"))
+        made.add_row(one["edge"], *sizes, f"{one['planning_ms']['median']:.2f}", deriving)
+    console.print(made)
+
+
+def show_streams(found: Mapping[str, Any], console: Console) -> None:
+    columns = ["at once", "until done", "scheduler CPU", "per host", "most/s"]
+    made = printing.table("over links, us per batch", ["hosts"], columns)
+    for one in found["rows"]:
+        keys = ("latency_us", "scheduler_us", "scheduler_us_per_host", "most_per_second")
+        numbers = (one[key]["median"] for key in keys)
+        made.add_row(str(one["hosts"]), str(one["batch"]), *(f"{number:,.0f}" for number in numbers))
+    console.print(made)
+    for tree in found["trees"]:
+        when = f"from {tree['pays_from']} hosts" if tree["pays_from"] else "never"
+        console.print(f"A tree with {tree['branching']} branches is quicker than a star {when}.", highlight=False)
+
+
+def draw(result: Result, path: Path) -> None:
+    from benchmarks.scale import figure  # matplotlib is not needed to measure
+
+    figure.draw(result, path)
+
+
+BENCHMARK = Benchmark("scale", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", draw, "scale.png"),))

@@ -1,0 +1,214 @@
+"""The cost of links for a scheduler, by hosts, and when a tree would be cheaper.
+
+The scheduler's decisions, its fan-out and its server are real and in this process. The hosts are links of another
+process, which answer every launch with `Done` at once. The CPU time is that of the whole process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks import measure
+from pathways_ray import limits
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.events import ControllerMessage, Event, HostConnected, HostMessage, ToController, ToHosts
+from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport.messages import (
+    FROM_HOST,
+    TO_HOST,
+    Done,
+    DropSession,
+    HostUp,
+    IslandLaunch,
+    Program,
+    encode,
+)
+
+JOIN_LIMIT_S = 60.0
+JOIN_AT_ONCE = 64
+"""A server accepts a limited number of connections that have not yet shaken hands (256)."""
+
+END = DropSession(0)
+"""Ends the hosts of the benchmark."""
+
+IN_A_ROW = 5
+BRANCHINGS = (4, 8, 16, 32)
+SIZES = tuple(2**k for k in range(1, 13))
+
+
+def be_hosts(address: str, hosts: int) -> None:
+    """Body of the process that plays the hosts, until the scheduler ends the streams."""
+    asyncio.run(_be_hosts(address, hosts))
+
+
+async def _be_hosts(address: str, hosts: int) -> None:
+    joining = asyncio.Semaphore(JOIN_AT_ONCE)
+
+    async def be_host(host: int) -> None:
+        async with joining:
+            stream = await links.dial(address, streams.HOST_STREAM, {})
+            await stream.write(encode([HostUp(host, 1, "", "", 1, 1)]))
+        ended = False
+        while not ended and (data := await stream.read()) is not None:
+            messages = TO_HOST.decode_batch(data)
+            done = tuple(message.sequence for message in messages if isinstance(message, IslandLaunch))
+            if done:
+                await stream.write(encode([Done(done, (100,) * len(done))]))
+            ended = END in messages
+        stream.close()
+
+    await asyncio.gather(*map(be_host, range(hosts)))
+
+
+class Took(NamedTuple):
+    """Microseconds for a batch: from its first launch to its last outcome, and of the scheduler's CPU time."""
+
+    latency_us: float
+    cpu_us: float
+
+
+@dataclass
+class Island:
+    """A scheduler with real streams to its hosts."""
+
+    hosts: int
+    core: SchedulerCore = field(init=False)
+    fan: outboxes.FanOut = field(init=False)
+    made: int = 0
+    over: int = 0
+
+    async def start(self) -> None:
+        self.core = SchedulerCore(0, range(self.hosts), limits.ISLAND_WINDOW)
+        self.fan = outboxes.FanOut(self.core.order.outstanding.__len__)
+        self.changed = asyncio.Event()
+        self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
+        self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
+        self.process.start()
+        async with asyncio.timeout(JOIN_LIMIT_S):
+            while not self.core.members.complete:
+                await self._change()
+        self._do(ControllerMessage(Program(1, b"", {}, "add", self.hosts)))
+
+    async def _change(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
+
+    async def _host(self, context: links.AsyncLink) -> None:
+        data = await context.read()
+        assert data is not None
+        (hello,) = FROM_HOST.decode_batch(data)
+        assert isinstance(hello, HostUp)
+        branch = self.fan.open(hello.host)
+        self._do(HostConnected(hello))
+        pump = asyncio.ensure_future(branch.carry(context))
+        self.changed.set()
+        while (data := await context.read()) is not None:
+            for message in FROM_HOST.decode_batch(data):
+                self._do(HostMessage(hello.host, 1, message))
+        pump.cancel()
+
+    def _do(self, event: Event) -> None:
+        for command in self.core.handle(event, time.monotonic()):
+            match command:
+                case ToHosts(message):
+                    self.fan.send(message)
+                case ToController(Done(sequences)):
+                    self.over += len(sequences)
+                    self.changed.set()
+
+    async def launch(self, count: int) -> Took:
+        """Launches at once, until all hosts are done with all of them."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            self.made += 1
+            self._do(ControllerMessage(IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)))
+        while self.over < self.made:
+            await self._change()
+        return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))
+
+    async def stop(self) -> None:
+        self.fan.send(END)
+        await asyncio.to_thread(self.process.join)
+        self.server.close()
+
+
+async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
+    """The time of batches on islands, all of them alive and measured in turn: by hosts and batch.
+
+    A sample is the mean of some batches in a row, after one that does not count: with few hosts, the first after a
+    pause takes twice as long, as everything has to come into the caches again.
+    """
+    islands = [Island(hosts) for hosts in sizes]
+    started: list[Island] = []
+    try:
+        for island in islands:
+            await island.start()
+            started.append(island)
+        found: dict[tuple[int, int], list[Took]] = {(one.hosts, batch): [] for one in islands for batch in batches}
+        for number in range(-1, rounds):
+            for island in islands:
+                for batch in batches:
+                    await island.launch(batch)
+                    took = [await island.launch(batch) for _ in range(IN_A_ROW)]
+                    if number >= 0:
+                        mean = Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
+                        found[island.hosts, batch].append(mean)
+    finally:
+        for island in started:
+            await island.stop()
+    return found
+
+
+def rows(found: Mapping[tuple[int, int], Sequence[Took]]) -> list[dict[str, Any]]:
+    """`most_per_second` are the launches that one core can send and receive the outcome of, in batches of this size."""
+    return [
+        {
+            "hosts": hosts,
+            "batch": batch,
+            "latency_us": measure.spread([one.latency_us for one in ones]),
+            "scheduler_us": measure.spread([one.cpu_us for one in ones]),
+            "scheduler_us_per_host": measure.spread([one.cpu_us / hosts for one in ones]),
+            "most_per_second": measure.spread([1e6 * batch / one.cpu_us for one in ones]),
+        }
+        for (hosts, batch), ones in found.items()
+    ]
+
+
+def trees(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A star against trees, computed from the time of a lone launch over the star of real streams.
+
+    A node of a tree exchanges messages with its children as the scheduler does with its hosts, at the same CPU time for
+    each; all nodes of a level work at the same time, each on a machine of its own. Each level costs a hop there and
+    back more: what a lone launch takes at least on the fewest hosts, less the CPU time for these. `pays_from` is the
+    number of hosts from which on a lone launch is over earlier with the tree. The scheduler itself has less to do as
+    soon as there are more hosts than branches.
+    """
+    lone = sorted((row for row in found if row["batch"] == 1), key=lambda row: row["hosts"])
+    fewest, largest = lone[0], lone[-1]
+    each = largest["scheduler_us_per_host"]["median"]
+    hop = max(0.0, fewest["latency_us"]["min"] - fewest["scheduler_us"]["min"])
+    star = [hop + hosts * each for hosts in SIZES]
+    made = []
+    for branching in BRANCHINGS:
+        took = [sum(hop + children * each for children in levels(hosts, branching)) for hosts in SIZES]
+        pays = [hosts for hosts, tree, flat in zip(SIZES, took, star, strict=True) if tree < flat]
+        made.append({"branching": branching, "latency_us": took, "pays_from": min(pays, default=None)})
+    return {"us_per_host": each, "hop_us": hop, "hosts": list(SIZES), "star_us": star, "trees": made}
+
+
+def levels(hosts: int, branching: int) -> list[int]:
+    """The most children that a node has on each level of a tree of hosts below the scheduler, filled evenly."""
+    found, width = [], 1
+    while hosts:
+        children = min(branching, math.ceil(hosts / width))
+        found.append(children)
+        width = min(hosts, width * children)
+        hosts -= width
+    return found

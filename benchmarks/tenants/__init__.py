@@ -1,0 +1,1 @@
+"""Many clients on the same devices: see `benchmark`, and `python -m benchmarks.tenants --help`."""

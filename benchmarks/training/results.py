@@ -1,0 +1,217 @@
+"""From tokens per second and recorded steps of `benchmarks.training` to its ratios, figures with aims, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import measure, printing
+from benchmarks.report.aims import aim_of
+from benchmarks.training.model import Sizes
+from benchmarks.training.runtime import SPMD, Case
+from megatron_ptdp.schedules import Costs, simulate
+
+MEASURED = (
+    "A GPT of {layers} layers, hidden {hidden}, sequence {sequence}, {vocabulary} tokens of vocabulary, fp32, AdamW; "
+    "microbatches of {examples} examples. A step of M microbatches takes the same batch in all systems. Two devices "
+    "are two cores with one XLA thread each (host k's device runs on core k mod 2); everything else (client, "
+    "controller, schedulers) has no core of its own. Four devices share the two cores. {rounds} rounds of about "
+    "{seconds} s a case after one to warm up, all cases in turn, no step waited for before the last; ratios are taken "
+    "round by round. All systems begin with the same parameters, and the losses of the first steps are compared."
+)
+MEDIAN_FIRST = ("median", "min", "max")
+UNPINNED = " There are fewer than two cores: devices are not pinned, and no ratio means anything."
+
+
+@dataclass
+class Samples:
+    """Measurements of all cases.
+
+    Attributes:
+        sizes: of the model
+        losses: of the first steps of each case
+        rates: tokens a second of each case in each round
+        cpu: CPU seconds of one step, of all systems, those that were idle too
+        bubbles: as `training_runtime.bubbles` gives them
+        stages: for four stages, the costs of their actions alone on a core, and seconds of the rest of a step
+    """
+
+    sizes: Sizes
+    losses: Mapping[Case, list[float]]
+    rates: Mapping[Case, list[float]] = field(default_factory=dict)
+    cpu: Mapping[Case, list[float]] = field(default_factory=dict)
+    bubbles: list[dict[str, Any]] = field(default_factory=list)
+    stages: tuple[Costs, float] | None = None
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "rows": [self._row(case, values) for case, values in self.rates.items()],
+            "ratios": list(self.ratios()),
+            "figures": list(self.figures()),
+            "bubbles": self.bubbles,
+        }
+
+    def _row(self, case: Case, values: Sequence[float]) -> dict[str, Any]:
+        rate = measure.spread(values)
+        tokens = self.sizes.tokens(case.microbatches)
+        row = {
+            "name": case.name,
+            "system": case.system,
+            "how": case.how,
+            "devices": case.devices,
+            "microbatches": case.microbatches,
+            "place": case.place if case.system == "pathways" else "",
+            "tokens_per_second": rate,
+            "step_ms": 1e3 * tokens / rate["median"],
+            "losses": self.losses[case],
+        }
+        if case in self.cpu:
+            row["cpu_ms"] = 1e3 * median(self.cpu[case])
+        if self.stages is not None and case.devices == 4:
+            row["predicted_tokens_per_second"] = tokens / self.predicted_seconds(case)
+        return row
+
+    def predicted_seconds(self, case: Case) -> float:
+        """A step on four cores: the schedule simulated with the times of stages that had a core each."""
+        assert self.stages is not None
+        costs, rest = self.stages
+        return simulate(case.schedule(), costs).makespan + rest
+
+    # --- ratios -------------------------------------------------------------------------------------------------------
+
+    def ratios(self) -> Iterator[dict[str, Any]]:
+        """Every ratio whose two cases were measured."""
+        for case in self.rates:
+            m = case.microbatches
+            if case.system != "pathways":
+                continue
+            if case.how == SPMD:
+                if case.place == "across":
+                    name = f"two islands / one of twice the devices, data parallel, M {m}"
+                    yield from self._ratio(name, case, Case("pathways", SPMD, m))
+                else:
+                    for way in ("scan", "calls"):
+                        yield from self._ratio(f"pathways / plain JAX ({way}), SPMD, M {m}", case, Case("jax", way, m))
+                continue
+            where = f"{case.how}, S {case.devices}, M {m}"
+            spmd = Case("pathways", SPMD, m)
+            many = "oversubscribed pipeline" if case.devices > 2 else "pipeline"
+            yield from self._ratio(f"{many} / SPMD, {where}, {case.place}", case, spmd)
+            yield from self._ratio(
+                f"{many} / ideal 1/(1+bubble) of SPMD, {where}, {case.place}", case, spmd, 1 + case.bubble
+            )
+            if case.place == "across":
+                inside = Case("pathways", case.how, m, case.devices)
+                yield from self._ratio(f"pipeline across islands / inside one, {where}", case, inside)
+            elif case.devices == 2:
+                yield from self._ratio(f"pathways / torch pipelining, {where}", case, Case("torch", case.how, m))
+                if case.how != "1f1b":
+                    yield from self._ratio(f"{case.how} / 1f1b, S 2, M {m}", case, Case("pathways", "1f1b", m))
+
+    def _ratio(self, name: str, over: Case, under: Case, times: float = 1.0) -> Iterator[dict[str, Any]]:
+        if over in self.rates and under in self.rates:
+            values = [times * rate for rate in self.rates[over]]
+            yield {"name": name, **measure.paired_ratios(values, self.rates[under])}
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def figures(self) -> Iterator[dict[str, Any]]:
+        """Figures with an aim that are not ratios of rates."""
+        of = {found["case"]: found for found in self.bubbles}
+        for name, found in of.items():
+            off = [abs(one["measured"] / one["predicted"] - 1) for one in found["records"] if one["predicted"]]
+            if off:
+                yield {"name": f"bubble, off its prediction, {name}", **measure.spread(off)}
+        for name, found in of.items():
+            other = of.get(name.replace("zb-h1", "1f1b"))
+            if "zb-h1" in name and other:
+                both = zip(found["records"], other["records"], strict=True)
+                values = [one["measured"] / two["measured"] for one, two in both if two["measured"]]
+                if values:
+                    yield {"name": f"bubble of zb-h1 / of 1f1b, {name}", **measure.spread(values)}
+        for case, losses in self.losses.items():
+            first = next(other for other in self.losses if other.microbatches == case.microbatches)
+            if case != first:
+                differences = [abs(a - b) for a, b in zip(losses, self.losses[first], strict=True)]
+                yield {"name": f"loss, off the first: {case.name}", "median": max(differences)}
+        if self.stages is not None:
+            for case, rates in self.rates.items():
+                if case.devices == 4:
+                    predicted = self.sizes.tokens(case.microbatches) / self.predicted_seconds(case)
+                    yield {
+                        "name": f"oversubscribed / predicted for four cores, {case.name}",
+                        **measure.spread([rate / predicted for rate in rates]),
+                    }
+
+
+def described(settings: Any, cores: Sequence[int]) -> str:
+    sizes = vars(settings.sizes)
+    text = MEASURED.format(**sizes, rounds=settings.rounds, seconds=settings.seconds)
+    return text if cores else text + UNPINNED
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    printing.heading(result, console)
+    if "busy_cores_between_rounds" in result:
+        busy = result["busy_cores_between_rounds"]
+        console.print(f"Before the rounds, nothing measured, {busy:.2f} cores were busy.", highlight=False)
+    for system, error in result["errors"].items():
+        console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
+    columns = [*MEDIAN_FIRST, "ms/step", "CPU ms", "predicted"]
+    table = printing.table("training, tokens per second", [""], columns, padding=0)
+    for row in result["rows"]:
+        rate = row["tokens_per_second"]
+        table.add_row(
+            row["name"],
+            *printing.numbers(rate, ",.0f", MEDIAN_FIRST),
+            f"{row['step_ms']:.1f}",
+            f"{row['cpu_ms']:.0f}" if "cpu_ms" in row else "",
+            f"{row['predicted_tokens_per_second']:,.0f}" if "predicted_tokens_per_second" in row else "",
+        )
+    console.print(table)
+    show_named(result["ratios"], "ratios, round by round", console)
+    show_named(result["figures"], "figures", console)
+    if result["bubbles"]:
+        show_bubbles(result["bubbles"], console)
+    for row in result["bytes"]:
+        console.print(
+            f"bytes between islands of a step, tensor {row['tensor']}, "
+            f"{'with' if row['scatter_gather'] else 'without'} scatter/gather: {row['bytes_between_hosts']:,}",
+            highlight=False,
+        )
+
+
+def show_named(found: Sequence[Mapping[str, Any]], title: str, console: Console) -> None:
+    if not found:
+        return
+    table = printing.table(title, [""], [*MEDIAN_FIRST, "aim", ""], padding=0)
+    for one in found:
+        aim = aim_of("training", one["name"])
+        verdict = ("met" if aim.met_by(one["median"]) else "missed") if aim else ""
+        values = [f"{one[key]:.3g}" if key in one else "" for key in MEDIAN_FIRST]
+        table.add_row(one["name"], *values, aim.bound_text if aim else "", verdict)
+    console.print(table)
+
+
+def show_bubbles(found: Sequence[Mapping[str, Any]], console: Console) -> None:
+    title = "recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest"
+    columns = ["hop ms", "formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"]
+    table = printing.table(title, [""], columns, padding=0)
+    names = ("predicted", "measured", "predicted_ms", "makespan_ms", "busy_ms", "others_ms")
+    for one in found:
+        means = {name: fmean(record[name] for record in one["records"]) for name in names}
+        table.add_row(
+            one["case"],
+            f"{one['hop_ms']:.1f}",
+            f"{one['ideal']:.1%}",
+            *(f"{means[name]:.1%}" for name in names[:2]),
+            *(f"{means[name]:.1f}" for name in names[2:]),
+        )
+    console.print(table)

@@ -1,0 +1,118 @@
+"""Processes of one benchmark or peer: each holds an object and calls its methods on request.
+
+Peers run in environments of their own, so this file imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class Worker:
+    """A process that serves one object. It starts at once; `answer` waits for the object to be made.
+
+    The process ends when this end closes or dies; a `close` method of the object is called first.
+
+    Args:
+        make: makes the object, in the process.
+        arguments, named: of `make`.
+        daemon: False for a process that starts processes itself; it has to be closed.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any, daemon: bool = True, **named: Any) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(make, arguments, named, theirs), daemon=daemon)
+        self._process.start()
+        theirs.close()  # so that a dead process is an end of file here, not a wait
+
+    def tell(self, method: str, *arguments: Any, **named: Any) -> None:
+        """Requests a call; `answer` returns its value."""
+        self.pipe.send((method, arguments, named))
+
+    def answer(self) -> Any:
+        """The value of the oldest call that has not been answered.
+
+        Raises:
+            RuntimeError: the call failed, or the process ended.
+        """
+        try:
+            failed, value = self.pipe.recv()
+        except EOFError:
+            raise RuntimeError("a process of the benchmark ended before it answered") from None
+        if failed:
+            raise RuntimeError(f"a process of the benchmark failed:\n{failed}")
+        return value
+
+    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        self.tell(method, *arguments, **named)
+        return self.answer()
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Lets the process end by itself; kills it when that takes longer than the limit."""
+        self.pipe.close()
+        self._process.join(limit_s)
+        if self._process.is_alive():
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()  # jax.distributed catches SIGTERM
+        self._process.join()
+
+
+def answers(workers: Sequence[Worker], limit_s: float | None = None) -> list[Any]:
+    """The answer of each worker, in order.
+
+    The first failure to arrive is raised, since the other workers may be waiting for the one that failed.
+
+    Raises:
+        RuntimeError: one failed, ended, or did not answer in time.
+    """
+    ends = None if limit_s is None else time.monotonic() + limit_s
+    found: dict[int, Any] = {}
+    while waiting := {rank: worker for rank, worker in enumerate(workers) if rank not in found}:
+        left = None if ends is None else max(0.0, ends - time.monotonic())
+        ready = multiprocessing.connection.wait([worker.pipe for worker in waiting.values()], left)
+        if not ready:
+            raise RuntimeError(f"processes {sorted(waiting)} did not answer within {limit_s:g} s")
+        for rank, worker in waiting.items():
+            if worker.pipe in ready:
+                found[rank] = worker.answer()
+    return [found[rank] for rank in range(len(workers))]
+
+
+def ask_all(
+    workers: Sequence[Worker], method: str, *arguments: Any, limit_s: float | None = None, **named: Any
+) -> list[Any]:
+    """Calls the same method of all workers at once."""
+    for worker in workers:
+        worker.tell(method, *arguments, **named)
+    return answers(workers, limit_s)
+
+
+def _serve(make: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any], requests: Connection) -> None:
+    """Body of the process."""
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        try:
+            serving = make(*arguments, **named)
+        except Exception:
+            requests.send((traceback.format_exc(), None))
+            return
+        with contextlib.ExitStack() as stack:
+            if hasattr(serving, "close"):
+                stack.callback(serving.close)
+            requests.send(("", None))
+            while True:
+                method, arguments, named = requests.recv()
+                try:
+                    reply = ("", getattr(serving, method)(*arguments, **named))
+                except Exception:
+                    reply = (traceback.format_exc(), None)
+                requests.send(reply)

@@ -1,0 +1,136 @@
+"""Events that the resource manager's core takes, and the commands that its decisions end in.
+
+Some events expect an answer. They carry a token of the caller, which comes back in an `Answer`, at once or later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class ControllerServes(NamedTuple):
+    """The controller serves schedulers at `address`; comes once a second. `actor` is the name that it is killed by."""
+
+    incarnation: str
+    address: str
+    actor: str
+
+
+class Published(NamedTuple):
+    """A process serves at `address`."""
+
+    name: str
+    address: str
+
+
+class Withdrawn(NamedTuple):
+    """The process that served at `address` is gone."""
+
+    name: str
+    address: str
+
+
+class LookedUp(NamedTuple):
+    """The caller needs an address, or the first one to be published; answered with it."""
+
+    token: int
+    name: str
+
+
+class JoinRequested(NamedTuple):
+    """A host is about to start JAX; answered with a `JoinReply` once all hosts of its island have come."""
+
+    token: int
+    host: HostInfo
+
+
+class HostLeft(NamedTuple):
+    """A host is gone that was up under `epoch`."""
+
+    host: int
+    epoch: int
+
+
+class KillRequested(NamedTuple):
+    """A scheduler cannot use the process that a host has under `epoch`."""
+
+    host: int
+    epoch: int
+
+
+class SliceRequested(NamedTuple):
+    """A session needs a slice; answered with `SliceCreated` or `Refused`."""
+
+    token: int
+    session: int
+    request: SliceRequest
+
+
+class SliceReleased(NamedTuple):
+    """A session gives a slice back; answered with whether it had it."""
+
+    token: int
+    session: int
+    slice: int
+
+
+class SessionReleased(NamedTuple):
+    """A session has ended; answered with the number of slices it gives back."""
+
+    token: int
+    session: int
+
+
+class Ticked(NamedTuple):
+    """Time has passed; comes every `core.TICK_S`."""
+
+
+Event = (
+    ControllerServes
+    | Published
+    | Withdrawn
+    | LookedUp
+    | JoinRequested
+    | HostLeft
+    | KillRequested
+    | SliceRequested
+    | SliceReleased
+    | SessionReleased
+    | Ticked
+)
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to the event with this token."""
+
+    token: int
+    value: str | int | bool | JoinReply | SliceCreated | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcess:
+    """Kill a host's process, stopped or stuck as it may be; Ray restarts it."""
+
+    node: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillController:
+    """Kill the controller's actor; Ray restarts it."""
+
+    actor: str
+    reason: str
+
+
+Command = Answer | KillProcess | KillController

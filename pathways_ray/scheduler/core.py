@@ -1,0 +1,220 @@
+"""The scheduler of one island: events in, commands out.
+
+It joins four parts: `Membership` knows the hosts' epochs, `IslandOrder` decides which launch goes next, `OrderCheck`
+compares what hosts enqueued, and `Liveness` finds hosts that have fallen silent. Whenever one of them sees that the
+island's group is broken, the whole island restarts: the controller fails the launches it has there, and the processes
+of all hosts are killed and join again under the next epoch.
+
+No clock, thread or link: time comes with each event, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import cast
+
+from pathways_ray.liveness import Liveness
+from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.events import (
+    Accept,
+    Command,
+    ControllerConnected,
+    ControllerDisconnected,
+    ControllerMessage,
+    Event,
+    Exit,
+    ForgetHosts,
+    HostConnected,
+    HostDisconnected,
+    HostMessage,
+    Kill,
+    Publish,
+    Ticked,
+    ToController,
+    ToHosts,
+    Withdraw,
+)
+from pathways_ray.scheduler.membership import Membership
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.policies import Policy, fifo
+from pathways_ray.scheduler.rendezvous import OrderCheck
+from pathways_ray.scheduler.state import Decision, RestartIsland
+from pathways_ray.story import Entry, Story
+from pathways_ray.transport.messages import (
+    BarrierReached,
+    Done,
+    Enqueued,
+    FromHost,
+    HostDown,
+    HostUp,
+    IslandLaunchFailed,
+    IslandUp,
+    Load,
+    Ordered,
+    Peers,
+    Ready,
+    ToIsland,
+)
+
+TICK_S = 0.1
+"""Time between two looks at the hosts and at launches that do not end: a second would be much of the ten in which
+launches on a lost host have to end. Policies see the time in these steps as well."""
+
+LOAD_PERIOD_S = 1.0
+"""Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
+
+MAX_HOST_SILENCE_S = 8.0
+"""A host that says nothing for this long is lost; hosts send a heartbeat every second."""
+
+REJOIN_PAUSE_S = 1.0
+"""A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
+
+
+class SchedulerCore:
+    """The state of one island's scheduler.
+
+    Args:
+        hosts: the ids of the island's hosts. Until all are up, and from the loss of one until its successor joins,
+            launches are not dispatched.
+        window: launches with the hosts at once.
+        limit_s: seconds that a launch may be first in line on its devices; then the island restarts.
+    """
+
+    def __init__(
+        self, island: int, hosts: Iterable[int], window: int, policy: Policy = fifo, limit_s: float = math.inf
+    ) -> None:
+        self.island = island
+        self.story = Story(f"scheduler {island}")
+        self.members = Membership(frozenset(hosts))
+        self.order = IslandOrder(self.members, window, policy, Deadlines(limit_s), self.story)
+        self.check = OrderCheck()
+        self.liveness: Liveness[int] = Liveness(MAX_HOST_SILENCE_S)
+        self.next_load = -math.inf
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
+        self.order.now = now
+        match event:
+            case ControllerMessage():
+                return self._from_controller(event.message)
+            case HostMessage():
+                if not self.members.is_current(event.host, event.epoch):
+                    return []  # of an older epoch: its launches have failed already
+                self.liveness.hear(event.host, now)
+                return self._from_host(event.host, event.message)
+            case Ticked():
+                return self._tick(now)
+            case HostConnected(hello):
+                return self._join(hello, now)
+            case HostDisconnected(host, epoch):
+                return self.lose_host(host, epoch, "its process ended")
+            case ControllerConnected(address):
+                self.story.note(Entry(now, "controller connected"))
+                return [ToController(IslandUp(self.island, address)), Publish(f"scheduler-{self.island}", address)]
+            case ControllerDisconnected(address):
+                self.story.note(Entry(now, "controller disconnected", address))
+                # Otherwise the successor might find the old controller; one that lives says every second where it is.
+                withdraw = Withdraw("controller", address)
+                return [withdraw, Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
+
+    def load(self) -> Load:
+        """Launches that wait here, by tenant."""
+        return Load(self.island, self.order.queued())
+
+    def _from_controller(self, message: ToIsland) -> list[Command]:
+        if isinstance(message, Peers):
+            self.members.list_peers(message.peers)
+            return [ToHosts(message)]
+        return self.order.from_controller(message)
+
+    def _from_host(self, host: int, message: FromHost) -> list[Command]:
+        match message:
+            case Done():
+                return self._carry_out(self.order.done(host, message))
+            case BarrierReached():
+                return list(self.order.reached(message))
+            case IslandLaunchFailed():
+                return self._carry_out(self.order.failed(host, message))
+            case Ready() | Enqueued():
+                return [ToController(message)]
+            case Ordered():
+                return self._compare_orders(host, message)
+            case _:  # a heartbeat
+                return []
+
+    def _tick(self, now: float) -> list[Command]:
+        overdue = self.order.overdue()
+        commands = self._carry_out([overdue]) if overdue is not None else []
+        for host in self.liveness.silent(now):
+            reason = f"it did not answer for {MAX_HOST_SILENCE_S:.0f} s"
+            commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
+        if now >= self.next_load:
+            self.next_load = now + LOAD_PERIOD_S
+            commands.append(ToController(self.load()))
+        return commands
+
+    # --- hosts --------------------------------------------------------------------------------------------------------
+
+    def _join(self, hello: HostUp, now: float) -> list[Command]:
+        """A host joins, unless its epoch is over. A newer epoch ends the group of the one before."""
+        host, epoch = hello.host, hello.epoch
+        if refusal := self.members.refusal(hello):
+            self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
+            return list(refusal)
+        commands: list[Command] = []
+        for member, before in self.members.superseded(hello):
+            commands += self.lose_host(member, before, "a successor joined")
+        self.members.join(hello)
+        self.liveness.hear(host, now)
+        self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
+        return [*commands, Accept(host, epoch), ToController(hello), *self.order.advance()]
+
+    def lose_host(
+        self, host: int, epoch: int, reason: str, *, kill: bool = False, kind: str = "HostLost", launch: int = 0
+    ) -> list[Command]:
+        """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
+
+        So the whole island restarts: every other host's process is killed (and this one's, if `kill` says so), and the
+        controller fails every launch it has on the island.
+        """
+        if not self.members.is_current(host, epoch):
+            return []
+        now = self.order.now
+        candidates = self.order.candidates()
+        first = launch or (candidates[0] if candidates else 0)
+        story = self.story.lines(now, launch=first, hosts=self.members.hosts)
+        self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
+        commands: list[Command] = [ForgetHosts()]
+        for member in self.members.lose(epoch):
+            self.liveness.forget(member)
+            why = reason if member == host else f"host {host} of its island was lost: {reason}"
+            commands.append(ToController(HostDown(member, epoch, why, kind, candidates, story)))
+            candidates = ()
+            if member != host or kill:
+                commands.append(Kill(member, epoch))
+        self.order.clear()
+        self.check = OrderCheck()
+        return commands
+
+    def _carry_out(self, decisions: list[Decision]) -> list[Command]:
+        """Commands for the order's decisions, of which the last one may be to restart the island."""
+        if decisions and isinstance(restart := decisions[-1], RestartIsland):
+            host, reason, kind, launch = restart
+            epoch = self.members.epochs[host]
+            return [
+                *(d for d in decisions[:-1] if not isinstance(d, RestartIsland)),
+                *self.lose_host(host, epoch, reason, kill=True, kind=kind, launch=launch),
+            ]
+        return cast(list[Command], decisions)
+
+    def _compare_orders(self, host: int, message: Ordered) -> list[Command]:
+        """Compares the gangs that hosts enqueued; hosts that differ have corrupted each other's results already."""
+        clash = self.check.add(sorted(self.members.hosts).index(host), message.gangs)
+        if clash is None:
+            return []
+        one, other = (self.order.gang_text(gang.sequence, gang.gang) for gang in clash)
+        reason = (
+            f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
+        )
+        return self._carry_out([RestartIsland(host, reason, "OrderMismatch", clash[0].sequence)])

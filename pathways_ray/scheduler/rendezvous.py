@@ -1,0 +1,82 @@
+"""Rules that concern all hosts of an island at once: barriers, agreement on outcomes, and the order check.
+
+*Input barrier.* A gang of several hosts enters its collective on all of them or on none: each host reports when the
+gang's inputs have arrived there, or failed, and the scheduler releases the barrier for all at the same place of their
+order.
+
+*Agreement.* Hosts on which a launch succeeded while it failed on others have run a gang that those have not: the values
+that their collectives exchange from then on are worthless.
+
+*Order check*, a debugging aid. Each host reports its gangs in the order in which it enqueued them. A gang that is first
+on all its hosts is right and forgotten. Two hosts that each have a common gang first, but not the same one, have seen
+the two in different orders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pathways_ray.scheduler.state import InputBarrier, Outstanding
+from pathways_ray.transport.messages import BarrierReached, BarrierReleased, Gang
+
+
+def reach_barrier(record: Outstanding, message: BarrierReached, hosts: frozenset[int]) -> BarrierReleased | None:
+    """Notes that a host has reached an input barrier; returns the release once all `hosts` have."""
+    barrier = record.barriers.get(message.barrier)
+    if barrier is None:
+        barrier = record.barriers[message.barrier] = InputBarrier()
+    barrier.reached.add(message.host)
+    if barrier.failure is None:
+        barrier.failure = message.failure
+    if barrier.reached != hosts:
+        return None
+    del record.barriers[message.barrier]
+    return BarrierReleased(message.sequence, message.barrier, barrier.failure)
+
+
+def disagree(record: Outstanding) -> bool:
+    """Whether a launch that failed on some hosts succeeded on one that must have failed with them."""
+    failed = record.failed
+    return failed is not None and record.succeeded and not failed.affected <= record.hosts | failed.hosts
+
+
+@dataclass
+class OrderCheck:
+    """Gangs that not all of their hosts have reported yet, by host (its place among those of the island)."""
+
+    unmatched: dict[int, deque[Gang]] = field(default_factory=dict)
+
+    def add(self, host: int, gangs: Iterable[Gang]) -> tuple[Gang, Gang] | None:
+        """Notes the gangs that a host enqueued next. Returns two gangs that two hosts have in different orders, if
+        there are such."""
+        self.unmatched.setdefault(host, deque()).extend(gangs)
+        moved = True
+        while moved:
+            moved = False
+            for mine in self.unmatched.values():
+                while mine and (members := self._first_of(mine[0])) is not None:
+                    for queue in members:
+                        queue.popleft()
+                    moved = True
+        return self._clash()
+
+    def _first_of(self, gang: Gang) -> list[deque[Gang]] | None:
+        """The queues of a gang's hosts if it is first in all of them."""
+        members = [self.unmatched.get(host) for host in _hosts(gang)]
+        return [q for q in members if q] if all(q and q[0] == gang for q in members) else None
+
+    def _clash(self) -> tuple[Gang, Gang] | None:
+        for host, mine in self.unmatched.items():
+            if not mine:
+                continue
+            for other in _hosts(mine[0]):
+                theirs = self.unmatched.get(other)
+                if theirs and theirs[0] != mine[0] and host in _hosts(theirs[0]):
+                    return mine[0], theirs[0]
+        return None
+
+
+def _hosts(gang: Gang) -> list[int]:
+    return [k for k in range(gang.hosts.bit_length()) if gang.hosts >> k & 1]

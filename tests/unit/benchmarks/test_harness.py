@@ -1,0 +1,169 @@
+"""The harness: settings become options, every benchmark has the commands of the documentation, workers fail loudly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks.harness import Benchmark, Output, Progress, Result, option
+from benchmarks.registry import BENCHMARKS, entry_of, load
+from benchmarks.workers import Worker, answers, ask_all
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = option(8)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = option(5, "that count")
+    parts: tuple[str, ...] = option(("a", "b"), choices=("a", "b"))
+    apart: bool = option(True, flags=["--together"])
+    inner: Inner = field(default_factory=Inner)
+    hidden: int = 3
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError("there must be a round")
+
+
+def benchmark(**more: Any) -> Benchmark[Settings]:
+    def run(settings: Settings, progress: Progress) -> Result:
+        return {"rounds": settings.rounds, "size": settings.inner.size}
+
+    return Benchmark("one", "One.", Settings, Settings(rounds=1, hidden=0), run, lambda result, console: None, **more)
+
+
+def settings_of(*words: str) -> Settings:
+    made = benchmark()
+    return made.settings_of(made.parser().parse_args(words))
+
+
+def test_fields_are_options() -> None:
+    assert settings_of() == Settings()
+    changed = settings_of("--rounds", "2", "--parts", "b", "--together", "--size", "9")
+    assert changed == Settings(2, ("b",), apart=False, inner=Inner(9))
+
+
+def test_smoke_changes_the_defaults_only() -> None:
+    assert settings_of("--smoke") == Settings(rounds=1, hidden=0)
+    assert settings_of("--smoke", "--rounds", "4") == Settings(rounds=4, hidden=0)
+
+
+def test_settings_that_are_refused_end_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        benchmark().main(["--rounds", "0"])
+    assert "there must be a round" in capsys.readouterr().err
+
+
+def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
+    def draw(result: Result, path: Path) -> None:
+        path.write_text(f"{result['rounds']} rounds")
+
+    made = benchmark(outputs=(Output("--figure", draw, "one.png"),), succeeded=lambda result: result["rounds"] > 1)
+    words = ["--json", str(tmp_path / "one.json"), "--figure", str(tmp_path / "new" / "figure.png")]
+    assert made.main([*words, "--rounds", "2"]) == 0
+    assert json.loads((tmp_path / "one.json").read_text()) == {"rounds": 2, "size": 8}
+    assert (tmp_path / "new" / "figure.png").read_text() == "2 rounds"
+    assert made.main(["--smoke"]) == 1
+    made.outputs[0].write_below({"rounds": 7}, tmp_path)
+    assert (tmp_path / "one.png").read_text() == "7 rounds"
+
+
+# --- all benchmarks ---------------------------------------------------------------------------------------------------
+
+
+def documented() -> list[list[str]]:
+    """The words of every command of a benchmark in the documentation."""
+    text = "\n".join((ROOT / name).read_text() for name in ("README.md", "benchmarks/README.md", "docs/planner.md"))
+    commands = re.findall(r"python -m benchmarks[. ](?:run )?(\w+)((?: +[^#`\n|]+)?)", text)
+    found = [[name, *shlex.split(words.split("   ")[0])] for name, words in commands]
+    return [words for words in found if words[0] in BENCHMARKS]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_runs_at_its_smallest_size_by_its_name(name: str) -> None:
+    made = load(BENCHMARKS[name])
+    assert made.name == name
+    assert made.settings_of(made.parser().parse_args(["--smoke"])) is made.smoke
+    module = ROOT / "benchmarks" / name
+    assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+
+
+@pytest.mark.parametrize("words", documented(), ids=" ".join)
+def test_documented_commands_have_their_options(words: list[str]) -> None:
+    made = load(BENCHMARKS[words[0]])
+    made.settings_of(made.parser().parse_args(words[1:]))
+
+
+def test_all_benchmarks_have_a_documented_command() -> None:
+    assert {words[0] for words in documented()} == set(BENCHMARKS)
+
+
+def test_the_list_has_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)
+
+
+def test_results_find_their_benchmark() -> None:
+    assert entry_of("profile") is BENCHMARKS["hotpath"], "the name that its results have"
+    assert entry_of("something else") is None
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """The object of a worker; leaves a file when it is closed."""
+
+    def __init__(self, start: int, closed: str) -> None:
+        if start < 0:
+            raise ValueError(f"cannot start at {start}")
+        self.value, self.closed = start, closed
+
+    def add(self, number: int) -> int:
+        if number < 0:
+            raise ValueError("cannot count down")
+        self.value += number
+        return self.value
+
+    def end(self) -> None:
+        raise SystemExit
+
+    def close(self) -> None:
+        Path(self.closed).touch()
+
+
+def test_workers_answer_in_order_and_close_their_object(tmp_path: Path) -> None:
+    files = [tmp_path / "one", tmp_path / "two"]
+    workers = [Worker(Counter, start, closed=str(file)) for start, file in zip((0, 10), files, strict=True)]
+    answers(workers)
+    assert ask_all(workers, "add", 1) == [1, 11]
+    with pytest.raises(RuntimeError, match="cannot count down"):
+        workers[0].ask("add", -1)
+    assert workers[0].ask("add", number=1) == 2, "it goes on after a failure"
+    for worker in workers:
+        worker.close()
+    assert all(file.exists() for file in files)
+
+
+def test_workers_that_fail_or_end_say_so(tmp_path: Path) -> None:
+    worker = Worker(Counter, -1, str(tmp_path / "closed"))
+    with pytest.raises(RuntimeError, match="ValueError: cannot start at -1"):
+        worker.answer()
+    worker.close()
+    worker = Worker(Counter, 0, str(tmp_path / "closed"))
+    worker.answer()
+    with pytest.raises(RuntimeError, match="ended before it answered"):
+        ask_all([worker], "end", limit_s=60)
+    worker.close()

@@ -1,0 +1,284 @@
+"""The resource manager's core as events and commands: addresses, joining, incarnations, liveness, waiting requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.resource_manager.core import MAX_CONTROLLER_SILENCE_S, MAX_REJOIN_S, ManagerCore
+from pathways_ray.resource_manager.events import (
+    Answer,
+    Command,
+    ControllerServes,
+    HostLeft,
+    JoinRequested,
+    KillController,
+    KillProcess,
+    KillRequested,
+    LookedUp,
+    Published,
+    SessionReleased,
+    SliceReleased,
+    SliceRequested,
+    Ticked,
+    Withdrawn,
+)
+from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+
+ISLANDS = {0: [0, 1], 1: [2]}
+
+
+def join(token: int, host: int, pid: int = 0) -> JoinRequested:
+    """A request of a host of `ISLANDS`, with two devices; its process is `100 * host` unless it says otherwise."""
+    island = 0 if host < 2 else 1
+    return JoinRequested(token, HostInfo(host, island, "cpu", 2, f"node-{host}", pid or 100 * host, f"at-{host}"))
+
+
+def request(token: int, session: int = 1, size: int = 2, island: int = -1) -> SliceRequested:
+    return SliceRequested(token, session, SliceRequest((size,), ("x",), island))
+
+
+def fresh(islands: dict[int, list[int]] | None = None) -> ManagerCore:
+    """A core with a controller and a scheduler for each island, and no hosts yet."""
+    core = ManagerCore(ISLANDS if islands is None else islands, "secret")
+    core.handle(ControllerServes("first", "c:1", "controller"), 0.0)
+    for island in core.islands:
+        core.handle(Published(f"scheduler-{island}", f"s{island}:1"), 0.0)
+    return core
+
+
+def running() -> ManagerCore:
+    """The same with all hosts."""
+    core = fresh()
+    for token, host in ((1, 0), (2, 1), (3, 2)):
+        core.handle(join(token, host), 0.0)
+    return core
+
+
+def serving(core: ManagerCore, until: float, incarnation: str = "first", start: float = 0.0) -> list[Command]:
+    """Time passes by the second, and the controller says each time that it serves."""
+    commands: list[Command] = []
+    now = start
+    while (now := now + 1.0) <= until:
+        commands += core.handle(ControllerServes(incarnation, "c:1", "controller"), now)
+        commands += core.handle(Ticked(), now)
+    return commands
+
+
+def silent(core: ManagerCore, start: float, until: float) -> list[Command]:
+    """Time passes by the second, and nothing is heard."""
+    return [c for k in range(round(until - start)) for c in core.handle(Ticked(), start + 1.0 + k)]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lookup_waits_for_its_address() -> None:
+    core = ManagerCore(ISLANDS)
+    assert core.handle(LookedUp(1, "controller"), 0.0) == []
+    assert core.handle(LookedUp(2, "scheduler-0"), 0.0) == []
+    assert core.handle(ControllerServes("first", "c:1", "controller"), 1.0) == [Answer(1, "c:1")]
+    assert core.handle(Published("scheduler-0", "s:1"), 1.0) == [Answer(2, "s:1")]
+    assert core.handle(LookedUp(3, "scheduler-0"), 2.0) == [Answer(3, "s:1")], "later ones are answered at once"
+
+
+def test_an_address_is_withdrawn_by_those_who_know_it_alone() -> None:
+    """Who saw the end of a process may be slower than its successor."""
+    core = fresh()
+    core.handle(Published("scheduler-0", "s0:2"), 1.0)
+    core.handle(Withdrawn("scheduler-0", "s0:1"), 1.0)
+    assert core.handle(LookedUp(1, "scheduler-0"), 1.0) == [Answer(1, "s0:2")]
+    core.handle(Withdrawn("scheduler-0", "s0:2"), 1.0)
+    assert core.handle(LookedUp(2, "scheduler-0"), 1.0) == []
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_hosts_of_an_island_join_together() -> None:
+    """
+    1. Host 1 comes first and waits. Host 2 is the only one of its island and does not.
+    2. Host 0 completes island 0: both get one epoch, and the coordinator that the first of them offered.
+    """
+    core = fresh()
+    assert core.handle(join(1, 1), 0.0) == []
+    assert core.handle(join(2, 2), 0.0) == [Answer(2, JoinReply(1, "s1:1", "secret", ""))]
+    reply = JoinReply(1, "s0:1", "secret", "at-0")
+    assert core.handle(join(3, 0), 0.0) == [Answer(3, reply), Answer(1, reply)]
+
+
+def test_a_host_waits_for_the_scheduler_of_its_island() -> None:
+    core = ManagerCore(ISLANDS)
+    assert core.handle(join(1, 2), 0.0) == []
+    assert core.handle(Published("scheduler-1", "s1:1"), 0.0) == [Answer(1, JoinReply(1, "s1:1", "", ""))]
+
+
+def test_a_host_that_comes_again_takes_its_group_with_it() -> None:
+    """
+    1. Host 0 restarts. Host 1, which is of its old group, is killed.
+    2. It restarts as well: both are up under the next epoch.
+    """
+    core = running()
+    (kill,) = core.handle(join(4, 0, pid=7), 1.0)
+    assert kill == KillProcess("node-1", 100, "a member of its group restarted")
+    answers = core.handle(join(5, 1, pid=8), 2.0)
+    assert answers == [Answer(token, JoinReply(2, "s0:1", "secret", "at-0")) for token in (4, 5)]
+    assert [core.inventory.hosts[host].pid for host in (0, 1)] == [7, 8]
+
+
+def test_a_host_that_dies_while_it_waits_is_replaced_by_its_successor() -> None:
+    core = fresh()
+    assert core.handle(join(1, 0, pid=7), 0.0) == []
+    assert core.handle(join(2, 0, pid=8), 0.0) == []
+    assert {answer.token for answer in core.handle(join(3, 1), 0.0) if isinstance(answer, Answer)} == {2, 3}
+    assert core.inventory.hosts[0].pid == 8
+
+
+def test_a_restarted_resource_manager_gives_higher_epochs_than_before() -> None:
+    core = ManagerCore({0: [0]}, last_epoch=1000)
+    core.handle(Published("scheduler-0", "s:1"), 0.0)
+    assert core.handle(join(1, 0), 0.0) == [Answer(1, JoinReply(1001, "s:1", "", ""))]
+
+
+def test_a_host_is_killed_under_the_epoch_it_has() -> None:
+    core = running()
+    assert core.handle(KillRequested(1, 1), 0.0) == [KillProcess("node-1", 100, "its scheduler cannot use it")]
+    assert core.handle(KillRequested(1, 2), 0.0) == []
+    assert core.handle(KillRequested(9, 1), 0.0) == []
+
+
+def test_a_host_that_left_is_not_up() -> None:
+    core = running()
+    core.handle(HostLeft(2, 1), 0.0)
+    assert [host.up for host in core.inventory.hosts.values()] == [True, True, False]
+
+
+# --- controllers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_falls_silent_is_killed_once() -> None:
+    """
+    1. It says every second that it serves, for a minute. Then it is stopped.
+    2. After the limit it is killed by the name it gave. Ray restarts it, which takes time: it is not killed again.
+    """
+    core = running()
+    assert serving(core, 60.0) == []
+    assert silent(core, 60.0, 60.0 + MAX_CONTROLLER_SILENCE_S) == []
+    assert core.handle(Ticked(), 91.0) == [KillController("controller", "it did not answer for 30 s")]
+    assert silent(core, 91.0, 200.0) == []
+    assert serving(core, 260.0, "second", start=200.0) == []
+
+
+def test_a_resource_manager_that_did_not_run_itself_kills_no_controller() -> None:
+    core = running()
+    serving(core, 10.0)
+    assert core.handle(Ticked(), 100.0) == []
+    assert silent(core, 100.0, 100.0 + MAX_CONTROLLER_SILENCE_S) == []
+    assert [type(c) for c in core.handle(Ticked(), 131.0)] == [KillController]
+
+
+def test_a_new_controller_finds_all_slices_free_and_no_host_up() -> None:
+    core = running()
+    core.handle(request(4), 1.0)
+    assert core.inventory.slices
+    assert core.handle(ControllerServes("second", "c:2", "controller"), 2.0) == []
+    assert core.inventory.slices == {}
+    assert not any(host.up for host in core.inventory.hosts.values())
+    assert core.handle(LookedUp(5, "controller"), 2.0) == [Answer(5, "c:2")]
+    assert core.handle(LookedUp(6, "scheduler-0"), 2.0) == [], "the schedulers are those of the old controller"
+
+
+def test_a_late_call_of_a_controller_that_is_gone_changes_nothing() -> None:
+    core = running()
+    core.handle(ControllerServes("second", "c:2", "controller"), 2.0)
+    core.handle(request(4), 2.0)
+    assert core.handle(ControllerServes("first", "c:1", "controller"), 2.0) == []
+    assert core.handle(LookedUp(5, "controller"), 2.0) == [Answer(5, "c:2")]
+    assert core.inventory.slices
+    assert silent(core, 2.0, 32.0) == [], "nor is it watched"
+
+
+# --- hosts of a scheduler that is gone --------------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_join_a_new_scheduler_is_killed() -> None:
+    """
+    1. The scheduler of island 1 restarts. Its host is stopped, so it cannot see that the link has ended.
+    2. Nobody else knows it: the new scheduler has never heard of it. It is killed after the limit, once.
+    """
+    core = running()
+    serving(core, 5.0)
+    core.handle(Published("scheduler-1", "s1:2"), 5.0)
+    assert serving(core, 5.0 + MAX_REJOIN_S, start=5.0) == []
+    (kill,) = serving(core, 36.0, start=35.0)
+    assert kill == KillProcess("node-2", 200, "it did not join its new scheduler for 30 s")
+    assert serving(core, 100.0, start=36.0) == []
+
+
+def test_hosts_that_join_the_new_scheduler_are_not_killed() -> None:
+    """
+    1. The scheduler of island 0 restarts; its hosts come back before and after it does.
+    2. The address comes twice, as a call that is repeated.
+    """
+    core = running()
+    serving(core, 5.0)
+    core.handle(Withdrawn("scheduler-0", "s0:1"), 5.0)
+    core.handle(join(4, 0, pid=7), 5.0)
+    core.handle(Published("scheduler-0", "s0:2"), 6.0)
+    assert len(core.handle(join(5, 1, pid=8), 7.0)) == 2
+    core.handle(Published("scheduler-0", "s0:2"), 8.0)
+    assert serving(core, 100.0, start=8.0) == []
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+def created(commands: list[Command]) -> dict[int, Any]:
+    return {c.token: c.value for c in commands if isinstance(c, Answer) and isinstance(c.value, SliceCreated | Refused)}
+
+
+def test_a_slice_is_mapped_at_once_when_all_islands_are_known() -> None:
+    answers = created(running().handle(request(4), 1.0))
+    assert isinstance(answers[4], SliceCreated)
+
+
+def test_a_slice_waits_until_all_islands_have_joined() -> None:
+    """Only after its own restart does the resource manager not know all hosts."""
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    assert core.handle(request(3), 1.0) == []
+    assert silent(core, 1.0, 20.0) == []
+    answers = created(core.handle(join(4, 2), 20.0))
+    assert isinstance(answers[3], SliceCreated)
+    assert silent(core, 20.0, 29.0) == [], "it is answered once"
+
+
+def test_a_slice_waits_for_islands_no_longer_than_the_limit() -> None:
+    """
+    1. Island 1 does not come. A request for island 0 is served after the limit, one for island 1 is refused.
+    2. A request that came later waits on, until its own limit.
+    """
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    core.handle(request(3, island=0), 0.0)
+    core.handle(request(4, island=1), 0.0)
+    serving(core, 20.0)
+    core.handle(request(5), 20.0)
+    answers = created(serving(core, MAX_REJOIN_S, start=20.0))
+    assert isinstance(answers[3], SliceCreated)
+    assert isinstance(answers[4], Refused)
+    assert "no island can hold" in answers[4].failure.message
+    assert set(answers) == {3, 4}
+    assert set(created(serving(core, 50.0, start=30.0))) == {5}
+
+
+def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
+    core = running()
+    for token in (4, 5, 6):
+        core.handle(request(token), 1.0)
+    assert core.handle(SliceReleased(7, 1, 1), 1.0) == [Answer(7, True)]
+    assert core.handle(SliceReleased(8, 1, 1), 1.0) == [Answer(8, False)]
+    assert core.handle(SessionReleased(9, 1), 1.0) == [Answer(9, 2)]
+    assert core.inventory.slices == {}

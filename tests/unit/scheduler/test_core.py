@@ -1,0 +1,278 @@
+"""A scheduler's core as events and commands: joining, liveness, load reports, and the story in what it reports."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from pathways_ray.scheduler.core import LOAD_PERIOD_S, MAX_HOST_SILENCE_S, REJOIN_PAUSE_S, SchedulerCore
+from pathways_ray.scheduler.events import (
+    Accept,
+    Command,
+    ControllerConnected,
+    ControllerDisconnected,
+    ControllerMessage,
+    Event,
+    Exit,
+    ForgetHosts,
+    HostConnected,
+    HostDisconnected,
+    HostMessage,
+    Kill,
+    Publish,
+    Refuse,
+    Ticked,
+    ToController,
+    ToHosts,
+    Withdraw,
+)
+from pathways_ray.scheduler.policies import fifo
+from pathways_ray.transport.messages import (
+    Account,
+    BarrierReached,
+    Done,
+    Gang,
+    Heartbeat,
+    HostDown,
+    HostUp,
+    IslandLaunch,
+    IslandUp,
+    Load,
+    Ordered,
+    Peer,
+    Peers,
+    Program,
+)
+
+C = TypeVar("C", bound=Command)
+
+
+def up(host: int, epoch: int = 1) -> HostUp:
+    return HostUp(host, epoch, "t", "d", 2, 1)
+
+
+def launch(sequence: int) -> ControllerMessage:
+    return ControllerMessage(IslandLaunch(sequence, 1, 1, (), 0))
+
+
+def beat(host: int, epoch: int = 1) -> HostMessage:
+    return HostMessage(host, epoch, Heartbeat(host))
+
+
+def core_of(*hosts: int, window: int = 4, **options: Any) -> SchedulerCore:
+    """A core whose hosts have joined under epoch 1 at time 0."""
+    core = SchedulerCore(3, hosts, window, **options)
+    for host in hosts:
+        core.handle(HostConnected(up(host)), 0.0)
+    return core
+
+
+def history(core: SchedulerCore, events: list[tuple[float, Event]]) -> list[Command]:
+    """All commands of a list of timed events but load reports."""
+    commands = [command for now, event in events for command in core.handle(event, now)]
+    return [c for c in commands if not (isinstance(c, ToController) and isinstance(c.message, Load))]
+
+
+def those(kind: type[C], commands: list[Command]) -> list[C]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def downs(commands: list[Command]) -> list[HostDown]:
+    return [c.message for c in those(ToController, commands) if isinstance(c.message, HostDown)]
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_names_itself_to_its_controller_and_publishes_its_address() -> None:
+    core = SchedulerCore(3, (0,), 4)
+    assert core.handle(ControllerConnected("here:1"), 0.0) == [
+        ToController(IslandUp(3, "here:1")),
+        Publish("scheduler-3", "here:1"),
+    ]
+
+
+def test_a_scheduler_without_its_controller_withdraws_the_address_and_ends() -> None:
+    """Otherwise its successor might find the controller that is gone."""
+    core = core_of(0)
+    assert core.handle(ControllerDisconnected("there:1"), 5.0) == [
+        Withdraw("controller", "there:1"),
+        Exit(REJOIN_PAUSE_S, "the link to its controller ended"),
+    ]
+
+
+def test_the_link_of_a_host_is_open_before_anything_is_sent_to_it() -> None:
+    core = SchedulerCore(3, (0,), 4)
+    core.handle(launch(1), 0.0)
+    assert core.handle(HostConnected(up(0)), 0.0) == [
+        Accept(0, 1),
+        ToController(up(0)),
+        ToHosts(IslandLaunch(1, 1, 1, (), 0)),
+    ]
+
+
+def test_links_of_the_old_group_are_forgotten_before_a_successor_is_accepted() -> None:
+    """
+    1. Hosts 0 and 1 serve under epoch 1. The successor of host 0 joins before the end of the old links was seen.
+    2. Nothing may be sent to the old links any more, and host 1, which still runs, is killed.
+    """
+    core = core_of(0, 1)
+    commands = core.handle(HostConnected(up(0, 2)), 1.0)
+    assert [type(command) for command in commands] == [
+        ForgetHosts,
+        ToController,
+        ToController,
+        Kill,
+        Accept,
+        ToController,
+    ]
+    assert those(Kill, commands) == [Kill(1, 1)]
+    assert [(down.host, down.reason) for down in downs(commands)] == [
+        (0, "a successor joined"),
+        (1, "host 0 of its island was lost: a successor joined"),
+    ]
+
+
+def test_a_refused_host_learns_why() -> None:
+    (refusal,) = core_of(0).handle(HostConnected(up(0)), 1.0)
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason == "epoch 1 of host 0 is over"
+
+
+def test_launches_for_hosts_that_the_controller_does_not_know_yet_are_dropped() -> None:
+    """
+    1. The controller lists host 0 under epoch 1. The host is lost and comes back under epoch 2.
+    2. A launch that the controller sent before it heard of that has failed there: it must not run.
+    3. Once the controller lists epoch 2, launches run.
+    """
+    core = core_of(0)
+    core.handle(ControllerMessage(Peers((Peer(0, 1, "t"),))), 0.0)
+    core.handle(HostDisconnected(0, 1), 1.0)
+    core.handle(HostConnected(up(0, 2)), 2.0)
+    assert core.handle(launch(1), 2.0) == []
+    core.handle(ControllerMessage(Peers((Peer(0, 2, "t"),))), 3.0)
+    assert core.handle(launch(2), 3.0) == [ToHosts(IslandLaunch(2, 1, 1, (), 0))]
+
+
+# --- liveness ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_falls_silent_restarts_its_island() -> None:
+    """
+    1. Two hosts send heartbeats. Host 1 stops after 3 s.
+    2. It is lost once it was silent for longer than the limit, not before; it is killed too, as it cannot end itself.
+    3. It is lost once.
+    """
+    core = core_of(0, 1)
+    events: list[tuple[float, Event]] = []
+    for now in range(1, 12):
+        events += [(now, beat(0)), *([(now, beat(1))] if now <= 3 else []), (now, Ticked())]
+    assert history(core, events) == []
+    commands = history(core, [(11.1, beat(0)), (11.1, Ticked())])
+    assert those(Kill, commands) == [Kill(0, 1), Kill(1, 1)]
+    assert {down.host: down.reason for down in downs(commands)}[
+        1
+    ] == f"it did not answer for {MAX_HOST_SILENCE_S:.0f} s"
+    assert history(core, [(now, Ticked()) for now in (12.0, 16.0, 20.0, 24.0)]) == []
+
+
+def test_any_message_is_a_sign_of_life_but_not_one_of_an_older_epoch() -> None:
+    core = core_of(0)
+    core.handle(HostConnected(up(0, 2)), 0.0)
+    signs = [(now, HostMessage(0, 2, Done((99,)))) for now in (2.0, 4.0, 6.0)]
+    looks = [(now, Ticked()) for now in (4.0, 8.0, 12.0)]
+    stale = [(now, beat(0, 1)) for now in (8.0, 12.0, 14.0)]
+    assert history(core, sorted([*signs, *looks, *stale], key=lambda pair: pair[0])) == []
+    assert those(Kill, history(core, [(14.1, Ticked())])) == [Kill(0, 2)]
+
+
+def test_a_scheduler_that_did_not_run_itself_loses_no_host() -> None:
+    """Its own pause looks like the silence of all hosts; their messages are still in its sockets."""
+    core = core_of(0)
+    assert history(core, [(0.5, Ticked()), (60.0, Ticked()), (64.0, Ticked()), (67.9, Ticked())]) == []
+    assert downs(history(core, [(68.1, Ticked())]))
+
+
+def test_a_lost_host_is_watched_again_once_its_successor_has_joined() -> None:
+    core = core_of(0)
+    core.handle(HostDisconnected(0, 1), 1.0)
+    assert history(core, [(float(now), Ticked()) for now in range(2, 30)]) == []
+    core.handle(HostConnected(up(0, 2)), 30.0)
+    assert history(core, [(float(now), Ticked()) for now in range(31, 39)]) == []
+    assert those(Kill, history(core, [(38.5, Ticked())])) == [Kill(0, 2)]
+
+
+# --- load reports -----------------------------------------------------------------------------------------------------
+
+
+def test_waiting_launches_are_reported_once_a_period() -> None:
+    """The controller takes the report for a sign of life, so it comes when nothing waits, too."""
+    core = core_of(0, window=1)
+    core.handle(ControllerMessage(Account(1, "alice", 1.0, 0)), 0.0)
+    for sequence in (1, 2, 3):
+        core.handle(launch(sequence), 0.0)
+    ticks = [k * LOAD_PERIOD_S / 10 for k in range(31)]
+    reports = [c.message for now in ticks for c in core.handle(Ticked(), now) if isinstance(c, ToController)]
+    assert reports == [Load(3, {"alice": 2})] * 4
+    for sequence in (1, 2):
+        core.handle(HostMessage(0, 1, Done((sequence,))), 3.0)
+    assert core.handle(Ticked(), 4.0) == [ToController(Load(3, {}))]
+
+
+# --- outcomes and stories ---------------------------------------------------------------------------------------------
+
+
+def test_a_launch_took_what_it_took_on_the_slowest_host() -> None:
+    """In microseconds on its devices, whatever their number; the controller multiplies for the tenant's account."""
+    core = core_of(0, 1)
+    core.handle(ControllerMessage(Program(1, b"", {}, "p", devices=4)), 0.0)
+    core.handle(launch(1), 0.0)
+    core.handle(HostMessage(0, 1, Done((1,), (300,))), 0.1)
+    commands = core.handle(HostMessage(1, 1, Done((1,), (200,))), 0.2)
+    assert commands == [ToController(Done((1,), (300,)))]
+    (usage,) = core.order.ledger.usages.values()
+    assert usage.device_seconds == pytest.approx(4 * 300e-6)
+
+
+def test_the_loss_of_a_host_carries_the_story_of_the_launch_and_the_island() -> None:
+    core = core_of(0, 1)
+    core.handle(ControllerMessage(Program(1, b"", {}, "train")), 0.0)
+    core.handle(launch(7), 1.0)
+    core.handle(HostMessage(0, 1, BarrierReached(0, 7, 2)), 1.5)
+    core.handle(HostMessage(1, 1, BarrierReached(1, 7, 2)), 2.0)
+    commands = core.handle(HostDisconnected(1, 1), 4.0)
+    assert {down.story for down in downs(commands)} == {
+        (
+            "scheduler 3: 4.000 s before: host joined host 0: epoch 1",
+            "scheduler 3: 4.000 s before: host joined host 1: epoch 1",
+            "scheduler 3: 3.000 s before: dispatched session 1 launch 7: train",
+            "scheduler 3: 2.000 s before: barrier 2 launch 7",
+        )
+    }
+
+
+def test_a_launch_without_end_carries_its_own_story_not_that_of_another_one() -> None:
+    core = core_of(0, limit_s=10.0, policy=fifo)
+    for sequence, program in ((1, 1), (2, 2)):
+        core.handle(ControllerMessage(Program(program, b"", {}, f"p{program}", device_set=program)), 0.0)
+        core.handle(ControllerMessage(IslandLaunch(sequence, 1, program, (), 0)), 0.0)
+    core.handle(HostMessage(0, 1, Done((1,))), 0.0)
+    commands = history(core, [(now, event) for now in (0.0, 4.0, 8.0, 10.5) for event in (beat(0), Ticked())])
+    (down,) = downs(commands)
+    assert down.kind == "LaunchTimeout"
+    assert any("dispatched session 1 launch 2: p2" in line for line in down.story)
+    assert not any("launch 1" in line for line in down.story)
+
+
+def test_hosts_with_different_orders_are_reported_with_the_launch_at_fault() -> None:
+    core = core_of(0, 1)
+    core.handle(ControllerMessage(Program(1, b"", {}, "p")), 0.0)
+    for sequence in (1, 2):
+        core.handle(launch(sequence), 0.0)
+    one, two = Gang(1, 0, 0b11), Gang(2, 0, 0b11)
+    assert core.handle(HostMessage(0, 1, Ordered(0, (one, two))), 1.0) == []
+    commands = core.handle(HostMessage(1, 1, Ordered(1, (two, one))), 1.0)
+    assert {down.kind for down in downs(commands)} == {"OrderMismatch"}
+    assert "one had gang 0 of launch 1 of program 'p' where another had gang 0 of launch 2" in downs(commands)[1].reason
+    assert any("dispatched session 1 launch 1: p" in line for line in downs(commands)[0].story)
