@@ -6,8 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from pathways_ray.deployment.topology import pool_threads
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE, core_of, pinned, pool_threads
 
 
 def threads(devices: int) -> str | None:
@@ -18,7 +17,7 @@ def threads(devices: int) -> str | None:
 
 def on_listed_core(host: int) -> contextlib.AbstractContextManager[None]:
     """Device threads made inside run where those of a host of the runtime would."""
-    return pinned(core_of(host, os.environ.get(VARIABLE, "")))
+    return pinned(core_of(host, os.environ.get(CORES_VARIABLE, "")))
 
 
 @contextlib.contextmanager
@@ -44,7 +43,7 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
 
 def listed(cores: Sequence[int]) -> dict[str, str]:
     """The variable that gives these cores to the devices of hosts, in turn."""
-    return {VARIABLE: ",".join(map(str, cores))} if cores else {}
+    return {CORES_VARIABLE: ",".join(map(str, cores))} if cores else {}
 
 
 @contextlib.contextmanager

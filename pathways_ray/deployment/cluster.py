@@ -9,7 +9,6 @@ An embedded runtime ends with the process that started it. A detached one stays 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import secrets
 import socket
@@ -32,7 +31,6 @@ from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.profiling import crash_log
-from pathways_ray.executor.profiling.order_check import Ordering
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.scheduler.plugins import policy_named
@@ -42,7 +40,6 @@ from pathways_ray.transport.tls import checked
 START_LIMIT_S = 90.0
 RECORD_LIMIT_S = 600.0
 LOOPBACK = "127.0.0.1"
-IGNORE_ORDER = "PATHWAYS_TEST_ONLY_IGNORE_ORDER"
 
 
 @dataclass(frozen=True)
@@ -202,8 +199,6 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         lifetime = {"lifetime": "detached"} if outlives else {}
         return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
 
-    # Only tests set it: hosts that put gangs into orders of their own show what the schedulers' order is for.
-    ordering = Ordering(options.check_order, IGNORE_ORDER in os.environ)
     made: list[Any] = []
     groups: list[Any] = []
     try:
@@ -211,7 +206,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            manager = first.options(scheduling_strategy=near).remote(islands, *link_secrets)
+            manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
@@ -246,7 +241,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
                 where = placement.bundle(groups[island], index)
                 host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
                 hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, listen, ordering
+                    runtime, number, island, numbers, spec.devices, spec.platform, listen, options.check_order
                 )
                 made.append(hosts[number])
         deadline = time.monotonic() + options.limit_s

@@ -178,13 +178,3 @@ def _share(nodes: Resources, platform: str, hosts: int) -> int:
 def _check_number(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def pool_threads(devices: int) -> int:
-    """Threads of XLA's CPU pool for a host with `devices` virtual devices; 0 leaves XLA's own choice.
-
-    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as
-    soon as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device
-    needs none of it, and a larger pool than cores costs compute time.
-    """
-    return max(8, 2 * devices) if devices > 1 else 0

@@ -16,21 +16,18 @@ import msgspec
 import ray
 
 from pathways_ray import names
-from pathways_ray.deployment.topology import pool_threads
-from pathways_ray.executor.compile.cpu_affinity import VARIABLE, core_of, pinned
+from pathways_ray.executor.compile.backend import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
-from pathways_ray.executor.profiling.launch_trace import Ran, Trace
-from pathways_ray.executor.profiling.order_check import KEPT, Ordering
+from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
+from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
-    from pathways_ray.executor.profiling.timeline import Computed, Timeline
-
-GROUP_LIMIT_S = 30
-"""Seconds for the hosts of an island to find each other; after that the process ends and Ray starts it anew."""
+    from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
 
 RESTART_PAUSE_S = 0.5
 """A host that cannot join ends after this pause, so that Ray does not start it in a tight loop."""
@@ -43,7 +40,7 @@ def _free_port(address: str) -> int:
 
 
 class HostExecutor:
-    """One for a host. Methods answer Ray's calls; the work happens in threads (see `dispatcher`)."""
+    """The process of one host. Methods answer Ray's calls; the work happens in threads (see `dispatcher`)."""
 
     def __init__(
         self,
@@ -54,16 +51,20 @@ class HostExecutor:
         devices: int,
         platform: str,
         listen: ListenConfig,
-        ordering: Ordering = KEPT,
+        check_order: bool = False,
     ) -> None:
-        self.host, self.island, self.members, self.ordering = host, island, members, ordering
+        self.host, self.island, self.members, self.check_order = host, island, members, check_order
+        self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
         self.timeline: Timeline | None = None
         self.bind = streams.bind_address(listen.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
             self.resource_manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
-            _configure(devices, platform)
+            self.backend = backend_of(platform)
+            self.backend.configure(devices)
+            # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
+            os.environ["JAX_ENABLE_X64"] = "1"
             crashes = CrashLog(runtime, host)
             self.crash = crashes.take()
             crashes.watch()
@@ -71,7 +72,7 @@ class HostExecutor:
         except Exception as error:
             if not restarted and not isinstance(error, ray.exceptions.RayError):
                 raise
-            # Ray does not start an actor anew whose constructor raised; one whose process ended it does.
+            # Ray does not restart an actor whose constructor raised, but one whose process ended.
             traceback.print_exc()
             time.sleep(RESTART_PAUSE_S)
             os._exit(1)
@@ -84,6 +85,7 @@ class HostExecutor:
         from pathways_ray.executor.data.buffer_store import BufferStore
         from pathways_ray.executor.data.device_transfer import DeviceTransfer
         from pathways_ray.executor.data.server import DataServer
+        from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
 
         node = ray.get_runtime_context().get_node_id()
@@ -94,8 +96,7 @@ class HostExecutor:
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
-        # The first look at the devices makes their threads.
-        with pinned(core_of(self.host, os.environ.get(VARIABLE, "")) if platform == "cpu" else None):
+        with self.backend.making_devices(self.host):
             local = jax.local_devices()
         if len(local) < devices or local[0].platform != platform:
             raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
@@ -105,10 +106,12 @@ class HostExecutor:
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
-        self.dispatcher = Dispatcher(
-            self.host, compiler, self.store, transfer, self.outbox.send, tuple(self.members), self.ordering
-        )
-
+        members = tuple(self.members)
+        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
+        self.dispatcher.core.story.sink = self.log.write
+        self.dispatcher.inbox.put([Joined(self.epoch)])
+        if self.check_order:
+            self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
         compiler.sandbox.start()
@@ -117,10 +120,7 @@ class HostExecutor:
         """Makes the hosts of the island one JAX group; each sees the devices of all."""
         import jax
 
-        from pathways_ray.compat import gloo_listens_at
-
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        gloo_listens_at(self.bind)
+        self.backend.before_group(self.bind)
         jax.distributed.initialize(
             coordinator,
             len(self.members),
@@ -144,12 +144,14 @@ class HostExecutor:
                     self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
             except Exception as error:
                 print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
-            # Without its scheduler a host must not go on: its queue would be nobody's. Ray starts it anew.
+            # Without its scheduler a host must not go on: no one else may fill its queues. Ray restarts it.
             os._exit(1)
 
         threading.Thread(target=read, name="read", daemon=True).start()
         self.dispatcher.start()
-        threading.Thread(target=heartbeat, args=(self.outbox.send, Heartbeat(self.host)), daemon=True).start()
+        threading.Thread(
+            target=heartbeat, args=(self.outbox.send, Heartbeat(self.host), HEARTBEAT_S), daemon=True
+        ).start()
 
     def ready(self) -> int:
         """The epoch; answers once the constructor is through."""
@@ -160,43 +162,30 @@ class HostExecutor:
         return {
             "pid": os.getpid(),
             "buffers": self.store.count(),
-            "programs": len(self.dispatcher.programs),
-            "active": len(self.dispatcher.active),
+            "programs": len(self.dispatcher.core.programs),
+            "active": len(self.dispatcher.core.active),
             "queued": self.dispatcher.inbox.qsize(),
         }
 
     def trace(self, seconds: float) -> list[Ran]:
-        """What runs on the devices in the next `seconds`, in the order of the ends."""
-        trace = self.dispatcher.trace = Trace()
+        """The launches that run on the devices in the next `seconds`, in the order of their ends."""
+        from pathways_ray.executor.profiling.profiler import LaunchTrace
+
+        trace = LaunchTrace()
+        self.dispatcher.observe(trace)
         time.sleep(seconds)
-        self.dispatcher.trace = None
-        return list(trace.ran)
+        self.dispatcher.release(trace)
+        return list(trace.entries)
 
     def record(self) -> None:
-        """Begins to note when each computation runs, until `recorded`; what was noted before is forgotten."""
-        from pathways_ray.executor.profiling.timeline import Timeline
+        """Begins to note when each computation runs, until `recorded`; earlier notes are forgotten."""
+        from pathways_ray.executor.profiling.profiler import Timeline
 
         if self.timeline is not None:
-            self.timeline.release()  # whoever asked for it did not come back
-        self.timeline = Timeline(list(self.dispatcher.programs.values()))
+            self.timeline.release()  # the caller that began it did not come back
+        self.timeline = Timeline(list(self.dispatcher.driver.programs.values()))
 
     def recorded(self, limit_s: float = 60.0) -> list[Computed]:
-        """What ran since `record`, see `Timeline.stop`."""
+        """The computations that ran since `record`, see `Timeline.stop`."""
         timeline, self.timeline = self.timeline, None
         return timeline.stop(limit_s) if timeline is not None else []
-
-
-def _configure(devices: int, platform: str) -> None:
-    """Sets what XLA and JAX read at start."""
-    if platform == "cpu":
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
-        threads = pool_threads(devices)
-        if threads:
-            os.environ["NPROC"] = str(threads)
-    else:
-        if os.environ.get("JAX_PLATFORMS") == "cpu":
-            del os.environ["JAX_PLATFORMS"]  # it was meant for the client that started the runtime
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
-    os.environ["JAX_ENABLE_X64"] = "1"

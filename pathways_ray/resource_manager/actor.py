@@ -22,6 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import names
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.events import (
@@ -50,10 +51,11 @@ _HOST = msgspec.msgpack.Decoder(HostInfo)
 class ResourceManager:
     """One for a cluster. All methods run on the actor's event loop, one at a time between awaits."""
 
-    def __init__(self, islands: dict[int, list[int]], data_secret: str, link_secret: str) -> None:
+    def __init__(self, runtime: str, islands: dict[int, list[int]], data_secret: str, link_secret: str) -> None:
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
         self.core = ManagerCore(islands, data_secret, last_epoch=int(time.time()) if restarted else 0)
+        self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
         self.link_secret = link_secret

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.events import (
     Accept,
@@ -60,6 +61,7 @@ class IslandScheduler:
         self.runtime = runtime
         self.listen = listen
         self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s)
+        self.core.story.sink = ProcessLog(runtime, f"scheduler {island}").write
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)
         self.branches: dict[int, outboxes.Branch] = {}

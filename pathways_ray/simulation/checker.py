@@ -201,8 +201,8 @@ class Checker:
     # --- bounds -------------------------------------------------------------------------------------------------------
 
     def host_bounded(self, host: SimulatedHost) -> None:
-        if len(host.progress.active) > self.world.settings.window:
-            self.report(f"host {host.host} has {len(host.progress.active)} launches at once")
+        if len(host.core.active) > self.world.settings.window:
+            self.report(f"host {host.host} has {len(host.core.active)} launches at once")
 
     def scheduler_bounded(self, scheduler: SimulatedScheduler) -> None:
         if len(scheduler.core.order.outstanding) > self.world.settings.window:
@@ -283,9 +283,9 @@ class Checker:
                 continue
             if host.store.sessions.get(session):
                 yield f"host {host.host}", f"{len(host.store.sessions[session])} buffers"
-            if any(active.run.session == session for active in host.progress.active.values()):
+            if any(active.launch.session == session for active in host.core.active.values()):
                 yield f"host {host.host}", "a launch that is not over"
-            if session in host.progress.promised:
+            if session in host.core.producers:
                 yield f"host {host.host}", "results to come"
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Group:
 
 
 def _computed(members: Sequence[Work]) -> list[int] | Failure:
-    """What a gang gives, from what all its devices have."""
+    """The outputs of a gang, from the inputs on all its devices."""
     inputs = []
     for position in range(len(members[0].inputs)):
         found = [

@@ -1,41 +1,31 @@
-"""A simulated host: what `executor/actor.py`, `dispatcher.py`, `data_server.py` do, around the real `HostProgress`."""
+"""A simulated host: the driver of the real `HostCore`, with devices, peers and clients under a virtual clock."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.run.prepared import PreparedProgram, has_part
-from pathways_ray.executor.run.progress import HostProgress
-from pathways_ray.ir.plan import IslandPlan, PlacedSlice
+from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
+from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
+from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import (
-    BarrierReached,
-    Done,
-    Heartbeat,
-    HostUp,
-    IslandLaunchFailed,
-    Message,
-    Peer,
-    Program,
-    Ready,
-)
+from pathways_ray.transport.messages import Done, Heartbeat, HostUp, Message, Peer
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.world import World
 
-GROUP_LIMIT_S = 30.0
-"""As `executor.actor.GROUP_LIMIT_S`: what the hosts of an island have to find each other."""
-
-HEARTBEAT_S = 1.0
+PASS_S = 0.00005
+"""From the arrival of inputs until the dispatcher thread knows of it."""
 
 
 class SimulatedHost:
@@ -79,7 +69,9 @@ class SimulatedHost:
         group = world.group(self.island, self.epoch)
         self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
         world.checker.host_serves(self)
-        self.progress = HostProgress(self.host, self.store, self, tuple(self.members))
+        self.core = HostCore(self.host, tuple(self.members))
+        self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
+        self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self):
             self._scheduler_gone()
@@ -92,13 +84,16 @@ class SimulatedHost:
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:
-        self.progress.handle_batch(batch)
+        self.driver.handle_batch(batch, self.world.clock.now)
         self.world.checker.host_bounded(self)
+
+    def _happened(self, event: Event) -> None:
+        self.driver.handle(event, self.world.clock.now)
 
     def _scheduler_gone(self) -> None:
         self.world.kill(self.process, "its scheduler's stream ended")
 
-    # --- Shell --------------------------------------------------------------------------------------------------------
+    # --- HostIO -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         self.end.send(message)
@@ -106,21 +101,11 @@ class SimulatedHost:
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    def prepare(self, message: Program) -> None:
-        plan = decoded(message.plan)
-        if has_part(plan, self.host):
-            self.compile_later(partial(self._prepare, message, plan))
-        else:
-            self._prepare(message, plan)
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)
 
-    def _prepare(self, message: Program, plan: IslandPlan) -> None:
-        try:
-            parts = SimulatedParts(plan, self.devices, self.transfer, self._made)
-            prepared = parts.program(self.store, len(self.members) > 1)
-        except PathwaysError as error:
-            self.send(Ready(self.host, message.program, 0, to_failure(error, host=self.host)))
-        else:
-            self.progress.prepared(message.program, prepared)
+    def in_background(self, work: Callable[[], Event]) -> None:
+        self.compile_later(lambda: self._happened(work()))
 
     def _made(self, session: int, buffer: int, value: Any) -> None:
         self.world.checker.result(self, session, buffer, value)
@@ -136,32 +121,21 @@ class SimulatedHost:
         if self.compiling:
             self.world.network.after(self.process, self.world.compile_seconds(), self._compiled)
 
-    def has_arrived(self, values: list[Any]) -> bool:
-        return all(isinstance(value, Failure) or value.ready for value in values)
-
-    def failure_of(self, values: list[Any]) -> Failure | None:
-        for value in values:
-            if isinstance(value, Failure):
-                return value
-            if value.error is not None and not value.deleted:
-                return value.error
+    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
+        if all(isinstance(value, Failure) or value.ready for value in values):
+            return InputsArrived(sequence, barrier, _failure_of(values))
+        when_all_ready(values, lambda: self.process.run(self._arrived, sequence, barrier, values))
         return None
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
-        when_all_ready(values, lambda: self.process.run(self._arrived, sequence, gate, values, alone))
-
-    def _arrived(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
-        failure = self.failure_of(values)
-        if alone:
-            self.world.network.after(self.process, 0.00005, self.progress.opened, sequence, gate, failure)
-        else:
-            self.send(BarrierReached(self.host, sequence, gate, failure))
+    def _arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
+        event = InputsArrived(sequence, barrier, _failure_of(values))
+        self.world.network.after(self.process, PASS_S, self._happened, event)
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        pass
+        """Devices of the simulator say themselves how long they take."""
 
     def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        key = () if len(self.members) > 1 else program.devices
+        key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
         queue.append((sequence, values, program, self.world.clock.now))
         if len(queue) == 1:
@@ -178,13 +152,12 @@ class SimulatedHost:
         now = self.world.clock.now
         seconds = now - max(enqueued, self.last_done)
         self.last_done = now
-        failed_at = next((k for k, value in enumerate(values) if self.failure_of([value]) is not None), -1)
-        failure = self.failure_of(values)
+        failed = next((k for k, value in enumerate(values) if _failure_of([value]) is not None), -1)
+        failure = _failure_of(values)
         if failure is None:
             self.send(Done((sequence,), (round(seconds * 1e6),)))
         else:
-            failure = program.blamed(failure)
-            self.send(IslandLaunchFailed(sequence, failure, program.sharing(failed_at)))
+            self.send(program.plan.failed(sequence, failure, failed))
         if queue:
             self._watch_first(key)
 
@@ -215,3 +188,14 @@ class SimulatedHost:
             answer(Failure("BufferDeleted", "it was donated", host=self.host))
         else:
             answer(value.error if value.error is not None else value.memory())
+
+
+def _failure_of(values: list[Any]) -> Failure | None:
+    """The first failure among values that have arrived."""
+    for value in values:
+        if isinstance(value, Failure):
+            return value
+        if value.error is not None and not value.deleted:
+            error: Failure = value.error
+            return error
+    return None

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
-from pathways_ray.executor.run.steps import ActiveLaunch, Computation, GateStep, RunnableStep
+from pathways_ray.executor.run.steps import Computation, RunnableStep, Slots
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
@@ -35,21 +36,22 @@ class SimulatedProgram(PreparedProgram):
 
     parts: SimulatedParts
 
-    def _prepare(self, step: Step) -> RunnableStep | None:
+    def _prepare(self, step: Step) -> RunnableStep:
         if isinstance(step, Execute):
             self.parts.node = step.node
         elif isinstance(step, Reshard):
             self.parts.node = -1 - step.edge
         return super()._prepare(step)
 
-    def advance(self, active: ActiveLaunch) -> GateStep | None:
-        self.parts.launch = active.sequence
-        return super().advance(active)
+    def run(self, slots: Slots, first: int, last: int) -> None:
+        self.parts.launch = slots.launch.sequence
+        super().run(slots, first, last)
 
-    def finish(self, active: ActiveLaunch) -> list[Any]:
-        for slot, number in self.results:
-            self.parts.made(active.run.session, active.run.results + number, active.values[slot])
-        return super().finish(active)
+    def finish(self, slots: Slots) -> list[Any]:
+        launch = slots.launch
+        for slot, number in self.plan.results:
+            self.parts.made(launch.session, launch.results + number, slots.values[slot])
+        return super().finish(slots)
 
 
 class SimulatedParts:
@@ -68,8 +70,8 @@ class SimulatedParts:
         self.node = 0
         self.launch = 0
 
-    def program(self, store: Store, together: bool) -> SimulatedProgram:
-        return SimulatedProgram(self.plan, self.host, self, store, self.transfer, together)
+    def program(self, plan: HostPlan, store: Store) -> SimulatedProgram:
+        return SimulatedProgram(plan, self, store, self.transfer)
 
     def executable(self, number: int) -> Computation | None:
         executable = self.plan.executables[number]

@@ -60,7 +60,7 @@ class Transfer:
         self.peers = {peer.host: peer for peer in peers}
 
     def own(self, array: Future) -> Future:
-        """What may be overwritten: a copy, when peers may still read the array."""
+        """An array that may be overwritten: a copy, when peers may still read this one."""
         return array.copied() if array.lent else array
 
     def copy(self, array: Future) -> Future:

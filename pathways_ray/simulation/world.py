@@ -1,7 +1,7 @@
 """One run: a cluster, its clients and its faults, all drawn from a seed, in one thread and without waiting.
 
 The shells of this folder do what the real ones do; whatever is decided, the real pure classes decide: `Launches`,
-`SchedulerCore`, `ManagerCore`, `HostProgress`, `BufferStore`, the lowering and the planning.
+`SchedulerCore`, `ManagerCore`, `HostCore`, `BufferStore`, the lowering and the planning.
 """
 
 from __future__ import annotations

@@ -7,14 +7,18 @@ order would be good for nothing.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Scripts
+from tests.integration.conftest import ROOT, Scripts
 
 CLIENTS = 4
+
+DISORDERED = os.pathsep.join([str(ROOT / "tests" / "integration" / "disordered"), str(ROOT)])
+"""A path from which the processes of a cluster import `sitecustomize`, which has its hosts ignore the order."""
 
 
 def tell(client: subprocess.Popen[str], word: str) -> None:
@@ -56,15 +60,15 @@ def test_two_thousand_launches_of_four_clients_give_the_bits_of_each_alone(pytho
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_without_one_order_collectives_corrupt_each_other_or_hang(python: Scripts) -> None:
-    """A switch for tests makes hosts ignore the order. What hangs is ended by the limit of a launch."""
-    found = together(python, 200, "unchecked", "share", 5.0, PATHWAYS_TEST_ONLY_IGNORE_ORDER="1")
+    """Hosts that ignore the order. What hangs is ended by the limit of a launch."""
+    found = together(python, 200, "unchecked", "share", 5.0, PYTHONPATH=DISORDERED)
     assert sum(client["wrong"] for client in found) > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hosts_that_differ_are_found_and_the_two_launches_named(python: Scripts) -> None:
-    found = together(python, 200, "checked", "share", 60.0, PATHWAYS_TEST_ONLY_IGNORE_ORDER="1")
+    found = together(python, 200, "checked", "share", 60.0, PYTHONPATH=DISORDERED)
     examples = " ".join(client["example"] for client in found)
     assert "OrderMismatch" in examples
     assert "enqueued gangs in different orders: one had gang" in examples

@@ -22,10 +22,14 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.run import prepared as run_plan
-from pathways_ray.executor.run.prepared import PreparedProgram
-from pathways_ray.executor.run.progress import HostProgress
-from pathways_ray.executor.run.steps import GateStep, ReceiveStep
+from pathways_ray.executor.run import host_plan
+from pathways_ray.executor.run.active_launch import ActiveLaunch
+from pathways_ray.executor.run.barriers import InputBarrier
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import Copy, InputsArrived
+from pathways_ray.executor.run.steps import ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
 from pathways_ray.resource_manager.allocation import Inventory
@@ -35,6 +39,7 @@ from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.simulation import parts
+from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
 
@@ -204,14 +209,14 @@ def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
 
 @bug(faults=0, **PAIRS)
 def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
-    def handle_batch(original: Original, self: HostProgress, messages: list[Any]) -> None:
-        runs = [m for m in messages if isinstance(m, IslandLaunch)]
-        if self.host % 2 and len({run.session for run in runs}) > 1:
-            order = iter(sorted(runs, key=lambda run: -run.session))
+    def handle_batch(original: Original, self: HostDriver, messages: list[Any], now: float) -> None:
+        launches = [m for m in messages if isinstance(m, IslandLaunch)]
+        if self.core.host % 2 and len({launch.session for launch in launches}) > 1:
+            order = iter(sorted(launches, key=lambda launch: -launch.session))
             messages = [next(order) if isinstance(m, IslandLaunch) else m for m in messages]
-        original(self, messages)
+        original(self, messages, now)
 
-    wrapped(patch, HostProgress, "handle_batch", handle_batch)
+    wrapped(patch, HostDriver, "handle_batch", handle_batch)
 
 
 @bug(faults=0, seeds=150, crossing_window=1024, window=2, policy="arbitrary")
@@ -233,57 +238,62 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
-    def start(original: Original, self: PreparedProgram, run: IslandLaunch, promised: Any) -> Any:
-        everything, self.arguments = self.arguments, [given for given in self.arguments if given[2]]
-        active = original(self, run, promised)
-        self.arguments = everything
-        return active
-
-    wrapped(patch, PreparedProgram, "start", start)
+    arguments = HostPlan.arguments.func
+    only_here = property(lambda self: tuple(given for given in arguments(self) if given[2]))
+    patch.setattr(HostPlan, "arguments", only_here)
 
 
 @bug(faults=0, seeds=200, **CROWDED | {"parallel": False})
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
-    patch.setattr(PreparedProgram, "is_complete", lambda self, active: active.position == len(self.steps))
+    """The last gang that counts is the last one that it has a part in."""
+
+    def last_gang(self: HostPlan) -> int:
+        return max((step.gang for step in self.by_gang.steps), default=0)
+
+    patch.setattr(HostPlan, "last_gang", property(last_gang))
 
 
 @bug(faults=0, seeds=150)
 def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
-    patch.setattr(HostProgress, "_announce", lambda self, active: None)
+    patch.setattr(HostCore, "_announce", lambda self, active: None)
 
 
 # --- whole gang or none -----------------------------------------------------------------------------------------------
 
 
 @bug(seeds=150)
-def hosts_open_gates_alone(patch: Patch) -> None:
-    def init(original: Original, self: GateStep, gang: int, number: int, alone: bool, *receives: Any) -> None:
-        original(self, gang, number, alone or bool(receives and receives[0]), *receives)
+def hosts_pass_input_barriers_by_themselves(patch: Patch) -> None:
+    def barriers(original: Original, *arguments: Any) -> Any:
+        return tuple(
+            step._replace(rendezvous=False) if isinstance(step, InputBarrier) and step.edges else step
+            for step in original(*arguments)
+        )
 
-    wrapped(patch, GateStep, "__init__", init)
-
-
-@bug(faults=0, seeds=150, **APART)
-def hosts_do_not_meet_before_a_gang_of_several(patch: Patch) -> None:
-    def prepared(original: Original, steps: Any, *where: Any) -> list[Any]:
-        return [step for step in original(steps, *where) if not (isinstance(step, GateStep) and step.number % 2)]
-
-    wrapped(patch, run_plan, "with_gates", prepared)
+    wrapped(patch, host_plan, "with_barriers", barriers)
 
 
 @bug(faults=0, seeds=150, **APART)
-def hosts_do_not_meet_at_the_end(patch: Patch) -> None:
-    def prepared(original: Original, steps: Any, *where: Any) -> list[Any]:
-        made = original(steps, *where)
-        last = made[-1] if made else None
-        return made[:-1] if isinstance(last, GateStep) and not last.alone else made
+def hosts_have_no_rendezvous_before_a_gang_of_several(patch: Patch) -> None:
+    def barriers(original: Original, *arguments: Any) -> Any:
+        steps = original(*arguments)
+        return tuple(step for step in steps if not (isinstance(step, InputBarrier) and step.number % 2))
 
-    wrapped(patch, run_plan, "with_gates", prepared)
+    wrapped(patch, host_plan, "with_barriers", barriers)
+
+
+@bug(faults=0, seeds=150, **APART)
+def hosts_have_no_rendezvous_at_the_end(patch: Patch) -> None:
+    def barriers(original: Original, *arguments: Any) -> Any:
+        steps = original(*arguments)
+        last = steps[-1] if steps else None
+        return steps[:-1] if isinstance(last, InputBarrier) and last.rendezvous else steps
+
+    wrapped(patch, host_plan, "with_barriers", barriers)
 
 
 @bug(faults=0, seeds=150, **APART)
 def gangs_of_several_hosts_go_on_before_the_launch_before_has_ended_on_all(patch: Patch) -> None:
-    patch.setattr(PreparedProgram, "may_go_early", staticmethod(lambda active: not active.run.gangs))
+    patch.setattr(ActiveLaunch, "goes_early", property(lambda self: not self.launch.gangs))
 
 
 @bug(faults=0, seeds=150)
@@ -295,13 +305,13 @@ def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
 
 
 @bug(faults=0, seeds=150)
-def gangs_do_not_wait_at_gates(patch: Patch) -> None:
-    def advance(original: Original, self: PreparedProgram, active: Any) -> int:
-        while (gate := original(self, active)) >= 0:
-            active.opened = gate
-        return -1
-
-    wrapped(patch, PreparedProgram, "advance", advance)
+def gangs_do_not_wait_for_their_inputs(patch: Patch) -> None:
+    """Whatever a host waits for at a barrier has arrived at once."""
+    patch.setattr(
+        SimulatedHost,
+        "await_inputs",
+        lambda self, sequence, barrier, values: InputsArrived(sequence, barrier, None),
+    )
 
 
 @bug(faults=20, seeds=600, **PAIRS)
@@ -363,7 +373,10 @@ def what_peers_still_read_is_overwritten(patch: Patch) -> None:
 
 @bug(faults=0, seeds=600)
 def what_an_earlier_launch_still_needs_is_overwritten(patch: Patch) -> None:
-    patch.setattr(HostProgress, "_spare_others", lambda self, active: None)
+    def handle(original: Original, self: HostCore, *event: Any) -> Any:
+        return [made for made in original(self, *event) if not isinstance(made, Copy)]
+
+    wrapped(patch, HostCore, "handle", handle)
 
 
 @bug(faults=0)
@@ -430,25 +443,22 @@ def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
 
 @bug(faults=0)
 def results_are_stored_under_the_next_number(patch: Patch) -> None:
-    def finish(original: Original, self: PreparedProgram, active: Any) -> Any:
-        results = self.results
-        if len(results) > 1:
-            slots = [slot for slot, _ in results]
-            self.results = [(slots[k - 1], number) for k, (_, number) in enumerate(results)]
-        values = original(self, active)
-        self.results = results
-        return values
+    results = HostPlan.results.func
 
-    wrapped(patch, PreparedProgram, "finish", finish)
+    def rotated(self: HostPlan) -> Any:
+        slots = [slot for slot, _ in results(self)]
+        return tuple((slots[k - 1], number) for k, (_, number) in enumerate(results(self)))
+
+    patch.setattr(HostPlan, "results", property(rotated))
 
 
 @bug(faults=0)
 def a_receiver_takes_pieces_of_the_wrong_edge(patch: Patch) -> None:
-    def run(original: Original, self: ReceiveStep, active: Any) -> None:
-        if len(active.pulled) > 1 and active.sequence % 3 == 0:
-            first, second = list(active.pulled)[:2]
-            active.pulled[first], active.pulled[second] = active.pulled[second], active.pulled[first]
-        original(self, active)
+    def run(original: Original, self: ReceiveStep, slots: Any) -> None:
+        if len(slots.pulled) > 1 and slots.launch.sequence % 3 == 0:
+            first, second = list(slots.pulled)[:2]
+            slots.pulled[first], slots.pulled[second] = slots.pulled[second], slots.pulled[first]
+        original(self, slots)
 
     wrapped(patch, ReceiveStep, "run", run)
 

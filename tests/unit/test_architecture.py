@@ -30,11 +30,8 @@ PURE = {
     "pathways_ray/client/events.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
-    "pathways_ray/executor/run/barriers.py",
     "pathways_ray/executor/profiling/order_check.py",
-    "pathways_ray/executor/run/progress.py",
-    "pathways_ray/executor/run/prepared.py",
-    "pathways_ray/executor/run/steps.py",
+    "pathways_ray/executor/run",
     "pathways_ray/ir",
     "pathways_ray/limits.py",
     "pathways_ray/liveness.py",
@@ -68,6 +65,8 @@ SHELLS = {
     "megatron_ptdp/planner/calibration/probes.py",
     "pathways_ray/controller/client_service.py",
     "pathways_ray/controller/metrics_server.py",
+    "pathways_ray/executor/run/dispatcher.py",
+    "pathways_ray/executor/run/reports.py",
     "pathways_ray/scheduler/plugins.py",
 }
 

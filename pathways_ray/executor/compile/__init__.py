@@ -1,1 +1,1 @@
-"""From exported functions to executables: the allowlist, the checker's process, the compiler, and XLA's CPU backend."""
+"""The way from exported functions to executables: allowlist, checker process, compiler, and backends of platforms."""

@@ -1,16 +1,16 @@
-"""What a compiled function from a client may do: the list of operations, and the look through a function for others.
+"""The allowlist of a compiled function from a client: operations, custom calls, sizes; and the search for others.
 
 `jax.export` refuses callbacks and unknown custom calls where a function is exported; that is the client's machine, so
-here everything is looked at again before XLA sees it. What is not on a list is refused:
+here everything is checked again before XLA sees it. A function is refused for anything that is not on a list:
 
-- operations: arithmetic, data movement, control flow, collectives. Nothing that talks to anybody outside the
+- operations: arithmetic, data movement, control flow, collectives. Nothing that talks to the outside of the
   computation (infeed, outfeed, send, recv, tokens), and no shapes that depend on data.
 - custom calls: linear algebra and the like, whose code is part of jaxlib. No callbacks into Python, no kernels that
-  clients bring along, and nothing that reads memory nobody has written.
+  clients bring along, and nothing that reads memory that was never written.
 - sizes: operations (after calls are expanded, since XLA expands them), constants, values, nesting.
 
-Reading such bytes is done by MLIR, which malformed ones can crash or hang. So this file runs in a process of its own
-(`executor.sandbox`), and hosts read functions only after they have passed here.
+MLIR reads such bytes, and malformed ones can crash or hang it. So this file runs in a process of its own
+(`sandbox`), and hosts read functions only after they have passed here.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ CUSTOM_CALLS = frozenset(
     + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
     + ["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"]
 )
-"""Those whose meaning `jax.export` guarantees, without the ones that run a client's own kernels (`tpu_custom_call`,
-`mosaic_gpu_v2`), that leave the computation (`tf.call_tf_function`), that need shapes known at run time only, and
-`AllocateBuffer`, which gives memory as its last owner, perhaps another client, left it."""
+"""Custom calls whose meaning `jax.export` guarantees, without those that run a client's own kernels
+(`tpu_custom_call`, `mosaic_gpu_v2`), that leave the computation (`tf.call_tf_function`), that need shapes known at run
+time only, and `AllocateBuffer`, which gives memory as its last owner, perhaps another client, left it."""
 
 
 def check_function(blob: bytes) -> None:
@@ -123,7 +123,7 @@ def _check_exported(exported: export.Exported) -> None:
 
 
 def _context() -> ir.Context:
-    """Without threads: the process that reads is made by a fork, which takes none along."""
+    """A context without threads: the process that reads is made by a fork, which has no other thread."""
     context = ir.Context()
     context.enable_multithreading(False)
     for dialect in (stablehlo, chlo, sdy):
@@ -150,7 +150,7 @@ def _check_module(module: ir.Module, exported: export.Exported) -> None:
 
 
 class _Look:
-    """What was seen in one function: operations, bytes of constants, and the functions it calls, once for each call."""
+    """The findings in one function: operations, bytes of constants, and the functions it calls, once for each call."""
 
     def __init__(self) -> None:
         self.operations = 0
@@ -206,7 +206,7 @@ def _check_type(kind: ir.Type, name: str) -> None:
 
 
 def _bytes_of(kind: ir.RankedTensorType) -> int:
-    """Bytes of an array; types of less than a byte count as one, those that are no numbers as 16."""
+    """Bytes of an array; types of less than a byte count as one, those other than numbers as 16."""
     element = kind.element_type
     bits = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 128
     return math.prod(kind.shape) * ((bits + 7) // 8)
@@ -260,7 +260,7 @@ def _said(aval: Any) -> ir.Type:
 
 
 def verdicts(blobs: Sequence[bytes]) -> list[str]:
-    """For each function "" or why it is refused."""
+    """The verdict on each function: "", or why it is refused."""
     found = []
     for blob in blobs:
         try:
@@ -268,6 +268,6 @@ def verdicts(blobs: Sequence[bytes]) -> list[str]:
             found.append("")
         except ProgramRefused as error:
             found.append(str(error)[:2000])
-        except Exception as error:  # what is not understood is not allowed
+        except Exception as error:  # a function that is not understood is not allowed
             found.append(f"it cannot be checked ({type(error).__name__}: {error})"[:2000])
     return found

@@ -1,4 +1,4 @@
-"""Compiling what a plan executes: exported functions composed, lowered for a slice, cached by content."""
+"""The compiler of plan entries: exported functions composed, lowered for a slice, cached by content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor.compile import cpu_backend
+from pathways_ray.executor.compile.backend import Function, backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Executable, PlacedSlice
@@ -22,7 +22,7 @@ from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.messages import encode
 
-CACHED = 1024
+MAX_CACHED = 1024
 """Compiled computations kept beyond the programs that use them."""
 
 
@@ -37,14 +37,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def _unpacked(stored: jax.Array, dtype: str) -> jax.Array:
-    """From the type of `dtype_of(dtype)` to `dtype`."""
+    """An array of the type `dtype_of(dtype)` as one of `dtype`."""
     if dtype not in _PACKED:
         return stored
     return jax.lax.bitcast_convert_type(stored.astype(f"uint{_PACKED[dtype]}"), getattr(ml_dtypes, dtype))
 
 
 def _packed(value: jax.Array, dtype: str) -> jax.Array:
-    """From `dtype` to the type of `dtype_of(dtype)`."""
+    """An array of `dtype` as one of the type `dtype_of(dtype)`."""
     if dtype not in _PACKED:
         return value
     return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
@@ -132,7 +132,7 @@ class Compiler:
         self.host = host
         self.devices = list(devices)
         self.island = island
-        self.gloo = len(island) > 1 and devices[0].platform == "cpu"
+        self.backend = backend_of(devices[0].platform)
         self.sandbox = Sandbox(host)
         self._exported: dict[str, export.Exported] = {}
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
@@ -169,7 +169,7 @@ class Compiler:
         )
 
         def make() -> Any:
-            # Nothing of a function is read here before it was read elsewhere: malformed ones crash who reads them.
+            # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             self.sandbox.check(name, [part.function for part in parts], functions)
             calls = {part.function: self._function(part.function, functions) for part in parts}
             check_types(executable, placed.mesh.size, calls)
@@ -201,7 +201,7 @@ class Compiler:
         outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
         options = self._options(recipe.parts)
 
-        def build(function: Callable[..., Any], *also: NamedSharding) -> Any:
+        def build(function: Function, *also: NamedSharding) -> Any:
             jitted = jax.jit(
                 function,
                 in_shardings=tuple(a.sharding for a in arguments),
@@ -213,29 +213,16 @@ class Compiler:
                 return jitted.lower(*arguments).compile(compiler_options=options)
 
         compiled = build(run)
-        if self.gloo and "reduce-scatter(" in (compiled.as_text() or ""):
-            raise CompileError(
-                "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
-                "write jax.lax.psum and take the slice you need"
-            )
-        if self._may_be_inline(placed) and cpu_backend.holds_up(compiled):
-            return cpu_backend.Apart(build(cpu_backend.counted_as_long(run), NamedSharding(mesh, PartitionSpec())))
-        return compiled
-
-    def _may_be_inline(self, placed: PlacedSlice) -> bool:
-        """Whether XLA may run a computation of a slice in the thread that enqueues it: on one device of this host."""
+        self.backend.check(compiled, len(self.island))
         here = sum(device.host == self.host for device in placed.devices)
-        return here == 1 and self.devices[0].platform == "cpu"
+        scalar = NamedSharding(mesh, PartitionSpec())
+        return self.backend.prepare(compiled, here, lambda change: build(change(run), scalar))
 
     def _options(self, parts: Sequence[Part | Loop]) -> dict[str, str | bool] | None:
-        """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
-        part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
-        of a small loop that has them, and is not to try. That is for loops of the IR alone, since a loop inside a
-        user's function may be thousands of times as long: such functions do not become bodies (`Part.has_loop`)."""
+        """The compiler's options. Only loops of the IR count, since a loop inside a user's function may be thousands of
+        times as long: such functions do not become bodies (`Part.has_loop`)."""
         loops = any(isinstance(part, Loop) for part in parts)
-        if (len(parts) == 1 and not loops) or self.devices[0].platform != "cpu":
-            return None
-        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
+        return self.backend.options(fused=len(parts) > 1 or loops, loops=loops)
 
     def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
         """The compiled identity that changes a layout on the same devices."""
@@ -272,19 +259,16 @@ class Compiler:
         return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
 
     def _on_device(
-        self, what: Any, run: Callable[..., Sequence[jax.Array]], shapes: list[tuple[int, ...]], dtype: str, device: int
+        self, what: Any, run: Function, shapes: list[tuple[int, ...]], dtype: str, device: int
     ) -> Callable[..., Any]:
         def make() -> Any:
             sharding = SingleDeviceSharding(self.devices[device])
             arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
 
-            def build(function: Callable[..., Any]) -> Any:
+            def build(function: Function) -> Any:
                 return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
 
-            compiled = build(run)
-            if self.devices[0].platform == "cpu" and cpu_backend.holds_up(compiled):
-                return cpu_backend.Apart(build(cpu_backend.counted_as_long(run)))
-            return compiled
+            return self.backend.prepare(build(run), 1, lambda change: build(change(run)))
 
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled
@@ -304,7 +288,7 @@ class Compiler:
             raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
         with self._lock:
             self._cache[key] = made
-            while len(self._cache) > CACHED:
+            while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return made
 

@@ -1,30 +1,138 @@
-"""Keeps computations that may take long out of the thread that enqueues them.
+"""XLA on CPU: the settings and precautions that it needs. No other platform has anything to do with them.
 
-XLA's CPU client runs what it takes for cheap at once, within the call that should only enqueue it: fewer than 1,000
-floating point operations by its count. It counts a loop of unknown length as one turn, a LAPACK call as nothing, and a
-copy of a gigabyte as nothing. While such a computation runs, nothing else of the host is enqueued: four slices of one
-device would take turns. So these get operations to count that never run, and then have a thread of XLA's to themselves.
-What is short as well as cheap stays as it is; handing it to another thread takes longer than the computation.
+- *Threads.* A collective holds one thread per device until all have arrived (`pool_threads`). On a small machine,
+  device threads can be kept on chosen cores (`core_of`, `pinned`).
+- *Collectives between hosts* are gloo's. It listens where JAX does not say, and has a wrong reduce-scatter.
+- *Barriers* between fused functions must survive until loops are fused, or bits would depend on what was fused.
+- *Inline execution.* XLA's CPU client runs a computation that it takes for cheap within the call that should only
+  enqueue it: fewer than 1,000 floating point operations by its count. It counts a loop of unknown length as one turn,
+  a LAPACK call as nothing, and a copy of a gigabyte as nothing. While such a computation runs, nothing else of the host
+  is enqueued: four slices of one device would take turns. So these get operations to count that never run, and then
+  have a thread of XLA's to themselves. A computation that is short as well as cheap stays as it is; handing it to
+  another thread takes longer than the computation.
+
+JAX is imported in functions, since this file is read before the variables are set that JAX reads at its import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
+from pathways_ray.errors import CompileError
+from pathways_ray.executor.compile.backend import Function, Rebuild
+
+if TYPE_CHECKING:
+    import jax
+
+CORES_VARIABLE = "PATHWAYS_CPU_CORES"
+"""Lists cores, say `0` or `0,1`, for measurements on a small machine: the threads of host k's devices all run on the
+k-th of them, round robin. The host's other threads run wherever the process may. Without it the kernel moves the
+threads as it likes, and two that wait for each other in a collective take twice as long on two virtual cores as on
+one."""
 
 CHEAP_OPERATIONS = 1000
 """XLA's limit (`PjRtCpuExecutable`), by its own count."""
 
 SHORT_BYTES = 1 << 20
-"""What a computation may read and write to count as short: some tenths of a millisecond of copying."""
+"""A computation that reads and writes no more counts as short: some tenths of a millisecond of copying."""
 
 COUNTED = 2 * CHEAP_OPERATIONS
 
 
-def holds_up(compiled: Any) -> bool:
+class CpuBackend:
+    """Virtual devices on the cores of a host."""
+
+    def configure(self, devices: int) -> None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+        threads = pool_threads(devices)
+        if threads:
+            os.environ["NPROC"] = str(threads)
+
+    def making_devices(self, host: int) -> contextlib.AbstractContextManager[None]:
+        return pinned(core_of(host, os.environ.get(CORES_VARIABLE, "")))
+
+    def before_group(self, address: str) -> None:
+        import jax
+
+        from pathways_ray.compat import gloo_listens_at
+
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        gloo_listens_at(address)
+
+    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+        """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
+        part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
+        of a small loop that has them, and is not to try."""
+        if not fused:
+            return None
+        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
+
+    def check(self, compiled: Any, hosts: int) -> None:
+        if hosts > 1 and "reduce-scatter(" in (compiled.as_text() or ""):
+            raise CompileError(
+                "it holds a reduce-scatter, which gives wrong sums over gloo (the collectives between CPU hosts); "
+                "write jax.lax.psum and take the slice you need"
+            )
+
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+        """XLA runs a computation inline on one device only."""
+        if devices == 1 and would_block_dispatch(compiled):
+            return AsyncExecutable(rebuild(with_async_cost_hint))
+        return compiled
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def pool_threads(devices: int) -> int:
+    """Threads of XLA's CPU pool for a host with `devices` virtual devices; 0 leaves XLA's own choice.
+
+    A collective holds one thread per device until all have arrived, so a pool no larger than the cores deadlocks as
+    soon as devices outnumber them. Twice the devices leaves threads for what runs beside a collective. A single device
+    needs none of it, and a larger pool than cores costs compute time.
+    """
+    return max(8, 2 * devices) if devices > 1 else 0
+
+
+def core_of(host: int, listed: str) -> int | None:
+    """The core of a host's devices; None when no cores are listed.
+
+    Raises:
+        ValueError: an entry of the list is not a number.
+    """
+    try:
+        cores = [int(core) for core in listed.split(",") if core.strip()]
+    except ValueError:
+        raise ValueError(f"{CORES_VARIABLE} lists cores, such as 0,1, and is {listed!r}") from None
+    return cores[host % len(cores)] if cores else None
+
+
+@contextlib.contextmanager
+def pinned(core: int | None) -> Iterator[None]:
+    """Keeps threads that are made inside, and those that they make, on a core; None leaves everything as it is.
+
+    Raises:
+        OSError: this machine has no such core for this process.
+    """
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# --- inline execution -------------------------------------------------------------------------------------------------
+
+
+def would_block_dispatch(compiled: Any) -> bool:
     """Whether a compiled computation for one CPU device would run in the thread that enqueues it, and may take long."""
     cost = compiled.cost_analysis() or {}
     if cost.get("flops", 0.0) >= CHEAP_OPERATIONS:
@@ -35,9 +143,11 @@ def holds_up(compiled: Any) -> bool:
     return any(" custom-call(" in line or (" while(" in line and "known_trip_count" not in line) for line in lines)
 
 
-def counted_as_long(run: Callable[..., Sequence[jax.Array]]) -> Callable[..., tuple[jax.Array, ...]]:
+def with_async_cost_hint(run: Function) -> Callable[..., tuple[Any, ...]]:
     """The function, with a last output that XLA counts as many operations, and that takes none: it is 0.0. The rest of
-    the computation is what it was."""
+    the computation is as it was."""
+    import jax
+    import jax.numpy as jnp
 
     def longer(*arguments: jax.Array) -> tuple[jax.Array, ...]:
         # Behind a barrier, or XLA would do at once what depends on nothing.
@@ -50,8 +160,8 @@ def counted_as_long(run: Callable[..., Sequence[jax.Array]]) -> Callable[..., tu
     return longer
 
 
-class Apart:
-    """A compiled computation `counted_as_long`, without its last output."""
+class AsyncExecutable:
+    """A computation compiled `with_async_cost_hint`, without its last output."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled

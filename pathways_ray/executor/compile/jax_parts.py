@@ -1,4 +1,4 @@
-"""What a program needs of JAX on one host: its computations compiled, its edges cut and joined."""
+"""The JAX side of a prepared program on one host: its computations compiled, its edges cut and joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathways_ray.ir.plan import IslandPlan, PlacedSlice
 
 
 class CompiledParts:
-    """The `Parts` (see `runner`) of a plan on the host of `compiler`.
+    """The `Parts` (see `prepared`) of a plan on the host of `compiler`.
 
     Raises:
         CompileError: from the constructor and every method.

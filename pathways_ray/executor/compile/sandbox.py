@@ -1,11 +1,11 @@
-"""Where a host lets functions from clients be looked at: in processes that may crash.
+"""The checker of a host: processes that read functions from clients, and may crash.
 
 MLIR's reader trusts its input: of functions with a few bits turned, about one in a hundred ends the process that reads
-it, or keeps it busy for ever. So a host has a *checker*, a process that has loaded what reading takes and forks once
-for each program. The fork reads (`executor.checks`), says what it thinks, and ends; it has limits on time and memory,
-no open files but its pipe, and nothing of one client is left when the next one's program is read.
+it, or keeps it busy without end. So a host has a *checker*, a process that has loaded the readers and forks once for
+each program. The fork reads (`allowlist`), sends its verdicts, and ends; it has limits on time and memory, no open
+files but its pipe, and nothing of one client is left when the next one's program is read.
 
-Frames on the pipes: 8 bytes of length, then MessagePack; a list of functions there, a list of verdicts back.
+Frames on the pipes: 8 bytes of length, then MessagePack: a list of functions in, a list of verdicts out.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.transport.messages import encode
 
 CPU_LIMIT_S = 4
-BYTES_IN_A_SECOND = 4 << 20
+BYTES_PER_SECOND = 4 << 20
 """A program whose functions take more of a core to read is refused. A usual one takes 20 ms, 15 MiB take 0.1 s."""
 
 READ_LIMIT_S = 30.0
-"""The same in time that passes, for one that does nothing."""
+"""The same limit in time that passes, for a process that does nothing."""
 
 MEMORY_BYTES = 4 << 30
-"""What reading may take beyond what the process has; the largest allowed functions take a quarter of it."""
+"""Memory that reading may take beyond what the process has; the largest allowed functions take a quarter of it."""
 
-KEPT = 8192
+MAX_VERDICTS = 8192
 """Verdicts that are remembered, by digest."""
 
 _VERDICTS = msgspec.msgpack.Decoder(list[str])
@@ -70,11 +70,11 @@ class Sandbox:
             self._running()
 
     def check(self, name: str, digests: Sequence[str], functions: Mapping[str, bytes]) -> None:
-        """Lets functions be read, and those that came with them, unless they were before.
+        """Has functions read, with those that came with them, unless they were read before.
 
         Args:
-            name: what the user calls it.
-            digests: what has to be right.
+            name: the user's name of the program.
+            digests: the functions that have to be right.
             functions: all functions of the program, by digest.
 
         Raises:
@@ -93,11 +93,11 @@ class Sandbox:
                 self._known.move_to_end(digest)
                 if verdict := self._known[digest]:
                     raise ProgramRefused(f"{name} is refused on host {self.host}: {verdict}")
-            while len(self._known) > max(KEPT, len(functions)):
+            while len(self._known) > max(MAX_VERDICTS, len(functions)):
                 self._known.popitem(last=False)
 
     def _ask(self, blobs: list[bytes]) -> list[str]:
-        """The verdicts; none when the process that read crashed."""
+        """The verdicts; an empty list when the process that read crashed."""
         for attempt in range(2):
             process = self._running()
             assert process.stdin is not None
@@ -187,7 +187,7 @@ def main() -> None:
 
 
 def _confine(pipe: int, size: int) -> None:
-    """Leaves this process its pipe, and little memory and time; what it starts or writes fails."""
+    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
@@ -198,7 +198,7 @@ def _confine(pipe: int, size: int) -> None:
         there = int(file.read().split()[0]) * resource.getpagesize()
     for kind, limit in (
         (resource.RLIMIT_AS, there + MEMORY_BYTES + 8 * size),
-        (resource.RLIMIT_CPU, CPU_LIMIT_S + size // BYTES_IN_A_SECOND),
+        (resource.RLIMIT_CPU, CPU_LIMIT_S + size // BYTES_PER_SECOND),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
@@ -208,7 +208,7 @@ def _confine(pipe: int, size: int) -> None:
 
 
 def _verdict_of(child: int, pipe: int) -> bytes:
-    """What a fork says, as a frame's content; an empty list when it crashed or took too long. It is gone afterwards."""
+    """The verdicts of a fork, as a frame's content; an empty list when it crashed or took too long. Ends the fork."""
     deadline = time.monotonic() + READ_LIMIT_S
     parts: list[bytes] = []
     while True:

@@ -23,7 +23,7 @@ from pathways_ray.transport.messages import Peer
 
 CHUNK_BYTES = 1 << 20
 PARALLEL_COPIES = 256
-"""Chunks under way at once. A peer that dies in the middle of a transfer leaves its chunks occupied for ever, so there
+"""Chunks under way at once. A peer that dies in the middle of a transfer leaves its chunks occupied for good, so there
 are many; their memory is only taken once used."""
 MARK = "pathways-failure:"
 

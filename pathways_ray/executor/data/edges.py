@@ -1,4 +1,4 @@
-"""One host's part in an edge: cut the shards it holds, serve them, pull what it needs, put its shards together.
+"""One host's part in an edge: cut its shards, serve the pieces, pull those it needs, assemble its shards.
 
 All of it is prepared when the program is: at a launch the sender only offers futures under the transfer's id, and the
 receiver only wraps futures into an array. Neither waits for data.
@@ -111,7 +111,7 @@ class Outgoing:
             for parcel, piece, landing in zip(parcels, pieces, self.landings[receiver], strict=True):
                 same = self.index[parcel.source] == landing
                 if same and self.cuts[parcel.source][0] is None:
-                    transfer.lend(value)  # the receiving gang, which may wait at its gate, reads this very memory
+                    transfer.lend(value)  # the receiving gang, which may wait at its barrier, reads this very memory
                 local.append(piece if same else jax.device_put(piece, self.devices[landing]))
         return local
 

@@ -1,11 +1,11 @@
-"""Where clients bring arrays to a host and take them from it: one stream per client, arrays cut into parts.
+"""The data server of a host: clients put arrays there and fetch them, over one stream each, in parts.
 
 A put names the placed slice and the spec; the host derives which boxes its devices hold and waits for their bytes. A
 fetch names devices; the host sends their shards once the buffer is there and computed.
 
-The stream of a client is bound to its session by a token, and a put to a slice by a proof; the controller made both,
-and the host checks them by itself (`transport.capabilities`). Nothing is allocated before that. What a client waits for
-holds up nobody else: each stream has its own workers, and one that is not read stops the fetches that fill it.
+The stream of a client is bound to its session by a token, and a put to a slice by a tag; the controller made both, and
+the host checks them by itself (`transport.capabilities`). Nothing is allocated before that. A client that waits holds
+up no other: each stream has its own workers, and one that is not read stops the fetches that fill it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathways_ray.errors import (
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import failure_in
-from pathways_ray.executor.data.upload_quota import Allowance, check_type, device_bytes
+from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
@@ -56,17 +56,17 @@ from pathways_ray.transport.messages import (
 CLOSE_LIMIT_S = 1.0
 """The end of a stream waits this long for its last messages to go out."""
 
-WORKERS = 4
+MAX_WORKERS = 4
 """Shards of one client that are waited for and copied at a time."""
 
-BACKLOG = 8
+MAX_BACKLOG_PARTS = 8
 """Parts of fetched arrays that wait for a client to read those before."""
 
-
 SMALL_BYTES = 1 << 14
-"""An array of so few bytes is answered as soon as a worker has copied it, whatever waits to be read before."""
+"""A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
+read."""
 
-UNREAD = 1024
+MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
 
 
@@ -81,7 +81,7 @@ class _Upload:
         self.shape = box_shape(self.boxes[0])
         size = math.prod(self.shape) * self.dtype.itemsize
         self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
-        # Nothing else tells what is filled: a part that came twice would leave another client's bytes in a gap.
+        # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
         self.filled = [0] * len(self.boxes)
         self.missing = size * len(self.boxes)
 
@@ -100,23 +100,23 @@ class _Upload:
         self.missing -= len(part.data)
 
     def array(self, compiler: Compiler) -> jax.Array:
-        held = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
-        shards = [jax.device_put(held[box], compiler.devices[index]) for box, index in self.local]
+        arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
+        shards = [jax.device_put(arrays[box], compiler.devices[index]) for box, index in self.local]
         sharding = compiler.sharding(self.message.placed, self.message.spec)
         return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)
 
 
 class _Stream:
-    """One stream of a client: what it may do, and what it has under way."""
+    """One stream of a client, with its permissions, its uploads and its fetches."""
 
-    def __init__(self, link: links.AsyncLink, grant: Grant, allowance: Allowance) -> None:
+    def __init__(self, link: links.AsyncLink, grant: Grant, quota: UploadQuota) -> None:
         self.grant = grant
-        self.allowance = allowance
+        self.quota = quota
         self.outbox = outboxes.AsyncOutbox()
         self.uploads: dict[int, _Upload] = {}
-        self.fetches: dict[int, _Fetching] = {}
-        self.workers = ThreadPoolExecutor(WORKERS, "fetch")
-        self.turns = asyncio.Semaphore(WORKERS)
+        self.fetches: dict[int, _Fetch] = {}
+        self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
+        self.turns = asyncio.Semaphore(MAX_WORKERS)
         self.link = link
 
     @property
@@ -124,8 +124,8 @@ class _Stream:
         return self.grant.session
 
 
-class _Fetching:
-    """A fetch: what is called when its buffer is there, and then, for one that takes more than one part, its task."""
+class _Fetch:
+    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task."""
 
     __slots__ = ("come", "message", "task")
 
@@ -145,7 +145,7 @@ class DataServer:
         self.compiler = compiler
         self.store = store
         self.data_secret = data_secret
-        self.allowances: dict[int, Allowance] = {}
+        self.quotas: dict[int, UploadQuota] = {}
         self.streams: set[_Stream] = set()
         self._started = threading.Event()
         self.address = ""
@@ -171,7 +171,7 @@ class DataServer:
         self._loop.call_soon_threadsafe(self._hang_up, session)
 
     def _hang_up(self, session: int) -> None:
-        """A session has ended: nobody reads its streams any more, and what it still asks for will never be there."""
+        """Closes the streams of a session that has ended: no one reads them, and its fetches would wait without end."""
         for stream in [stream for stream in self.streams if stream.session == session]:
             stream.link.close("the session has ended")
 
@@ -180,7 +180,7 @@ class DataServer:
         grant = grant_of(self.data_secret, streams.session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
             link.refuse("wrong data token, or its session has ended")
-        stream = _Stream(link, grant, self.allowances.setdefault(grant.session, Allowance()))
+        stream = _Stream(link, grant, self.quotas.setdefault(grant.session, UploadQuota()))
         self.streams.add(stream)
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
@@ -192,7 +192,7 @@ class DataServer:
                         self._withdraw(stream, message.request)
                     else:
                         self._upload(stream, message)
-                await stream.outbox.room(UNREAD)
+                await stream.outbox.room(MAX_UNREAD)
         except WireError:
             pass
         finally:
@@ -208,9 +208,9 @@ class DataServer:
             self._withdraw(stream, request)
         stream.workers.shutdown(wait=False, cancel_futures=True)
         for upload in stream.uploads.values():
-            stream.allowance.failed(upload.message.buffer)
-        for session in [session for session in self.allowances if self.store.ended(session)]:
-            del self.allowances[session]
+            stream.quota.release(upload.message.buffer)
+        for session in [session for session in self.quotas if self.store.ended(session)]:
+            del self.quotas[session]
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
@@ -226,13 +226,13 @@ class DataServer:
             upload = stream.uploads[request]
             if upload.missing <= 0:
                 self.store.put(stream.session, upload.message.buffer, upload.array(self.compiler))
-                stream.allowance.arrived(upload.message.buffer)
+                stream.quota.keep(upload.message.buffer)
                 del stream.uploads[request]
                 stream.outbox.send(PutDone(request))
         except (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError) as error:
             failed = stream.uploads.pop(request, None)
             if failed is not None:
-                stream.allowance.failed(failed.message.buffer)
+                stream.quota.release(failed.message.buffer)
             stream.outbox.send(DataFailed(request, to_failure(error, "put", host=self.host)))
 
     def _open(self, stream: _Stream, message: PutOpen) -> None:
@@ -251,13 +251,13 @@ class DataServer:
         boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
         local = [(boxes[k], d.index) for k, d in enumerate(message.placed.devices) if d.host == self.host]
         asked = device_bytes([box for box, _ in local], message.type.dtype)
-        stream.allowance.take(
+        stream.quota.reserve(
             message.buffer, asked, stream.grant.allowance, lambda number: self.store.holds(stream.session, number)
         )
         try:
             stream.uploads[message.request] = _Upload(message, local)
         except BaseException:
-            stream.allowance.failed(message.buffer)
+            stream.quota.release(message.buffer)
             raise
 
     def _check_devices(self, message: PutOpen) -> None:
@@ -271,41 +271,41 @@ class DataServer:
     # --- fetches ------------------------------------------------------------------------------------------------------
 
     def _fetch(self, stream: _Stream, message: Fetch) -> None:
-        """Has whichever thread stores the array answer, or this one if it is there."""
+        """Has the thread that stores the array answer, or this one if it is there."""
         request = message.request
         if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
             stream.outbox.send(DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
-        fetching = stream.fetches[request] = _Fetching(message, lambda: self._present(stream, fetching))
+        fetching = stream.fetches[request] = _Fetch(message, lambda: self._present(stream, fetching))
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
     def _is_small(self, value: Any, message: Fetch) -> bool:
         return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
 
     def _withdraw(self, stream: _Stream, request: int) -> None:
-        """A fetch is over, whether it was answered or nobody waits for it any more."""
+        """Ends a fetch, whether it was answered or its client has given it up."""
         fetching = stream.fetches.pop(request, None)
         if fetching is not None:
             self.store.forget(stream.session, fetching.message.buffer, fetching.come)
             if fetching.task is not None:
                 fetching.task.cancel()
 
-    def _present(self, stream: _Stream, fetching: _Fetching) -> None:
+    def _present(self, stream: _Stream, fetching: _Fetch) -> None:
         """Reads at once what is small and computed; a worker of the stream waits for the rest.
 
-        At once is in the thread that dispatches for all tenants: whoever asks for many arrays gets them from workers.
+        At once is in the thread that dispatches for all tenants: a client with many fetches gets them from workers.
         """
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
-        few = len(stream.fetches) <= WORKERS
+        few = len(stream.fetches) <= MAX_WORKERS
         with contextlib.suppress(RuntimeError):  # the stream has ended
             if few and hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
                 self._read(stream, fetching)
             else:
                 stream.workers.submit(self._read, stream, fetching)
 
-    def _read(self, stream: _Stream, fetching: _Fetching) -> None:
+    def _read(self, stream: _Stream, fetching: _Fetch) -> None:
         """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
         message = fetching.message
         try:
@@ -323,7 +323,7 @@ class DataServer:
         return DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
 
     def _value(self, session: int, buffer: int) -> Any:
-        """What is under a number in the store (it may still be computed). Raises its failure."""
+        """The value of a buffer in the store (it may still be computed). Raises its failure."""
         value = self.store.get(session, buffer)
         if value is None:
             raise from_failure(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
@@ -331,17 +331,17 @@ class DataServer:
             raise from_failure(value)
         return value
 
-    def _answer(self, stream: _Stream, fetching: _Fetching, messages: Sequence[Message]) -> None:
+    def _answer(self, stream: _Stream, fetching: _Fetch, messages: Sequence[Message]) -> None:
         if stream.fetches.get(fetching.message.request) is fetching:
             del stream.fetches[fetching.message.request]
             for message in messages:
                 stream.outbox.send(message)
 
-    def _in_parts(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+    def _in_parts(self, stream: _Stream, fetching: _Fetch, value: Any) -> None:
         if stream.fetches.get(fetching.message.request) is fetching:
             fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
 
-    async def _send(self, stream: _Stream, fetching: _Fetching, value: Any) -> None:
+    async def _send(self, stream: _Stream, fetching: _Fetch, value: Any) -> None:
         message = fetching.message
         try:
             async with stream.turns:
@@ -359,7 +359,7 @@ class DataServer:
             part = data[offset : offset + limits.PART_BYTES]
             stream.outbox.send(FetchPart(request, device, offset, total, bytes(part)))
             await asyncio.sleep(0)
-            await stream.outbox.room(BACKLOG)
+            await stream.outbox.room(MAX_BACKLOG_PARTS)
 
     def _shard_bytes(self, value: Any, device: int) -> memoryview[int]:
         """Waits for the shard on a device of this host and copies it to host memory, in C order."""
@@ -374,7 +374,7 @@ class DataServer:
 
 
 def _is_computed(value: Any) -> bool:
-    """Whether nothing of a value has to be waited for. Its memory may be gone, to a launch: who reads it says so."""
+    """Whether nothing of a value has to be waited for. Its memory may be gone, to a launch: reading it says so."""
     try:
         return bool(value.is_ready())
     except (RuntimeError, ValueError):

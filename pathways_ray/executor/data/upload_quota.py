@@ -1,6 +1,6 @@
-"""How much of a host's memory the uploads of a session may take: asked for before anything is allocated.
+"""The quota of a session's uploads on a host, in bytes: reserved before anything is allocated.
 
-An upload counts from its first message until its buffer leaves the store; failed ones are given back.
+An upload counts from its first message until its buffer leaves the store; a failed one is released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathways_ray.ir.types import ArrayType, item_bytes
 
 
 def check_type(kind: ArrayType) -> None:
-    """Raises `TooLarge` for a shape that would trip what allocates it, `GraphError` for a dtype that is none."""
+    """Raises `TooLarge` for a shape that would trip what allocates it, `GraphError` for an unknown dtype."""
     item_bytes(kind.dtype)
     if len(kind.shape) > limits.MAX_DIMENSIONS:
         raise TooLarge(f"an array of {len(kind.shape)} dimensions; {limits.MAX_DIMENSIONS} are the limit")
@@ -31,52 +31,52 @@ def device_bytes(boxes: list[Box], dtype: str) -> int:
 
 
 @dataclass
-class Allowance:
-    """The uploads of one session on one host. Sizes are bytes.
+class UploadQuota:
+    """The uploads of one session on one host, by buffer, in bytes.
 
     Args:
-        under_way: what it asked for, by buffer, and what is still coming of it.
-        there: buffers that are in the store, as far as it was looked.
+        reserved: uploads on their way.
+        stored: uploads that came into the store; those that have left it since are removed when room is needed.
     """
 
-    under_way: dict[int, int] = field(default_factory=dict)
-    there: dict[int, int] = field(default_factory=dict)
+    reserved: dict[int, int] = field(default_factory=dict)
+    stored: dict[int, int] = field(default_factory=dict)
 
-    def take(self, buffer: int, asked: int, allowed: int | None, present: Callable[[int], bool]) -> None:
-        """Notes an upload that starts.
+    def reserve(self, buffer: int, asked: int, allowed: int | None, present: Callable[[int], bool]) -> None:
+        """Reserves room for an upload that starts.
 
         Args:
-            allowed: for all uploads of the session; None is no limit but the runtime's.
+            allowed: for all uploads of the session; with None, only the runtime's limit holds.
             present: whether a buffer is still in the store.
 
         Raises:
             QuotaExceeded: more than is allowed, or more at a time than the runtime takes.
             WireError: the buffer is on its way already.
         """
-        if buffer in self.under_way:
+        if buffer in self.reserved:
             raise WireError(f"buffer {buffer} is on its way already")
-        coming = sum(self.under_way.values())
+        coming = sum(self.reserved.values())
         if coming + asked > limits.MAX_UPLOAD_BYTES:
             raise QuotaExceeded(
                 f"an upload asks for {asked} bytes on a host, and {coming} are on their way; {limits.MAX_UPLOAD_BYTES} "
                 "are allowed at a time"
             )
-        if allowed is not None and self._held() + asked > allowed:
-            self.there = {number: size for number, size in self.there.items() if present(number)}
-            if self._held() + asked > allowed:
+        if allowed is not None and self._used() + asked > allowed:
+            self.stored = {number: size for number, size in self.stored.items() if present(number)}
+            if self._used() + asked > allowed:
                 raise QuotaExceeded(
                     f"an upload asks for {asked} bytes on the devices of a host, where uploads of the session hold "
-                    f"{self._held()}; {allowed} are allowed. Delete an array, or put a smaller one"
+                    f"{self._used()}; {allowed} are allowed. Delete an array, or put a smaller one"
                 )
-        self.under_way[buffer] = asked
+        self.reserved[buffer] = asked
 
-    def arrived(self, buffer: int) -> None:
+    def keep(self, buffer: int) -> None:
         """The upload is in the store."""
-        self.there[buffer] = self.there.get(buffer, 0) + self.under_way.pop(buffer, 0)
+        self.stored[buffer] = self.stored.get(buffer, 0) + self.reserved.pop(buffer, 0)
 
-    def failed(self, buffer: int) -> None:
-        """The upload will not be."""
-        self.under_way.pop(buffer, None)
+    def release(self, buffer: int) -> None:
+        """The upload has failed."""
+        self.reserved.pop(buffer, None)
 
-    def _held(self) -> int:
-        return sum(self.under_way.values()) + sum(self.there.values())
+    def _used(self) -> int:
+        return sum(self.reserved.values()) + sum(self.stored.values())

@@ -1,4 +1,4 @@
-"""What a host's process writes as it dies of a signal of its own, and its successor reads.
+"""The note that a host's process writes as it dies of a signal of its own, and its successor reads.
 
 A process that is killed from outside writes nothing. So a host that comes back can tell whether its predecessor brought
 its death on itself, and the controller which programs to blame.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where the files are; a process's own record of the runtime lies there too."""
+    """The folder of these files; a process's own record of the runtime lies there too."""
     return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
 
 
@@ -30,7 +30,7 @@ _FIRST_LINE = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 
 
 class CrashLog:
-    """The file of one host on this machine. It is the user's alone, and as good as nothing where it cannot be written.
+    """The file of one host on this machine. Only the user can read it; there is no log where it cannot be written.
 
     Args:
         runtime: the name of the runtime, without which two on a machine would mix their hosts up.
@@ -40,7 +40,7 @@ class CrashLog:
         self.path = (where or folder()) / f"crash-{runtime}-{host}"
 
     def take(self) -> str:
-        """How the process before this one died, if of itself, in a few words; and forgets it."""
+        """The way in which the process before this one died, if of itself, in a few words. Removes the note."""
         with contextlib.suppress(OSError):
             text = self.path.read_text(errors="replace")[:10_000]
             self.path.unlink()
@@ -49,7 +49,7 @@ class CrashLog:
         return ""
 
     def watch(self) -> None:
-        """From now on, a fatal signal of this process leaves a note."""
+        """Has a fatal signal of this process leave a note from now on."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

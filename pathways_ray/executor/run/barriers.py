@@ -1,80 +1,112 @@
-"""Where a launch stops on its way: in front of gangs that take something from another host, and where hosts meet.
+"""Input barriers: the places at which a launch stops on its way through a host.
 
-A host by itself opens a gate when what it waits for has arrived. What it enqueues at a time of its own choosing must
-not be a gang of several hosts: they would enqueue it between different others, and their collectives would not find
+A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before. A device queue
+is first in, first out, so a gang that waited in it would hold up every other tenant; and if its sender died, some
+devices would get their shards and enter the gang's collective while others got errors and did not. Pulls are posted
+when the launch arrives all the same, so the data moves as soon as it exists.
+
+A host passes a barrier by itself once the inputs have arrived. What it enqueues at a time of its own choosing must not
+be a gang of several hosts: they would enqueue it between different other gangs, and their collectives would not find
 each other. So on an island of several hosts
 
-- a gang on one host that takes something from another one has a gate on that host *alone*;
-- before a gang of several hosts all hosts of the island *meet*, if it takes something from another host, or if one of
-  them may have stood at a gate alone since they last met;
-- they meet at the end, if one may have stood at a gate alone since: a launch ends on all hosts between the same two
-  others, and so what waits for its results goes on there too. Only what has no gang of several hosts, and meets the
-  others at its own end, need not wait for that end.
+- a gang on one host that takes something from another host has a barrier which only that host observes;
+- before a gang of several hosts there is a *rendezvous* of all hosts of the island, if the gang takes something from
+  another host, or if one of them may have waited by itself since the last rendezvous (it is *unsynchronized*);
+- there is a rendezvous at the end, if a host may be unsynchronized by then: a launch ends on all hosts between the same
+  two others, and so the launches that wait for its results go on there too. Only an *independent* program, which has no
+  gang of several hosts and a rendezvous at its own end, need not wait for that end.
 
-Pure: from the plan, each host of an island derives the same meetings.
+Pure: from the plan, each host of an island derives the same rendezvous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from pathways_ray.executor.run.steps import GateStep, ReceiveStep, RunnableStep, gate_before, meeting_before
 from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
 
-Prepared = tuple[Step, RunnableStep | None]
-"""A step of the plan, and what this host does for it."""
 
-
-def with_gates(steps: Sequence[Prepared], plan: IslandPlan, host: int, together: bool) -> list[RunnableStep]:
-    """What a host does for a launch, step by step, with the gates.
+class InputBarrier(NamedTuple):
+    """A place at which a launch stops until it is released.
 
     Args:
-        steps: all of the island's, in the order in which they are to run.
-        together: whether the island has several hosts.
+        gang: the gang in front of which it stands.
+        number: identifies it within its launch, on all hosts alike.
+        rendezvous: the scheduler releases it when all hosts of the island have reached it with their inputs;
+            otherwise this host passes it by itself.
+        edges: what has to arrive on this host first.
     """
-    made: list[RunnableStep] = []
-    receives: dict[int, tuple[ReceiveStep, ...]] = {}
-    for _, mine in steps:
-        if isinstance(mine, ReceiveStep):
-            receives[mine.gang] = (*receives.get(mine.gang, ()), mine)
-    gated: set[int] = set()
-    loose = False
-    for step, mine in steps:
-        hosts = _hosts(step, plan)
-        several = together and len(hosts) > 1
-        if isinstance(step, Receive):
-            if step.gang not in gated and _from_elsewhere(step, plan):
-                gated.add(step.gang)
-                alone = not several
-                if not alone or host in hosts:
-                    made.append(GateStep(step.gang, gate_before(step.gang), alone, receives.get(step.gang, ())))
-                loose = together and alone
-        elif several and loose and not isinstance(step, Send):
-            made.append(GateStep(step.gang, meeting_before(step.gang), alone=False))
-            loose = False
-        if mine is not None:
-            made.append(mine)
-    if loose:
-        last = max(step.gang for step, _ in steps)
-        made.append(GateStep(last, gate_before(last + 1), alone=False))
-    return made
+
+    gang: int
+    number: int
+    rendezvous: bool
+    edges: tuple[int, ...] = ()
 
 
-def is_apart(steps: Sequence[RunnableStep], plan: IslandPlan) -> bool:
-    """Whether each host may run its part of a launch whenever it likes, as far as other launches are concerned.
+HostStep = Step | InputBarrier
+
+
+def input_barrier_of(gang: int) -> int:
+    """The number of the barrier at which the inputs of a gang are waited for."""
+    return 2 * gang
+
+
+def rendezvous_of(gang: int) -> int:
+    """The number of the rendezvous before a gang of several hosts whose inputs are there."""
+    return 2 * gang + 1
+
+
+def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host: bool) -> tuple[HostStep, ...]:
+    """The steps of one host, with its barriers.
 
     Args:
-        steps: from `with_gates`.
+        steps: those of the whole island, in the order in which they are to run.
+        multi_host: whether the island has several hosts.
+    """
+    made: list[HostStep] = []
+    received: dict[int, tuple[int, ...]] = {}
+    for step in steps:
+        if isinstance(step, Receive) and host in hosts_of(step, plan):
+            received[step.gang] = (*received.get(step.gang, ()), step.edge)
+    guarded: set[int] = set()
+    unsynchronized = False
+    for step in steps:
+        hosts = hosts_of(step, plan)
+        several = multi_host and len(hosts) > 1
+        if isinstance(step, Receive):
+            if step.gang not in guarded and _comes_from_another_host(step, plan):
+                guarded.add(step.gang)
+                if several or host in hosts:
+                    edges = received.get(step.gang, ())
+                    made.append(InputBarrier(step.gang, input_barrier_of(step.gang), several, edges))
+                unsynchronized = multi_host and not several
+        elif several and unsynchronized and not isinstance(step, Send):
+            made.append(InputBarrier(step.gang, rendezvous_of(step.gang), rendezvous=True))
+            unsynchronized = False
+        if host in hosts:
+            made.append(step)
+    if unsynchronized:
+        last = max(step.gang for step in steps)
+        made.append(InputBarrier(last, input_barrier_of(last + 1), rendezvous=True))
+    return tuple(made)
+
+
+def is_independent(steps: Sequence[HostStep], plan: IslandPlan) -> bool:
+    """Whether each host may run its part of a launch at any time, as far as other launches are concerned.
+
+    Args:
+        steps: from `with_barriers`.
     """
     last = steps[-1] if steps else None
-    return (
-        isinstance(last, GateStep)
-        and not last.alone
-        and all(len(_hosts(step, plan)) == 1 for step in plan.steps if not isinstance(step, Send))
-    )
+    return isinstance(last, InputBarrier) and last.rendezvous and not _have_several_hosts(plan.steps, plan)
 
 
-def _hosts(step: Step, plan: IslandPlan) -> tuple[int, ...]:
+def _have_several_hosts(steps: Iterable[Step], plan: IslandPlan) -> bool:
+    return any(len(hosts_of(step, plan)) > 1 for step in steps if not isinstance(step, Send))
+
+
+def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
     """The hosts on which a step enqueues something."""
     match step:
         case Execute():
@@ -85,6 +117,6 @@ def _hosts(step: Step, plan: IslandPlan) -> tuple[int, ...]:
             return plan.placed(plan.edges[step.edge].source.slice).hosts
 
 
-def _from_elsewhere(step: Receive, plan: IslandPlan) -> bool:
+def _comes_from_another_host(step: Receive, plan: IslandPlan) -> bool:
     edge = plan.edges[step.edge]
     return len({*plan.placed(edge.source.slice).hosts, *plan.placed(edge.target.slice).hosts}) > 1

@@ -1,10 +1,8 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
-`HostProgress` decides what is done with a message; it is used by the *dispatcher* thread only.
-
-The *dispatcher* thread takes the scheduler's messages and is the only one that enqueues computations, so the
-device queues see gangs in the scheduler's order. The *compiler* prepares programs in the background. The *watcher*
-waits for results to be ready and reports outcomes; it is the only one that waits for devices.
+The *dispatcher* thread carries out the instructions of `HostCore`. It alone enqueues computations, so the device queues
+see gangs in the scheduler's order. The *compiler* prepares programs in the background. *Arrival* threads
+wait for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
 """
 
 from __future__ import annotations
@@ -14,42 +12,31 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import msgspec
 
 from pathways_ray import limits
-from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
-from pathways_ray.executor.profiling.launch_trace import Trace
-from pathways_ray.executor.profiling.order_check import Ordering
-from pathways_ray.executor.run.prepared import PreparedProgram, has_part
-from pathways_ray.executor.run.progress import HostProgress
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import Event, InputsArrived
+from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
-from pathways_ray.ir.plan import Device, IslandPlan
-from pathways_ray.transport.messages import (
-    BarrierReached,
-    BarrierReleased,
-    IslandLaunchFailed,
-    Message,
-    Peer,
-    Program,
-    Ready,
-    ToHost,
-)
-
-_PLAN = msgspec.msgpack.Decoder(IslandPlan)
+from pathways_ray.ir.plan import Device
+from pathways_ray.transport.messages import Message, Peer
 
 
 class _Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
-    enqueued before it stops at a gate."""
+    enqueued before it stops at a barrier."""
 
     sequence: int
     values: list[Any]
@@ -59,7 +46,7 @@ class _Watched(NamedTuple):
 
 
 class _Watcher:
-    """What a thread waits for, in order."""
+    """The launches that a thread waits for, in order."""
 
     def __init__(self) -> None:
         self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
@@ -72,13 +59,13 @@ class _Watcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was added is reported; for the thread that adds."""
+        """Whether everything that was added is reported; for the thread that adds."""
         return self.added == self.seen
 
 
 def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
-    """A thread's function that ends by an error of ours only. Then the process ends too, and Ray starts it anew: a host
-    that serves but does not dispatch or report would be a hang for everybody."""
+    """A thread's function, which ends only by an error of ours. Then the process ends too, and Ray restarts it: a host
+    that serves but does not dispatch or report would be a hang for all clients."""
 
     def guarded(*args: Any) -> None:
         try:
@@ -106,18 +93,17 @@ class Dispatcher:
         transfer: DeviceTransfer,
         send: Callable[[Message], None],
         members: tuple[int, ...],
-        ordering: Ordering,
     ) -> None:
-        self.together = len(members) > 1
+        self.multi_host = len(members) > 1
         self.host = host
         self.compiler = compiler
         self.store = store
         self.transfer = transfer
         self.send = send
         self.reports = Reports(send)
-        self.progress = HostProgress(host, store, self, members, ordering)
-        self.programs, self.active = self.progress.programs, self.progress.active
-        self.inbox: queue.SimpleQueue[list[ToHost] | BarrierReleased] = queue.SimpleQueue()
+        self.core = HostCore(host, members)
+        self.driver = HostDriver(self.core, store, transfer, self)
+        self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
         self._preparing = ThreadPoolExecutor(1, "compile")
         self._watchers: dict[Any, _Watcher] = {}
@@ -125,82 +111,60 @@ class Dispatcher:
         self._many = False
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
-        self.trace: Trace | None = None
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
-        watchers = list(self._watchers.values())  # threads ask while one adds
+        watchers = list(self._watchers.values())  # other threads call this while the dispatcher adds a watcher
         return sum(watcher.queued.qsize() for watcher in watchers)
 
+    def observe(self, observer: LaunchObserver) -> None:
+        """Has an observer see the launches that come from now on."""
+        self.driver.observers = (*self.driver.observers, observer)
+
+    def release(self, observer: LaunchObserver) -> None:
+        """Takes an observer away."""
+        self.driver.observers = tuple(other for other in self.driver.observers if other is not observer)
+
     def start(self) -> None:
-        """Starts the dispatcher thread, which takes what the scheduler and the arrivals put into the inbox."""
+        """Starts the dispatcher thread, which takes what the scheduler and the other threads put into the inbox."""
         threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
         threading.Thread(target=_ending_with_process(self.reports.run), name="reports", daemon=True).start()
 
     def _dispatch(self) -> None:
         while True:
-            item = self.inbox.get()
-            self._begun = time.perf_counter()
-            if isinstance(item, BarrierReleased):
-                self._many = not self.inbox.empty()
-                self.progress.handle(item)
-            else:
-                if (trace := self.trace) is not None:
-                    trace.coming(item)
-                self._many = len(item) > 2 or not self.inbox.empty()
-                self.progress.handle_batch(item)
+            batch = self.inbox.get()
+            self._begun = now = time.perf_counter()
+            self._many = len(batch) > 2 or not self.inbox.empty()
+            self.driver.handle_batch(batch, now)
             if self._many and self.inbox.empty():
                 self.reports.flush()
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, message: Program) -> None:
-        plan = _PLAN.decode(message.plan)
-        if has_part(plan, self.host):
-            self._preparing.submit(self._prepare, message, plan)
-        else:
-            # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
-            # compile it would come too late.
-            self._prepare(message, plan)
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return PreparedProgram(plan, CompiledParts(plan.plan, functions, self.compiler), self.store, self.transfer)
 
-    def _prepare(self, message: Program, plan: IslandPlan) -> None:
-        try:
-            parts = CompiledParts(plan, message.functions, self.compiler)
-            prepared = PreparedProgram(plan, self.host, parts, self.store, self.transfer, self.together)
-        except PathwaysError as error:
-            self.send(Ready(self.host, message.program, 0, to_failure(error, host=self.host)))
-        except Exception as error:
-            failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=self.host)
-            self.send(Ready(self.host, message.program, 0, failure))
-        else:
-            self.progress.prepared(message.program, prepared)
+    def in_background(self, work: Callable[[], Event]) -> None:
+        self._preparing.submit(lambda: self.inbox.put([work()]))
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    # --- gates --------------------------------------------------------------------------------------------------------
+    # --- inputs from other hosts --------------------------------------------------------------------------------------
 
-    def has_arrived(self, values: list[Any]) -> bool:
-        return all(isinstance(value, Failure) or value.is_ready() for value in values)
-
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
-        if self.has_arrived(values):
-            self._arrived(sequence, gate, values, alone)
-        else:
-            self._arrivals.submit(self._arrived, sequence, gate, values, alone)
-
-    def _arrived(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
-        failure = self.failure_of(values)
-        if alone:
-            self.inbox.put(BarrierReleased(sequence, gate, failure))
-        else:
-            self.send(BarrierReached(self.host, sequence, gate, failure))
+    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
+        if all(isinstance(value, Failure) or value.is_ready() for value in values):
+            return InputsArrived(sequence, barrier, self._failure_of(values))
+        self._arrivals.submit(
+            lambda: self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))]),
+        )
+        return None
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
     def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
-        are over when they come here, and reported without another thread's help."""
+        are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
         watched = _Watched(sequence, values, program, self._begun)
         self._begun = time.perf_counter()
@@ -214,9 +178,8 @@ class Dispatcher:
         self._begun = time.perf_counter()
 
     def _watcher(self, program: PreparedProgram) -> _Watcher:
-        """Who waits for a program's values. Launches on other devices must not wait behind them, so each set of devices
-        has a watcher of its own; hosts that act together report in the one order in which they enqueue."""
-        devices = () if self.together else program.devices
+        """The watcher of a program's values."""
+        devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
             watcher = self._watchers[devices] = _Watcher()
@@ -226,7 +189,7 @@ class Dispatcher:
     def _is_over(self, values: list[Any]) -> bool:
         """Whether values are ready, and none failed."""
         try:
-            return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self.failure_of(values) is None
+            return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self._failure_of(values) is None
         except RuntimeError:  # a later launch has taken the memory of one
             return False
 
@@ -235,31 +198,30 @@ class Dispatcher:
             watched = watcher.queued.get()
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
-            if failure is not None:
-                failure = watched.program.blamed(failure)
-                hosts = watched.program.sharing(at) if self.together else ()
-                if not watched.part:
-                    self.reports.failed(IslandLaunchFailed(watched.sequence, failure, hosts))
-            elif not watched.part:
+            if watched.part:
+                pass  # the rest of the launch reports it
+            elif failure is not None:
+                self.reports.failed(watched.program.plan.failed(watched.sequence, failure, at))
+            else:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
             del watched
             watcher.seen += 1
 
     def _taken(self, watched: _Watched) -> int:
-        """Microseconds that a launch has taken on the devices, now that what is watched is complete.
+        """The microseconds that a launch has taken on the devices, now that what is watched is complete.
 
-        What stands first in a device queue runs from when the dispatcher began with it, since devices work while the
-        rest of a launch is enqueued, and the queues may be short; what comes behind, from when that before it ended.
+        The first launch in a device queue runs from when the dispatcher began with it, since devices work while the
+        rest of a launch is enqueued, and the queues may be short; one behind it, from when that before it ended.
         """
         now, busy = time.perf_counter(), self._busy_until
         start = watched.begun
-        for device in watched.program.mine:
+        for device in watched.program.plan.own_devices:
             start = max(start, busy.get(device, 0.0))
             busy[device] = now
         seconds = now - start
-        if (trace := self.trace) is not None:
-            trace.over(watched.sequence, start, now, watched.part)
+        for observer in self.driver.observers:
+            observer.ran(watched.sequence, start, now, watched.part)
         if watched.part:
             self._spent[watched.sequence] = self._spent.get(watched.sequence, 0.0) + seconds
             return 0
@@ -267,7 +229,7 @@ class Dispatcher:
             seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
 
-    def failure_of(self, values: list[Any]) -> Failure | None:
+    def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
         return self._first_failure(values)[1]
 
@@ -279,7 +241,7 @@ class Dispatcher:
             try:
                 value.block_until_ready()
             except Exception as error:
-                # A later launch may have taken the memory of a value nobody looks at any more.
+                # A later launch may have taken the memory of a value that is not needed any more.
                 if isinstance(value, jax.Array) and value.is_deleted():
                     continue
                 text = str(error) or type(error).__name__
@@ -287,8 +249,8 @@ class Dispatcher:
         return -1, None
 
 
-def heartbeat(send: Callable[[Message], None], message: Message, period: float = 1.0) -> None:
-    """Sends `message` for ever; run it in a thread of its own."""
+def heartbeat(send: Callable[[Message], None], message: Message, period_s: float) -> None:
+    """Sends `message` every `period_s` seconds, without end; for a thread of its own."""
     while True:
         send(message)
-        time.sleep(period)
+        time.sleep(period_s)

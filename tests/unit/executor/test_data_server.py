@@ -202,7 +202,7 @@ def test_the_end_of_a_session_ends_its_questions_and_no_others(host: Host, wire:
 
 
 def test_a_session_sees_its_own_numbers_only(host: Host) -> None:
-    """Number 1 of session 7 is there; session 8, who asks for its own number 1, is not answered."""
+    """Number 1 of session 7 is there; session 8 fetches its own number 1 and gets no answer."""
     host.put(1, SMALL)
     other = Wire(host, SESSION + 1)
     other.send(Fetch(1, 1, (0,)))

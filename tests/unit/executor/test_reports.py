@@ -1,4 +1,4 @@
-"""What has ended on a host is told in few messages, in order, and soon."""
+"""Finished launches are reported in few messages, in order, and soon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.reports import AT_ONCE, Reports
+from pathways_ray.executor.run.reports import MAX_GATHERED, Reports
 from pathways_ray.transport.messages import Done, IslandLaunchFailed, Message
 
 LIMIT_S = 10.0
@@ -49,9 +49,9 @@ def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sen
 
 
 def test_many_are_not_kept(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    for sequence in range(2 * AT_ONCE):
+    for sequence in range(2 * MAX_GATHERED):
         reports.done(sequence, 1, more=True)
-    assert [len(sent.get_nowait().sequences) for _ in range(2)] == [AT_ONCE, AT_ONCE]  # type: ignore[attr-defined]
+    assert [len(sent.get_nowait().sequences) for _ in range(2)] == [MAX_GATHERED, MAX_GATHERED]  # type: ignore[attr-defined]
 
 
 def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
@@ -61,7 +61,7 @@ def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: que
 
 
 def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    """What was said to follow may take as long as it likes."""
+    """A launch that is to follow may take as long as it likes."""
     threading.Thread(target=reports.run, daemon=True).start()
     for sequence in range(3):
         reports.done(sequence, 1, more=True)

@@ -12,7 +12,7 @@ import pytest
 from megatron_ptdp.schedules import Costs, Schedule, build, simulate
 from megatron_ptdp.train.run import Bubbles
 from megatron_ptdp.train.timeline import measured, predicted, stage_times, trace_text, write
-from pathways_ray.executor.profiling.timeline import Computed
+from pathways_ray.executor.profiling.profiler import Computed
 
 NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 

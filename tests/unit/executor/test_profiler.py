@@ -1,4 +1,4 @@
-"""The record of single computations: names, order, and times that respect what each waited for."""
+"""Profiles of a host: whole launches, and single computations with times that respect what each waited for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways_ray.executor.profiling.timeline import Timeline, _in_order, _Seen
+from pathways_ray.executor.profiling import profiler
+from pathways_ray.executor.profiling.profiler import LaunchTrace, Ran, Timeline, _in_order, _Seen
 from pathways_ray.executor.run.steps import ExecuteStep
+from pathways_ray.transport.messages import IslandLaunch
 
 LIMIT_S = 60.0
 
@@ -105,3 +107,48 @@ def test_what_was_taken_unseen_shares_the_time_until_the_next_end_that_was_seen(
         ("c", 2.0, 3.0),
         ("d", 3.0, 4.0),
     ]
+
+
+# --- whole launches ---------------------------------------------------------------------------------------------------
+
+
+def run(session: int, sequence: int) -> IslandLaunch:
+    return IslandLaunch(sequence, session, session, (), 0)
+
+
+def start(trace: LaunchTrace, *launches: IslandLaunch) -> None:
+    for launch in launches:
+        trace.started(launch)
+
+
+def test_launches_have_their_session() -> None:
+    found = LaunchTrace()
+    start(found, run(7, 1), run(8, 2), run(8, 3))
+    found.ran(1, 0.1, 0.2)
+    found.ran(2, 0.2, 0.5)
+    found.ran(3, 0.5, 0.6)
+    assert list(found.entries) == [Ran(1, 7, 0.1, 0.2), Ran(2, 8, 0.2, 0.5), Ran(3, 8, 0.5, 0.6)]
+    assert not found.sessions
+
+
+def test_a_launch_that_stops_at_a_barrier_has_two_entries() -> None:
+    found = LaunchTrace()
+    start(found, run(7, 1))
+    found.ran(1, 0.1, 0.2, part=True)
+    found.ran(1, 0.4, 0.5)
+    assert [(ran.start, ran.end) for ran in found.entries] == [(0.1, 0.2), (0.4, 0.5)]
+
+
+def test_what_came_before_the_trace_is_left_out() -> None:
+    found = LaunchTrace()
+    found.ran(1, 0.1, 0.2)
+    assert not found.entries
+
+
+def test_it_keeps_the_last_entries(monkeypatch) -> None:
+    monkeypatch.setattr(profiler, "MAX_ENTRIES", 2)
+    found = LaunchTrace()
+    start(found, *[run(7, sequence) for sequence in (1, 2, 3)])
+    for sequence in (1, 2, 3):
+        found.ran(sequence, 0.0, 0.0)
+    assert [ran.sequence for ran in found.entries] == [2, 3]

@@ -1,8 +1,12 @@
-"""When each computation of a host ran, one by one: for pictures of a step. `trace.py` has whole launches, at less cost.
+"""Profiles of a host: when each launch, or each computation, was on its devices. Off by default.
 
-While it records, every compiled computation of the host is wrapped, and threads wait for what goes into it and what
-comes out. The host goes on when they have begun, before a later computation can take the memory: so they see the end of
-what is donated too. That costs some 0.1 ms for each computation.
+`LaunchTrace` has whole launches, at next to no cost: it is an observer of the dispatcher. Launches that were under way
+when it began are left out. `Timeline` has every computation by itself, for pictures of a step: while it records, every
+compiled computation of the host is wrapped, and threads wait for its inputs and for its outputs. The host goes on when
+they have begun, before a later computation can take the memory: so they see the end of what is donated too. That costs
+some 0.1 ms for each computation.
+
+Times are seconds of `time.perf_counter`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -19,8 +24,12 @@ import jax
 
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import ExecuteStep
+from pathways_ray.transport.messages import IslandLaunch
 
-WAITING = 512
+MAX_ENTRIES = 1 << 17
+"""Launches that a trace keeps, some 10 MB; older ones go first."""
+
+MAX_WAITING = 512
 """Threads that wait at once; what is enqueued beyond them is seen late."""
 
 SWITCH_S = 0.25
@@ -29,6 +38,41 @@ a busy machine the usual 5 ms are not enough."""
 
 BEGIN_LIMIT_S = 1.0
 """How long a host waits for a thread to begin."""
+
+
+class Ran(NamedTuple):
+    """A launch, or the part of it before a barrier.
+
+    `start` is when the host took it up or, if that is later, when its devices ended what stood before it; `end` is when
+    the host saw that it was over, which is late by as long as the watcher waited for a core.
+    """
+
+    sequence: int
+    session: int
+    start: float
+    end: float
+
+
+class LaunchTrace:
+    """The launches that ran since it was made. `started` is called from the dispatcher thread, `ran` from watchers."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, int] = {}
+        self.entries: deque[Ran] = deque(maxlen=MAX_ENTRIES)
+
+    def started(self, launch: IslandLaunch) -> None:
+        self.sessions[launch.sequence] = launch.session
+
+    def enqueued(self, launch: IslandLaunch, program: PreparedProgram, first: int, last: int) -> None:
+        """A trace has whole launches."""
+
+    def ran(self, sequence: int, start: float, end: float, part: bool = False) -> None:
+        session = self.sessions.get(sequence)
+        if session is None:
+            return
+        self.entries.append(Ran(sequence, session, start, end))
+        if not part:
+            self.sessions.pop(sequence, None)
 
 
 class Computed(NamedTuple):
@@ -59,7 +103,7 @@ class Timeline:
         self._seen: list[_Seen] = []
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        self._waiting = ThreadPoolExecutor(WAITING, "timeline")
+        self._waiting = ThreadPoolExecutor(MAX_WAITING, "timeline")
         self._wrapped: list[tuple[ExecuteStep, Callable[..., Any]]] = []
         for program in programs:
             for step in program.steps:
@@ -84,7 +128,8 @@ class Timeline:
         return run
 
     def _wait_for(self, values: list[Any]) -> Future[float]:
-        """When all values were there; 0: there are none, NaN: one has failed, infinity: one was taken unseen.
+        """The time at which all values were there; 0: there are no values, NaN: one has failed, infinity: one was taken
+        unseen.
 
         The last is rare: the waiting has begun when this returns, but it begins without the interpreter's lock, and the
         machine may be busy.
@@ -118,7 +163,7 @@ class Timeline:
         self._waiting.shutdown(wait=False)
 
     def stop(self, limit_s: float) -> list[Computed]:
-        """What has run, in the order in which it was enqueued; waits up to `limit_s` for the last of it.
+        """The computations that ran, in the order in which it was enqueued; waits up to `limit_s` for the last of it.
 
         What failed is left out. When a computation ended that was taken before a thread saw it is estimated from what
         stood behind it on its devices; it is left out when nothing did.
@@ -141,8 +186,9 @@ class _Bound(NamedTuple):
 
 
 def _in_order(ended: list[tuple[_Seen, float, float]]) -> list[Computed]:
-    """With starts. A device runs one after the other, so nothing ends after what stands behind it: if a thread saw it
-    so, it woke up late. What was taken unseen shares the time until the next end that was seen evenly with it."""
+    """The computations with their starts. A device runs one after the other, so none ends after one behind it: a thread
+    that saw it so woke up late. One that was taken unseen shares the time until the next end that was seen evenly with
+    it."""
     behind: dict[int, _Bound] = {}
     bounds = []
     for one, _, end in reversed(ended):
@@ -154,7 +200,7 @@ def _in_order(ended: list[tuple[_Seen, float, float]]) -> list[Computed]:
     computed = []
     for (one, there, _), bound in zip(ended, reversed(bounds), strict=True):
         if bound.end == math.inf:
-            continue  # nobody saw it, nor anything behind it
+            continue  # neither it nor anything behind it was seen
         start = min(bound.end, max([one.enqueued, there, *(free.get(device, 0.0) for device in one.devices)]))
         end = start + (bound.end - start) / bound.sharing if bound.sharing > 1 else bound.end
         free.update(dict.fromkeys(one.devices, end))

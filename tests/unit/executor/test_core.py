@@ -1,18 +1,50 @@
-"""What a host does with the scheduler's messages, with values that are texts and devices that are never busy."""
+"""The decisions of a host, with values that are texts and devices that are never busy.
+
+Most tests drive the core as a host does, and look at what its devices and its scheduler see; those at the end look at
+events and instructions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run.active_launch import (
+    AT_BARRIER,
+    DONE,
+    ENQUEUED,
+    WAITING_FOR_GANG,
+    WAITING_FOR_INPUTS,
+    ActiveLaunch,
+)
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.instructions import (
+    AwaitInputs,
+    Complete,
+    Enqueue,
+    Event,
+    Forward,
+    InputsArrived,
+    Joined,
+    Send,
+    Start,
+)
 from pathways_ray.executor.run.prepared import PreparedProgram
-from pathways_ray.executor.run.progress import HostProgress
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
+    BarrierReached,
     BarrierReleased,
     Drop,
+    DropProgram,
     DropSession,
     Enqueued,
     IslandLaunch,
@@ -53,24 +85,36 @@ class Edges:
 
 
 class Host:
-    """A host under test: `HostProgress` with everything around it noted."""
+    """A host under test: the core and its driver with everything around them noted."""
 
-    def __init__(self, together: bool = False, host: int = 0) -> None:
+    def __init__(self, multi_host: bool = False, host: int = 0) -> None:
         self.host = host
         self.store = BufferStore()
-        self.together = together
-        self.progress = HostProgress(host, self.store, self, (0, 1) if together else (host,))
+        self.multi_host = multi_host
+        self.core = HostCore(host, (0, 1) if multi_host else (host,))
+        self.driver = HostDriver(self.core, self.store, self, self, self.planned)
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
         self.messages: list[Message] = []
         self.watched: list[tuple[int, list[Any]]] = []
+        self.measured: list[tuple[int, list[Any]]] = []
         self.pulls: dict[int, Pull] = {}
         self.awaited: dict[tuple[int, int], list[Any]] = {}
         self.lent: set[str] = set()
         self.plan: IslandPlan | None = None
+        self.compiling: list[Callable[[], Event]] = []
 
-    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        pass
+    def planned(self, data: bytes) -> IslandPlan:
+        """The plan of the program that is sent next."""
+        assert self.plan is not None
+        return self.plan
+
+    def handle(self, *events: Event) -> None:
+        self.driver.handle_batch(events, now=0.0)
+
+    def arrived(self, sequence: int, barrier: int) -> None:
+        """Everything that a launch waited for at a barrier has arrived."""
+        self.handle(InputsArrived(sequence, barrier, None))
 
     def program(self, number: int, sketch: Sketch, *results: Any) -> None:
         """Plans what `sketch` says and makes this host's part of it ready."""
@@ -78,10 +122,14 @@ class Host:
         self.ready(number)
 
     def ready(self, number: int) -> None:
-        self.progress.handle(Program(number, b"", {}))
-        assert self.plan is not None
-        self.progress.prepared(number, PreparedProgram(self.plan, self.host, self, self.store, self, self.together))
+        self.handle(Program(number, b"", {}))
+        self.compiled()
         self.messages = [message for message in self.messages if not isinstance(message, Ready)]
+
+    def compiled(self) -> None:
+        """Everything that is being compiled is ready."""
+        while self.compiling:
+            self.handle(self.compiling.pop(0)())
 
     def buffers(self, session: int = 1) -> dict[int, Any]:
         return dict(self.store.of_session(session))
@@ -121,7 +169,7 @@ class Host:
     def copy(self, array: Any) -> Any:
         return f"copy({array})"
 
-    # --- Shell --------------------------------------------------------------------------------------------------------
+    # --- HostIO -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         self.messages.append(message)
@@ -129,20 +177,25 @@ class Host:
     def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         self.watched.append((sequence, values))
 
-    def has_arrived(self, values: list[Any]) -> bool:
-        return all(value.value is not None for value in values)
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        self.measured.append((sequence, values))
 
-    def failure_of(self, values: list[Any]) -> Failure | None:
-        return next((value.value for value in values if isinstance(value.value, Failure)), None)
+    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
+        if values and all(value.value is not None for value in values):
+            failure = next((value.value for value in values if isinstance(value.value, Failure)), None)
+            return InputsArrived(sequence, barrier, failure)
+        self.awaited[sequence, barrier] = values
+        return None
 
-    def wait_for_arrival(self, sequence: int, gate: int, values: list[Any], alone: bool) -> None:
-        self.awaited[sequence, gate] = values
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        return PreparedProgram(plan, self, self.store, self)
 
-    def prepare(self, message: Program) -> None:
-        pass
+    def in_background(self, work: Callable[[], Event]) -> None:
+        """The test says when it is done."""
+        self.compiling.append(work)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
-        pass
+        """Pulls of tests need no peers."""
 
 
 def run(
@@ -161,9 +214,9 @@ def host_with_call(**options: Any) -> Host:
     return host
 
 
-def host_with_gate(together: bool = False) -> Host:
+def host_with_barrier(multi_host: bool = False) -> Host:
     """Program 1 is a call `f` as in `host_with_call`, program 2 a call `g` of a value from another island."""
-    host = host_with_call(together=together)
+    host = host_with_call(multi_host=multi_host)
     sketch = Sketch()
     there, here = sketch.slice("5.0", island=-1), sketch.slice("0.0", "0.1")
     far = sketch.call("far", sketch.argument(there), slice=there)
@@ -179,17 +232,17 @@ def host_with_gate(together: bool = False) -> Host:
 
 def test_a_launch_takes_its_arguments_and_stores_its_results_at_once() -> None:
     host = host_with_call()
-    host.progress.handle(run(5, 1))
+    host.handle(run(5, 1))
     assert host.enqueued == ["f(x)"]
     assert host.buffers() == {1: "x", 500: "f(x)"}
     assert host.watched == [(5, ["f(x)"])]
-    assert host.progress.active == {}
-    assert host.progress.promised == {}
+    assert host.core.active == {}
+    assert host.core.producers == {}
 
 
 def test_a_buffer_that_is_gone_makes_a_failure_and_not_a_hang() -> None:
     host = host_with_call()
-    host.progress.handle(run(5, 7))
+    host.handle(run(5, 7))
     assert host.enqueued == []
     (value,) = host.watched[0][1]
     assert isinstance(value, Failure)
@@ -199,7 +252,7 @@ def test_a_buffer_that_is_gone_makes_a_failure_and_not_a_hang() -> None:
 
 def test_a_launch_of_a_program_that_a_restarted_host_does_not_have_fails() -> None:
     host = host_with_call()
-    host.progress.handle(run(5, 1, program=9))
+    host.handle(run(5, 1, program=9))
     (message,) = host.messages
     assert isinstance(message, IslandLaunchFailed)
     assert (message.sequence, message.failure.kind) == (5, "HostLost")
@@ -212,16 +265,16 @@ def test_what_a_peer_may_still_read_is_copied_before_it_is_donated() -> None:
     host.program(1, sketch, sketch.call("g", first, slice=here, donated=(0,)))
     host.store.put(1, 1, "x")
     host.lent.add("f(x)")
-    host.progress.handle(run(1, 1))
+    host.handle(run(1, 1))
     assert host.enqueued == ["f(x)", "g(copy(f(x)))"]
 
 
 def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> None:
     """Two hosts, one slice on each: host 1 runs `g` only, and still completes launches of `f`."""
-    host, sketch = Host(together=True, host=1), Sketch()
+    host, sketch = Host(multi_host=True, host=1), Sketch()
     here = sketch.slice("0.0")
     host.program(1, sketch, sketch.call("f", sketch.argument(here), slice=here))
-    host.progress.handle(run(1, 1))
+    host.handle(run(1, 1))
     assert host.enqueued == []
     assert host.watched == [(1, [])]
     assert host.buffers() == {}
@@ -229,50 +282,49 @@ def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> N
 
 def test_a_program_that_was_dropped_while_it_was_compiled_does_not_stay() -> None:
     host = host_with_call()
-    program = host.progress.programs[1]
-    host.progress.handle(Program(2, b"", {}))
-    host.progress.wanted.discard(2)  # as DropProgram does
-    host.progress.prepared(2, program)
-    assert set(host.progress.programs) == {1}
+    host.handle(Program(2, b"", {}), DropProgram(1, 2))
+    host.compiled()
+    assert set(host.core.programs) == {1}
+    assert set(host.driver.programs) == {1}
 
 
 def test_a_program_that_is_there_already_is_reported_ready() -> None:
     host = host_with_call()
-    host.progress.handle(Program(1, b"", {}))
+    host.handle(Program(1, b"", {}))
     assert host.messages == [Ready(0, 1, 0)]
 
 
 def test_a_host_without_a_part_in_a_program_does_not_count_as_one_that_is_ready() -> None:
     """The controller counts hosts that are ready; one more would let a launch out before the others are."""
-    host, sketch = Host(together=True, host=1), Sketch()
+    host, sketch = Host(multi_host=True, host=1), Sketch()
     here = sketch.slice("0.0")
     host.plan = sketch.planned(sketch.call("f", sketch.argument(here), slice=here)).plans[0]
-    host.progress.handle(Program(1, b"", {}))
-    host.progress.prepared(1, PreparedProgram(host.plan, 1, host, host.store, host))
+    host.handle(Program(1, b"", {}))
+    assert set(host.core.programs) == {1}
     assert host.messages == []
-    host.progress.handle(run(1, 1))
+    host.handle(run(1, 1))
     assert host.watched == [(1, [])]
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- barriers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_launch_waits_at_its_gate_and_others_pass_it() -> None:
+def test_a_launch_waits_at_its_barrier_and_others_pass_it() -> None:
     """1. Launch 1 needs a value of another island that is not there. 2. Launch 2 goes on. 3. The value comes."""
-    host = host_with_gate()
-    host.progress.handle(run(1, program=2))
+    host = host_with_barrier()
+    host.handle(run(1, program=2))
     assert list(host.awaited) == [(1, 2)]
-    host.progress.handle(run(2, 1))
+    host.handle(run(2, 1))
     assert host.enqueued == ["f(x)"]
     host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.enqueued == ["f(x)", "g(y)"]
     assert host.watched[-1] == (1, ["g(y)"])
 
 
 def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island() -> None:
-    host = host_with_gate()
-    program = host.progress.programs[2]
+    host = host_with_barrier()
+    program = host.driver.programs[2]
     post = program.incoming[0].post
 
     def arrived(launch: int, transfer: Any) -> dict[int, Any]:
@@ -281,7 +333,7 @@ def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island(
         return pulled
 
     program.incoming[0].post = arrived  # type: ignore[method-assign]
-    host.progress.handle(run(1, program=2))
+    host.handle(run(1, program=2))
     assert host.enqueued == ["g(y)"]
     assert host.awaited == {}
 
@@ -289,7 +341,7 @@ def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island(
 def host_of_a_pair(host: int = 0) -> Host:
     """Island 0 has hosts 0 and 1. Program 1 is a call `g` on both of a value from another island, program 2 a call `f`
     on both of what `h` on host 0 makes of such a value, program 3 is `h` by itself."""
-    made = Host(together=True, host=host)
+    made = Host(multi_host=True, host=host)
     for number in (1, 2, 3):
         sketch = Sketch()
         there, one, both = sketch.slice("5.0", island=-1), sketch.slice("0.0"), sketch.slice("0.0", "1.0")
@@ -306,61 +358,61 @@ def host_of_a_pair(host: int = 0) -> Host:
     return made
 
 
-def test_before_a_gang_of_several_hosts_they_meet() -> None:
+def test_before_a_gang_of_several_hosts_there_is_a_rendezvous() -> None:
     """All enter a collective or none: one host's inputs say nothing of the others'."""
     for number in (0, 1):
         host = host_of_a_pair(number)
-        host.progress.handle(run(1, 7))
+        host.handle(run(1, 7))
         host.pulls[1].value = "y"
-        host.progress.handle(run(2, 7))
+        host.handle(run(2, 7))
         assert host.enqueued == []
         assert sorted(host.awaited) == [(1, 2), (2, 2)]
-        host.progress.handle(BarrierReleased(1, 2))
+        host.handle(BarrierReleased(1, 2))
         assert host.enqueued == ["g(y)"]
 
 
 def test_a_host_takes_the_failure_of_another_one_although_its_own_inputs_are_there() -> None:
     host = host_of_a_pair()
-    host.progress.handle(run(1, 7))
+    host.handle(run(1, 7))
     host.pulls[1].value = "y"
-    host.progress.handle(BarrierReleased(1, 2, BOOM))
+    host.handle(BarrierReleased(1, 2, BOOM))
     assert host.enqueued == []
     assert host.watched == [(1, [BOOM])]
 
 
-def test_a_host_opens_the_gate_of_what_is_its_own_and_meets_the_others_before_what_is_not() -> None:
+def test_a_host_passes_its_own_barrier_by_itself_and_has_a_rendezvous_before_a_shared_gang() -> None:
     here, other = host_of_a_pair(0), host_of_a_pair(1)
     for host in (here, other):
-        host.progress.handle(run(1, 7, 1, program=2))
-    assert sorted(here.awaited) == [(1, 2)]  # the gate; nobody but host 0 stands there
-    assert sorted(other.awaited) == [(1, 5)]  # the meeting
+        host.handle(run(1, 7, 1, program=2))
+    assert sorted(here.awaited) == [(1, 2)]  # the barrier that only host 0 observes
+    assert sorted(other.awaited) == [(1, 5)]  # the rendezvous
     here.pulls[1].value = "y"
-    here.progress.opened(1, 2, None)
+    here.arrived(1, 2)
     assert here.enqueued == ["h(y)"]
     assert sorted(here.awaited) == [(1, 2), (1, 5)]
     for host in (here, other):
-        host.progress.handle(BarrierReleased(1, 5))
+        host.handle(BarrierReleased(1, 5))
         assert host.enqueued[-1] == "f(x)"
-        assert host.progress.active == {}
+        assert host.core.active == {}
 
 
-def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_gate() -> None:
-    """What takes its results goes on at the end, and must do so between the same two launches everywhere."""
+def test_a_launch_ends_on_all_hosts_at_once_although_only_one_of_them_had_a_barrier() -> None:
+    """Its consumers go on at the end, and must do so between the same two launches everywhere."""
     for number in (0, 1):
         host = host_of_a_pair(number)
-        host.progress.handle(run(1, 7, program=3))
+        host.handle(run(1, 7, program=3))
         if number == 0:
             host.pulls[1].value = "y"
-            host.progress.opened(1, 2, None)
+            host.arrived(1, 2)
             assert host.enqueued == ["h(y)"]
         assert (1, 4) in host.awaited
         assert host.watched == []
-        host.progress.handle(BarrierReleased(1, 4))
+        host.handle(BarrierReleased(1, 4))
         assert len(host.watched) == 1
         assert host.buffers() == ({1: "x", 100: "h(y)"} if number == 0 else {1: "x"})
 
 
-def test_what_is_apart_goes_on_before_the_launch_before_it_has_ended_on_all_hosts() -> None:
+def test_an_independent_launch_goes_on_before_the_launch_before_it_has_ended_on_all_hosts() -> None:
     """Program 4 is program 3 with an argument of host 0; host 1 has no part in either. What is of both hosts waits."""
     host = host_of_a_pair()
     sketch = Sketch()
@@ -372,24 +424,24 @@ def test_what_is_apart_goes_on_before_the_launch_before_it_has_ended_on_all_host
     one, both = sketch.slice("0.0"), sketch.slice("0.0", "1.0")
     argument = sketch.argument(one)
     host.program(5, sketch, sketch.call("f", sketch.argument(both), slice=both), sketch.call("l", argument, slice=one))
-    host.progress.handle_batch([run(1, 7, program=3), run(2, 7, 100, program=4), run(3, 100, 1, program=5)])
+    host.handle(run(1, 7, program=3), run(2, 7, 100, program=4), run(3, 100, 1, program=5))
     host.pulls[1].value, host.pulls[2].value = "y", "z"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.enqueued == ["h(y)", "k(z,h(y))"]
-    host.progress.handle_batch([run(4, 7, 100, program=4)])
+    host.handle(run(4, 7, 100, program=4))
     host.pulls[4].value = "w"
-    host.progress.opened(4, 2, None)
+    host.arrived(4, 2)
     assert host.enqueued == ["h(y)", "k(z,h(y))", "k(w,h(y))"]
     assert host.watched == []
-    host.progress.handle_batch([BarrierReleased(2, 4)])
+    host.handle(BarrierReleased(2, 4))
     assert [sequence for sequence, _ in host.watched] == [2]
-    host.progress.handle_batch([BarrierReleased(1, 4)])
+    host.handle(BarrierReleased(1, 4))
     assert host.enqueued[3:] == ["f(x)", "l(h(y))"]
 
 
-def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
-    host = host_with_gate()
-    host.progress.handle(BarrierReleased(77, 0))
+def test_a_barrier_of_a_launch_that_is_over_releases_nothing() -> None:
+    host = host_with_barrier()
+    host.handle(BarrierReleased(77, 0))
     assert host.enqueued == []
     assert host.messages == []
 
@@ -398,31 +450,31 @@ def test_a_gate_of_a_launch_that_is_over_opens_nothing() -> None:
 
 
 def test_a_launch_can_name_a_result_that_is_still_to_come() -> None:
-    """1. Launch 1 waits at its gate. 2. Launch 2 takes its result, launch 3 that of launch 2. 3. The gate opens."""
-    host = host_with_gate()
-    host.progress.handle_batch([run(1, program=2), run(2, 100), run(3, 200)])
+    """1. Launch 1 waits at its barrier. 2. Launch 2 takes its result, launch 3 that of launch 2. 3. It goes on."""
+    host = host_with_barrier()
+    host.handle(run(1, program=2), run(2, 100), run(3, 200))
     assert host.enqueued == []
     host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.enqueued == ["g(y)", "f(g(y))", "f(f(g(y)))"]
-    assert host.progress.promised == {}
-    assert host.progress.active == {}
+    assert host.core.producers == {}
+    assert host.core.active == {}
 
 
-def test_a_result_that_is_dropped_before_it_is_there_reaches_its_consumer_and_goes() -> None:
-    host = host_with_gate()
-    host.progress.handle_batch([run(1, program=2), run(2, 100), Drop(1, (100,))])
+def test_a_result_that_is_freed_before_it_is_there_reaches_its_consumer_and_goes() -> None:
+    host = host_with_barrier()
+    host.handle(run(1, program=2), run(2, 100), Drop(1, (100,)))
     host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.enqueued == ["g(y)", "f(g(y))"]
     assert host.buffers() == {1: "x", 200: "f(g(y))"}
 
 
-def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
-    host = host_with_gate()
-    host.progress.handle_batch([run(1, program=2), DropSession(1)])
+def test_results_of_a_launch_that_waits_when_its_session_ends_are_not_stored() -> None:
+    host = host_with_barrier()
+    host.handle(run(1, program=2), DropSession(1))
     host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.watched == [(1, ["g(y)"])]
     assert host.store.count() == 0
 
@@ -433,7 +485,7 @@ def test_what_a_session_leaves_behind_at_a_gate_is_not_stored() -> None:
 def host_of_two(host: int) -> Host:
     """Island 0 has hosts 0 and 1. Program 1 takes a value of another island to host 0; program 2 takes that result
     and runs on both; program 3 runs on both and takes buffer 1."""
-    made = Host(together=True, host=host)
+    made = Host(multi_host=True, host=host)
     sketch = Sketch()
     there, one = sketch.slice("5.0", island=-1), sketch.slice("0.0")
     result = sketch.call("g", sketch.call("far", sketch.argument(there), slice=there), slice=one)
@@ -452,20 +504,20 @@ def host_of_two(host: int) -> Host:
 
 
 def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs() -> None:
-    """1. Launch 1 stands at its gate. 2. Launch 2 takes its result, which only host 0 will hold. 3. Launch 3 goes on.
+    """1. Launch 1 waits at its barrier. 2. Launch 2 takes its result, which only host 0 will hold. 3. Launch 3 goes on.
     Both hosts must enqueue launch 3 before launch 2, or their collectives would meet the wrong ones."""
     for number in (0, 1):
         host = host_of_two(number)
-        host.progress.handle_batch([run(1), run(2, 100, 1, program=2), run(3, 1, program=3)])
+        host.handle(run(1), run(2, 100, 1, program=2), run(3, 1, program=3))
         assert host.enqueued == ["f(x)"]
         for pull in host.pulls.values():
             pull.value = "y"
         if number == 0:
-            host.progress.opened(1, 2, None)
+            host.arrived(1, 2)
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)"]
-        host.progress.handle(BarrierReleased(1, 4))
+        host.handle(BarrierReleased(1, 4))
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)", "h(x)"]
-        assert host.progress.promised == {}
+        assert host.core.producers == {}
 
 
 # --- sequential dispatch ----------------------------------------------------------------------------------------------
@@ -482,10 +534,10 @@ def host_with_two_gangs() -> Host:
 
 def test_gangs_that_are_sent_one_by_one_run_one_by_one() -> None:
     host = host_with_two_gangs()
-    host.progress.handle(run(1, 1, gangs=1))
+    host.handle(run(1, 1, gangs=1))
     assert host.enqueued == ["f(x)"]
     assert host.messages == [Enqueued(1, 0)]
-    host.progress.handle(run(1, 1, first=1, gangs=1))
+    host.handle(run(1, 1, first=1, gangs=1))
     assert host.enqueued == ["f(x)", "g(f(x))"]
     assert host.messages == [Enqueued(1, 0), Enqueued(1, 1)]
     assert host.watched == [(1, ["g(f(x))"])]
@@ -493,7 +545,7 @@ def test_gangs_that_are_sent_one_by_one_run_one_by_one() -> None:
 
 def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
     host = host_with_two_gangs()
-    host.progress.handle(run(1, 1, first=1, gangs=1))
+    host.handle(run(1, 1, first=1, gangs=1))
     assert host.enqueued == []
     assert host.messages == []
 
@@ -502,7 +554,7 @@ def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
 
 
 def test_an_argument_that_an_earlier_launch_still_needs_is_copied_before_it_is_overwritten() -> None:
-    """1. Launch 1 takes buffer 1 and stands at its gate. 2. Launch 2, to which buffer 1 is donated, passes it."""
+    """1. Launch 1 takes buffer 1 and waits at its barrier. 2. Launch 2, to which buffer 1 is donated, passes it."""
     host, sketch = Host(), Sketch()
     there, here = sketch.slice("5.0", island=-1), sketch.slice("0.0", "0.1")
     far = sketch.call("far", sketch.argument(there), slice=there)
@@ -512,18 +564,18 @@ def test_an_argument_that_an_earlier_launch_still_needs_is_copied_before_it_is_o
     here = second.slice("0.0", "0.1")
     host.program(2, second, second.call("f", second.argument(here), slice=here, donated=(0,)))
     host.store.put(1, 1, "x")
-    host.progress.handle_batch([run(1, 7, 1), run(2, 1, program=2), run(3, 200, program=2)])
+    host.handle(run(1, 7, 1), run(2, 1, program=2), run(3, 200, program=2))
     assert host.enqueued == ["f(copy(x))", "f(f(copy(x)))"]
     host.pulls[1].value = "y"
-    host.progress.opened(1, 2, None)
+    host.arrived(1, 2)
     assert host.enqueued[-1] == "g(x,y)"
 
 
 def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
-    """Host 1 has nothing to do in the last gang of launch 1. It promises the results until that was sent, as host 0
+    """Host 1 has nothing to do in the last gang of launch 1. Its results are pending until that was sent, as host 0
     does, so that both stop at launch 2, which takes one."""
     for number in (0, 1):
-        host, sketch = Host(together=True, host=number), Sketch()
+        host, sketch = Host(multi_host=True, host=number), Sketch()
         one, both = sketch.slice("0.0"), sketch.slice("0.0", "1.0")
         first = sketch.call("f", sketch.argument(both), slice=both)
         host.program(1, sketch, first, sketch.call("g", sketch.argument(one), slice=one))
@@ -532,7 +584,161 @@ def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
         host.program(2, second, second.call("h", second.argument(both), slice=both))
         host.store.put(1, 1, "x")
         host.store.put(1, 2, "z")
-        host.progress.handle_batch([run(1, 1, 2, gangs=1), run(2, 100, program=2)])
+        host.handle(run(1, 1, 2, gangs=1), run(2, 100, program=2))
         assert host.enqueued == ["f(x)"]
-        host.progress.handle(run(1, 1, 2, first=1, gangs=1))
+        host.handle(run(1, 1, 2, first=1, gangs=1))
         assert host.enqueued[-1] == "h(f(x))"
+
+
+# --- events and instructions ------------------------------------------------------------------------------------------
+
+
+def instructions(host: Host, *events: Event) -> list[list[Any]]:
+    """The core's answers to each event, without a driver."""
+    return [host.core.handle(event, 0.0) for event in events]
+
+
+def test_a_launch_that_nothing_stops_is_three_instructions() -> None:
+    host = host_with_call()
+    launch = run(5, 1)
+    assert instructions(host, launch) == [[Start(launch, ()), Enqueue(5, 0, 1, None), Complete(5)]]
+
+
+def test_a_launch_that_waits_for_an_input_is_started_and_goes_on_behind_its_producer() -> None:
+    host = host_with_barrier()
+    first, second = run(1, program=2), run(2, 100)
+    assert instructions(host, first, second) == [[Start(first, ()), AwaitInputs(1, 0, 2)], [Start(second, (0,))]]
+    assert host.core.active[1].phase is AT_BARRIER
+    assert host.core.active[2].phase is WAITING_FOR_INPUTS
+    assert instructions(host, InputsArrived(1, 2, BOOM)) == [
+        [
+            Enqueue(1, 1, 3, BOOM),
+            Forward(1, 2, 100, (0,)),
+            Complete(1),
+            Enqueue(2, 0, 1, None),
+            Complete(2),
+        ]
+    ]
+
+
+def test_a_host_reports_a_rendezvous_when_its_inputs_have_arrived_and_waits_for_its_release() -> None:
+    host = host_of_a_pair()
+    instructions(host, run(1, 7, program=3), InputsArrived(1, 2, None))
+    assert host.core.active[1].phase is ENQUEUED
+    assert instructions(host, InputsArrived(1, 4, BOOM)) == [[Send(BarrierReached(0, 1, 4, BOOM))]]
+    assert host.core.active[1].phase is ENQUEUED
+    assert instructions(host, BarrierReleased(1, 4, BOOM)) == [[Complete(1)]]
+
+
+def test_a_barrier_is_passed_once() -> None:
+    host = host_of_a_pair()
+    instructions(host, run(1, 7, 1, program=2), InputsArrived(1, 2, None))
+    assert instructions(host, InputsArrived(1, 2, None), BarrierReleased(1, 2)) == [[], []]
+
+
+def test_a_launch_cannot_go_back() -> None:
+    host = host_with_call()
+    launch = ActiveLaunch(run(1, 1), host.core.programs[1].plan)
+    launch.enter(DONE)
+    with pytest.raises(AssertionError, match="launch 1 cannot go from DONE to AT_BARRIER"):
+        launch.enter(AT_BARRIER)
+
+
+def test_a_launch_of_a_lost_program_tells_what_happened_to_it_on_the_host() -> None:
+    host = host_of_a_pair()
+    host.core.handle(Joined(4), 1.0)
+    instructions(host, DropProgram(1, 3), DropSession(2))
+    (sent,) = host.core.handle(run(2, 7, program=3), 3.5)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, IslandLaunchFailed)
+    assert sent.message.failure.kind == "HostLost"
+    assert sent.message.failure.story == ("host 0: 2.500 s before: joined host 0: epoch 4",)
+
+
+class Recorded:
+    """A random run of one host of a pair, with a scheduler that releases what both hosts would have reached."""
+
+    def __init__(self) -> None:
+        self.host = host_of_a_pair()
+        self.events: list[tuple[Event, float]] = []
+        self.answers: list[list[Any]] = []
+        self.handle = self.host.core.handle
+        self.host.core.handle = self.record  # type: ignore[method-assign]
+        self.now = 0.0
+        self.launches = 0
+
+    def record(self, event: Event, now: float) -> list[Any]:
+        answer = self.handle(event, now)
+        self.events.append((event, now))
+        self.answers.append(answer)
+        return answer
+
+    def happens(self, *events: Event) -> None:
+        self.now += 0.125
+        self.host.driver.handle_batch(events, self.now)
+
+    def launch(self, program: int, argument: int, by_gang: bool) -> None:
+        self.launches += 1
+        sequence = self.launches
+        gangs = len(self.host.core.programs[program].plan.plan.labels) if by_gang else 0
+        pending = 100 * (sequence - argument) if argument else 1
+        self.happens(run(sequence, 7, pending, program=program, gangs=min(gangs, 1)))
+
+    def arrive(self, choice: int) -> None:
+        waiting = [k for k, values in self.host.awaited.items() if values]
+        if waiting:
+            sequence, barrier = waiting[choice % len(waiting)]
+            del self.host.awaited[sequence, barrier]
+            self.host.pulls[sequence].value = f"y{sequence}"
+            self.happens(InputsArrived(sequence, barrier, BOOM if choice % 7 == 6 else None))
+
+    def release(self, choice: int) -> None:
+        """A rendezvous at which this host waits for nothing of its own, or which it has reported."""
+        ready = [k for k, values in self.host.awaited.items() if not values]
+        ready += [(m.sequence, m.barrier) for m in self.host.messages if isinstance(m, BarrierReached)]
+        if ready:
+            self.happens(BarrierReleased(*ready[choice % len(ready)]))
+
+    def next_gang(self, choice: int) -> None:
+        stopped = [a for a in self.host.core.active.values() if a.phase is WAITING_FOR_GANG]
+        if stopped:
+            one = stopped[choice % len(stopped)]
+            self.happens(msgspec.structs.replace(one.launch, first=one.limit))
+
+    def free(self, choice: int) -> None:
+        self.happens(Drop(1, (100 * (1 + choice % max(1, self.launches)),)))
+
+
+CHOICES = st.integers(0, 20)
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just(Recorded.launch), st.sampled_from([1, 2, 3]), st.integers(0, 3), st.booleans()),
+        st.tuples(st.sampled_from([Recorded.arrive, Recorded.release, Recorded.next_gang, Recorded.free]), CHOICES),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(ACTIONS)
+def test_a_recorded_run_replays_into_a_fresh_core_with_equal_instructions(actions: list[Any]) -> None:
+    recorded = Recorded()
+    before = dict(recorded.host.core.programs)
+    for action, *arguments in actions:
+        action(recorded, *arguments)
+    for _ in range(200):  # whatever still waits comes in the end
+        for finish in (Recorded.arrive, Recorded.release, Recorded.next_gang):
+            finish(recorded, 0)
+        for barrier in [key for key, values in recorded.host.awaited.items() if not values]:
+            del recorded.host.awaited[barrier]
+            recorded.happens(BarrierReleased(*barrier))
+        for message in [m for m in recorded.host.messages if isinstance(m, BarrierReached)]:
+            recorded.happens(BarrierReleased(message.sequence, message.barrier))
+        if not recorded.host.core.active:
+            break
+    assert not recorded.host.core.active
+    assert not recorded.host.core.producers
+    assert sorted(sequence for sequence, _ in recorded.host.watched) == list(range(1, recorded.launches + 1))
+    fresh = HostCore(0, (0, 1))
+    fresh.wanted, fresh.programs = set(before), before
+    assert [fresh.handle(event, now) for event, now in recorded.events] == recorded.answers

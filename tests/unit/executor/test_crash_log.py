@@ -1,4 +1,4 @@
-"""What a process leaves behind when it dies of a signal of its own."""
+"""The note of a process that dies of a signal of its own."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, QuotaExceeded, TooLarge, WireError
-from pathways_ray.executor.data.upload_quota import Allowance, check_type, device_bytes
+from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.ir.types import ArrayType
 
 
@@ -20,43 +20,43 @@ def test_uploads_count_from_their_first_message_until_their_buffer_goes() -> Non
     2. One fails: its 40 are free. The other arrives: its 60 are not.
     3. The buffer leaves the store: all is free.
     """
-    allowance, store = Allowance(), {1}
-    allowance.take(1, 60, 100, store.__contains__)
+    quota, store = UploadQuota(), {1}
+    quota.reserve(1, 60, 100, store.__contains__)
     with pytest.raises(QuotaExceeded, match=r"asks for 50 bytes .* uploads of the session hold 60; 100 are allowed"):
-        allowance.take(2, 50, 100, store.__contains__)
-    allowance.take(2, 40, 100, store.__contains__)
-    allowance.failed(2)
-    allowance.arrived(1)
+        quota.reserve(2, 50, 100, store.__contains__)
+    quota.reserve(2, 40, 100, store.__contains__)
+    quota.release(2)
+    quota.keep(1)
     with pytest.raises(QuotaExceeded, match="hold 60"):
-        allowance.take(3, 50, 100, store.__contains__)
+        quota.reserve(3, 50, 100, store.__contains__)
     store.clear()
-    allowance.take(3, 100, 100, store.__contains__)
+    quota.reserve(3, 100, 100, store.__contains__)
 
 
 def test_without_a_quota_the_runtime_has_a_limit_for_what_is_under_way() -> None:
-    allowance = Allowance()
-    allowance.take(1, limits.MAX_UPLOAD_BYTES, None, there)
+    quota = UploadQuota()
+    quota.reserve(1, limits.MAX_UPLOAD_BYTES, None, there)
     with pytest.raises(QuotaExceeded, match=r"an upload asks for 1 bytes on a host, and .* are on their way"):
-        allowance.take(2, 1, None, there)
-    allowance.arrived(1)
-    allowance.take(2, 1, None, there)
+        quota.reserve(2, 1, None, there)
+    quota.keep(1)
+    quota.reserve(2, 1, None, there)
 
 
 def test_a_buffer_comes_once_at_a_time() -> None:
-    allowance = Allowance()
-    allowance.take(1, 1, None, there)
+    quota = UploadQuota()
+    quota.reserve(1, 1, None, there)
     with pytest.raises(WireError, match="buffer 1 is on its way already"):
-        allowance.take(1, 1, None, there)
+        quota.reserve(1, 1, None, there)
 
 
 def test_a_buffer_that_is_put_again_counts_twice_until_it_is_looked_for() -> None:
     """A client that puts the same number over and over gets no more than one that does not."""
-    allowance = Allowance()
+    quota = UploadQuota()
     for _ in range(2):
-        allowance.take(1, 50, 100, there)
-        allowance.arrived(1)
+        quota.reserve(1, 50, 100, there)
+        quota.keep(1)
     with pytest.raises(QuotaExceeded):
-        allowance.take(1, 1, 100, there)
+        quota.reserve(1, 1, 100, there)
 
 
 @pytest.mark.parametrize(

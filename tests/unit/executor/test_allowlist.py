@@ -1,4 +1,4 @@
-"""What functions from clients may do; and that reading them, whatever they are, cannot harm who has them read."""
+"""Functions from clients: their allowlist; and the safety of reading them, whatever they are."""
 
 from __future__ import annotations
 
@@ -271,8 +271,8 @@ TROUBLES = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The checker's process loads a `checks` that does something else; who asks gets a refusal in bounded time, and the
-    next program is read as if nothing had been."""
+    """The checker's process loads an `allowlist` that does something else; its caller gets a refusal in bounded time,
+    and the next program is read as if nothing had been."""
     package = tmp_path / "sitecustomize.py"
     package.write_text(
         "import os, sys, types\n"

@@ -1,0 +1,77 @@
+"""The seam between the runtime and the platform of a host's devices: everything that differs from one to another.
+
+Accelerators need next to nothing. XLA on CPU needs several settings and precautions; they are all in `cpu_backend`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+Function = Callable[..., Sequence[Any]]
+"""A function of arrays that JAX traces."""
+
+Rebuild = Callable[[Callable[[Function], Function]], Any]
+"""Compiles a computation again, its function changed and with one more output than before, a replicated scalar."""
+
+
+class Backend(Protocol):
+    """One platform. Made before JAX is imported, which reads what `configure` sets."""
+
+    def configure(self, devices: int) -> None:
+        """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
+
+    def making_devices(self, host: int) -> contextlib.AbstractContextManager[None]:
+        """Surrounds the first look at the devices, which makes their threads."""
+
+    def before_group(self, address: str) -> None:
+        """Called before the hosts of an island form a JAX group, which this host joins from an address."""
+
+    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+        """The compiler's options for a computation.
+
+        Args:
+            fused: several functions were composed into it.
+            loops: some of them are repeated in a loop that the runtime made.
+        """
+
+    def check(self, compiled: Any, hosts: int) -> None:
+        """Raises `CompileError` for a computation that would be wrong in a group of this number of hosts."""
+
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+        """The computation as it is to be called; it runs on `devices` devices of this host."""
+
+
+class AcceleratorBackend:
+    """GPUs and TPUs."""
+
+    def configure(self, devices: int) -> None:
+        if os.environ.get("JAX_PLATFORMS") == "cpu":
+            del os.environ["JAX_PLATFORMS"]  # it was meant for the client that started the runtime
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    def making_devices(self, host: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def before_group(self, address: str) -> None:
+        """JAX's own collectives need nothing."""
+
+    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+        return None
+
+    def check(self, compiled: Any, hosts: int) -> None:
+        """Every computation is as good in a group as on one host."""
+
+    def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+        return compiled
+
+
+def backend_of(platform: str) -> Backend:
+    """The backend of "cpu", "gpu" or "tpu"."""
+    if platform == "cpu":
+        from pathways_ray.executor.compile.cpu_backend import CpuBackend
+
+        return CpuBackend()
+    return AcceleratorBackend()

@@ -1,0 +1,362 @@
+"""The decisions of a host: which launch goes on, up to which step, and when buffers are freed.
+
+A launch that arrives takes its arguments and posts its pulls at once, then its steps run in order. It stops at three
+places: at an argument that an earlier launch has yet to make, at an input barrier (see `barriers`), and, where gangs
+are dispatched one at a time, at the gang that it may not reach yet. Meanwhile later launches go on; the results of a
+launch can be named before they exist.
+
+`handle` takes one event and returns instructions, in the order in which they are to be carried out. Both are values
+(see `instructions`), and no decision reads anything but events: no array, no clock. So the same events give the same
+instructions, on a real host, in the simulator, and when a recorded run is replayed. A step whose inputs are futures
+already is enqueued by the driver as it meets the instruction; a launch that nothing stops costs three of them (start,
+enqueue, complete), which is about a microsecond, and no trip through another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.active_launch import (
+    AT_BARRIER,
+    DONE,
+    ENQUEUED,
+    WAITING_FOR_GANG,
+    WAITING_FOR_INPUTS,
+    ActiveLaunch,
+    PendingResults,
+)
+from pathways_ray.executor.run.barriers import InputBarrier
+from pathways_ray.executor.run.host_plan import NO_LIMIT
+from pathways_ray.executor.run.instructions import (
+    AwaitInputs,
+    Complete,
+    Copy,
+    Enqueue,
+    Event,
+    Forget,
+    Forward,
+    Free,
+    FreeSession,
+    InputsArrived,
+    Instruction,
+    Joined,
+    Measure,
+    PreparationFailed,
+    Prepare,
+    Prepared,
+    Send,
+    SetPeers,
+    Start,
+)
+from pathways_ray.story import Entry, Story
+from pathways_ray.transport import messages as wire
+
+HEARTBEAT_S = 1.0
+"""A host lets its scheduler hear from it this often."""
+
+GROUP_LIMIT_S = 30
+"""Seconds for the hosts of an island to find each other; after that the process ends and Ray restarts it."""
+
+
+class HostCore:
+    """The launches and programs of one host.
+
+    Args:
+        members: the hosts of the island. Where there are several, they have rendezvous.
+    """
+
+    def __init__(self, host: int, members: tuple[int, ...]) -> None:
+        self.host = host
+        self.members = members
+        self.multi_host = len(members) > 1
+        self.story = Story(f"host {host}")
+        self.wanted: set[int] = set()
+        self.programs: dict[int, Prepared] = {}
+        self.active: dict[int, ActiveLaunch] = {}
+        self.producers: dict[int, dict[int, ActiveLaunch]] = {}
+        """By session and buffer: the launch that will store it."""
+        self._now = 0.0
+        self._handlers: dict[type, Callable[[Any], list[Instruction]]] = {
+            wire.IslandLaunch: self._launch,
+            wire.Drop: self._free,
+            wire.BarrierReleased: self._released,
+            wire.Program: self._program,
+            wire.Peers: self._peers,
+            wire.DropSession: self._session_ended,
+            wire.DropProgram: self._program_dropped,
+            Joined: self._joined,
+            Prepared: self._prepared,
+            PreparationFailed: self._preparation_failed,
+            InputsArrived: self._arrived,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """The instructions that follow from an event at time `now`, in seconds."""
+        self._now = now
+        return self._handlers[type(event)](event)
+
+    # --- peers and programs -------------------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined) -> list[Instruction]:
+        self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
+        return []
+
+    def _peers(self, message: wire.Peers) -> list[Instruction]:
+        present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
+        self.story.note(Entry(self._now, "peers changed", present, host=self.host))
+        return [SetPeers(message.peers)]
+
+    def _program(self, message: wire.Program) -> list[Instruction]:
+        prepared = self.programs.get(message.program)
+        if prepared is not None:
+            return self._ready(prepared)
+        if message.program in self.wanted:
+            return []
+        self.wanted.add(message.program)
+        return [Prepare(message)]
+
+    def _ready(self, prepared: Prepared) -> list[Instruction]:
+        """Tells the controller, which waits for the hosts that have a part in the program, and counts them."""
+        if not prepared.plan.has_part:
+            return []
+        return [Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes))]
+
+    def _prepared(self, event: Prepared) -> list[Instruction]:
+        self.story.note(Entry(self._now, "program prepared", f"{event.plan.plan.name}, number {event.program}"))
+        if event.program not in self.wanted:  # it was dropped while it was compiled
+            return [Forget(event.program), *self._ready(event)]
+        self.programs[event.program] = event
+        return self._ready(event)
+
+    def _preparation_failed(self, event: PreparationFailed) -> list[Instruction]:
+        self.story.note(Entry(self._now, "program refused", f"number {event.program}", event.failure.message))
+        return [Send(wire.Ready(self.host, event.program, 0, event.failure))]
+
+    def _program_dropped(self, message: wire.DropProgram) -> list[Instruction]:
+        self.wanted.discard(message.program)
+        if self.programs.pop(message.program, None) is None:
+            return []
+        return [Forget(message.program)]
+
+    # --- a launch arrives ---------------------------------------------------------------------------------------------
+
+    def _launch(self, launch: wire.IslandLaunch) -> list[Instruction]:
+        sequence = launch.sequence
+        active = self.active.get(sequence)
+        if active is not None:
+            active.limit = launch.first + launch.gangs
+            return self._advance(active) if active.phase is WAITING_FOR_GANG else []
+        if launch.first:
+            return []  # a later gang of a launch that has ended
+        prepared = self.programs.get(launch.program)
+        if prepared is None:
+            return [self._lost(launch)]
+        plan, producers = prepared.plan, self.producers.get(launch.session)
+        if producers is None:
+            steps = plan.whole.steps
+            if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):
+                # Most launches: nothing can stop it, so it ends here and now, and is never active.
+                return [Start(launch, ()), Enqueue(sequence, 0, len(steps), None), Complete(sequence)]
+            active = self.active[sequence] = ActiveLaunch(launch, plan)
+            return [Start(launch, ()), *self._advance(active)]
+        active = self.active[sequence] = ActiveLaunch(launch, plan)
+        made = self._resolved(active, producers)
+        if not active.unresolved:
+            return made + self._advance(active)
+        self._note(active, "waits for inputs", f"buffers {sorted(active.unresolved)}")
+        active.enter(WAITING_FOR_INPUTS)
+        self._announce(active)
+        return made
+
+    def _lost(self, launch: wire.IslandLaunch) -> Instruction:
+        text = f"host {self.host} restarted before the launch reached it"
+        concerned = frozenset({self.host})
+        story = self.story.lines(self._now, session=launch.session, launch=launch.sequence, hosts=concerned)
+        failure = Failure("HostLost", text, host=self.host, story=story)
+        return Send(wire.IslandLaunchFailed(launch.sequence, failure, self.members))
+
+    def _resolved(self, active: ActiveLaunch, producers: dict[int, ActiveLaunch]) -> list[Instruction]:
+        """Starts a launch of a session whose earlier launches have yet to store some of their results."""
+        launch, unresolved = active.launch, active.unresolved
+        slots: list[int] = []
+        forwards: list[Instruction] = []
+        for slot, number, here in active.plan.arguments:
+            buffer = launch.arguments[number]
+            producer = producers.get(buffer)
+            if producer is None or (active.goes_early and not here):
+                continue
+            slots.append(slot)
+            if active.goes_early and producer.phase is ENQUEUED:
+                forwards.append(Forward(producer.launch.sequence, launch.sequence, buffer, (slot,)))
+                continue
+            if buffer not in unresolved:
+                assert producer.pending is not None
+                producer.pending.consumers.setdefault(buffer, []).append(active)
+            unresolved.setdefault(buffer, []).append(slot)
+        return [Start(launch, tuple(slots)), *forwards]
+
+    # --- a launch goes on ---------------------------------------------------------------------------------------------
+
+    def _advance(self, active: ActiveLaunch, failure: Failure | None = None) -> list[Instruction]:
+        """Enqueues as much of a launch as possible.
+
+        Args:
+            failure: came in place of what it waited for at the barrier that it has just passed.
+        """
+        launch, plan, route, first = active.launch, active.plan, active.route, active.position
+        made: list[Instruction] = []
+        if plan.overwritten and first == 0 and len(self.active) > 1:
+            made += self._copies(active)
+        last = active.position = route.barriers[first] if active.limit == NO_LIMIT else route.stop(first, active.limit)
+        if last > first:
+            made.append(Enqueue(launch.sequence, first, last, failure))
+        through = last == len(route.steps)
+        if not through:
+            stop = route.steps[last]
+            if isinstance(stop, InputBarrier) and stop.gang < active.limit:
+                return made + self._stop_at(active, stop, first)
+        if launch.gangs and active.reported < active.limit - 1:
+            active.reported = active.limit - 1
+            made.append(Send(wire.Enqueued(launch.sequence, active.reported)))
+        # All hosts of the island agree at which message a launch ends, also those without a part in its last gangs.
+        if through and active.limit > plan.last_gang:
+            return made + self._finish(active)
+        active.enter(WAITING_FOR_GANG)
+        self._announce(active)
+        return made
+
+    def _copies(self, active: ActiveLaunch) -> list[Instruction]:
+        """An earlier launch may stand at a barrier and need an argument that this one overwrites: it gets a copy.
+
+        Where hosts share the array all of them copy, also one on which the other launch is past its use; on a host by
+        itself the slots of the other launches say who still needs it.
+        """
+        launch, plan = active.launch, active.plan
+        if not self.multi_host:
+            return [Copy(launch.sequence, plan.overwritten, if_shared=True)]
+        used = {
+            buffer
+            for other in self.active.values()
+            if other is not active and other.launch.session == launch.session
+            for buffer in other.launch.arguments
+        }
+        given = {slot: launch.arguments[number] for slot, number, _ in plan.arguments}
+        slots = tuple(slot for slot in plan.overwritten if given[slot] in used)
+        return [Copy(launch.sequence, slots, if_shared=False)] if slots else []
+
+    def _stop_at(self, active: ActiveLaunch, barrier: InputBarrier, first: int) -> list[Instruction]:
+        """Waits at a barrier, behind steps that were enqueued from `first` on."""
+        sequence, position = active.launch.sequence, active.position
+        made: list[Instruction] = []
+        if position > first:
+            made.append(Measure(sequence, first, position))
+        made.append(AwaitInputs(sequence, position, barrier.number))
+        self._announce(active)
+        if position < len(active.route.steps) - 1:
+            self._note(active, "waits at barrier", str(barrier.number))
+            active.enter(AT_BARRIER)
+            return made
+        self._note(active, "enqueued, waits for the other hosts")
+        active.enter(ENQUEUED)
+        forwards, ready = self._hand_over(active, only_early=True)
+        return [*made, *forwards, *(one for waiting in ready for one in self._advance(waiting))]
+
+    def _arrived(self, event: InputsArrived) -> list[Instruction]:
+        """The inputs of a launch at a barrier are here, or failed."""
+        active = self.active.get(event.sequence)
+        barrier = _barrier_of(active)
+        if active is None or barrier is None or barrier.number != event.barrier:
+            return []
+        if barrier.rendezvous:
+            return [Send(wire.BarrierReached(self.host, event.sequence, event.barrier, event.failure))]
+        return self._pass(active, event.failure)
+
+    def _released(self, message: wire.BarrierReleased) -> list[Instruction]:
+        """All hosts of the island have reached a rendezvous, with their inputs or a failure."""
+        active = self.active.get(message.sequence)
+        barrier = _barrier_of(active)
+        if active is None or barrier is None or barrier.number != message.barrier:
+            return []
+        return self._pass(active, message.failure)
+
+    def _pass(self, active: ActiveLaunch, failure: Failure | None) -> list[Instruction]:
+        self._note(active, "passes the barrier", cause=failure.message if failure is not None else "")
+        active.position += 1
+        return self._advance(active, failure)
+
+    # --- a launch is through ------------------------------------------------------------------------------------------
+
+    def _announce(self, active: ActiveLaunch) -> None:
+        """Lets later launches name the results of one that is not through before they are in the store."""
+        results = active.results
+        if active.pending is None and results:
+            active.pending = PendingResults()
+            self.producers.setdefault(active.launch.session, {}).update(dict.fromkeys(results, active))
+
+    def _finish(self, active: ActiveLaunch) -> list[Instruction]:
+        """Stores the results of a launch that is all enqueued, and lets those go on that waited for them."""
+        launch = active.launch
+        active.enter(DONE)
+        del self.active[launch.sequence]
+        if active.pending is None:
+            return [Complete(launch.sequence)]
+        self._note(active, "is all enqueued")  # there is no story of launches that nothing stops
+        producers = self.producers[launch.session]
+        for buffer in active.results:
+            producers.pop(buffer, None)
+        if not producers:
+            del self.producers[launch.session]
+        made, ready = self._hand_over(active, only_early=False)
+        made.append(Complete(launch.sequence))
+        if active.pending.freed:
+            made.append(Free(launch.session, tuple(active.pending.freed)))
+        for waiting in ready:
+            made += self._advance(waiting)
+        return made
+
+    def _hand_over(self, active: ActiveLaunch, only_early: bool) -> tuple[list[Instruction], list[ActiveLaunch]]:
+        """Forwards results to launches that wait for them, with `only_early` to those that go early. Returns the
+        instructions, and the launches that now have all inputs."""
+        made: list[Instruction] = []
+        ready: list[ActiveLaunch] = []
+        assert active.pending is not None or not active.results
+        consumers = active.pending.consumers if active.pending is not None else {}
+        for buffer, waiting in list(consumers.items()):
+            served = [one for one in waiting if one.goes_early or not only_early]
+            consumers[buffer] = [one for one in waiting if one not in served]
+            for one in served:
+                slots = tuple(one.unresolved.pop(buffer))
+                made.append(Forward(active.launch.sequence, one.launch.sequence, buffer, slots))
+                if not one.unresolved:
+                    ready.append(one)
+        return made, ready
+
+    # --- buffers ------------------------------------------------------------------------------------------------------
+
+    def _free(self, message: wire.Drop) -> list[Instruction]:
+        """Frees buffers; those that a launch has yet to store go as soon as it has."""
+        producers = self.producers.get(message.session)
+        if producers is not None:
+            for buffer in message.buffers:
+                producer = producers.get(buffer)
+                if producer is not None and producer.pending is not None:
+                    producer.pending.freed.append(buffer)
+        return [Free(message.session, message.buffers)]
+
+    def _session_ended(self, message: wire.DropSession) -> list[Instruction]:
+        self.story.note(Entry(self._now, "session ended", session=message.session))
+        return [FreeSession(message.session)]
+
+    def _note(self, active: ActiveLaunch, event: str, detail: str = "", cause: str = "") -> None:
+        launch = active.launch
+        self.story.note_launch(Entry(self._now, event, detail, cause, launch.session, launch.sequence))
+
+
+def _barrier_of(active: ActiveLaunch | None) -> InputBarrier | None:
+    """The barrier at which a launch waits; None when it does not."""
+    if active is None or active.phase not in (AT_BARRIER, ENQUEUED):
+        return None
+    barrier = active.route.steps[active.position]
+    return barrier if isinstance(barrier, InputBarrier) else None

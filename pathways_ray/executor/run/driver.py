@@ -1,0 +1,215 @@
+"""The driver of a host's core: carries out its instructions, in order, over the values of its launches.
+
+A real host and the simulated one differ in `HostIO` alone. The driver itself holds the arrays, and decides nothing.
+
+Options plug in as observers (the order check, the profiler); by default, a host has no observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.host_plan import HostPlan, has_part
+from pathways_ray.executor.run.instructions import (
+    AwaitInputs,
+    Complete,
+    Copy,
+    Enqueue,
+    Event,
+    Forget,
+    Forward,
+    Free,
+    FreeSession,
+    InputsArrived,
+    Measure,
+    PreparationFailed,
+    Prepare,
+    Prepared,
+    Send,
+    SetPeers,
+    Start,
+)
+from pathways_ray.executor.run.prepared import PreparedProgram, Store
+from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.ir.plan import IslandPlan
+from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
+
+_PLAN = msgspec.msgpack.Decoder(IslandPlan)
+
+
+class HostIO(Protocol):
+    """The threads, devices and connections of a host. No method but `compile` waits."""
+
+    def send(self, message: Message) -> None:
+        """Sends to the scheduler."""
+
+    def set_peers(self, peers: tuple[Peer, ...]) -> None:
+        """Pulls from these hosts from now on."""
+
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        """Makes a program ready. Raises `PathwaysError`. May be called from the thread of `in_background`."""
+
+    def in_background(self, work: Callable[[], Event]) -> None:
+        """Does work in another thread, in order, and has the driver handle its event."""
+
+    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
+        """Waits for values. Returns the event if all are there, or None: it will be handled later."""
+
+    def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        """Counts the time until values are ready to that of their launch."""
+
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+        """Reports a launch as done, or failed, once values are ready."""
+
+
+class LaunchObserver(Protocol):
+    """Sees launches without taking part in them."""
+
+    def started(self, launch: IslandLaunch) -> None:
+        """A launch has come."""
+
+    def enqueued(self, launch: IslandLaunch, program: PreparedProgram, first: int, last: int) -> None:
+        """The steps from `first` up to `last` of its route are on the device queues."""
+
+    def ran(self, sequence: int, start: float, end: float, part: bool) -> None:
+        """Its devices were busy with it from `start` to `end`, in seconds of `time.perf_counter`; with `part`, up to a
+        barrier. Called from the threads that wait for devices."""
+
+
+class HostDriver:
+    """Carries out the instructions of `core`. For one thread, which is the only one that enqueues.
+
+    Args:
+        decode: reads the plan of a `Program`.
+    """
+
+    def __init__(
+        self,
+        core: HostCore,
+        store: Store,
+        transfer: Transfer,
+        io: HostIO,
+        decode: Callable[[bytes], IslandPlan] = _PLAN.decode,
+    ) -> None:
+        self.core = core
+        self.store = store
+        self.transfer = transfer
+        self.io = io
+        self.decode = decode
+        self.programs: dict[int, PreparedProgram] = {}
+        self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
+        self.observers: tuple[LaunchObserver, ...] = ()
+        self._do: dict[type, Callable[[Any], Event | None]] = {
+            Start: self._start,
+            Copy: self._copy,
+            Enqueue: self._enqueue,
+            Measure: self._measure,
+            AwaitInputs: self._await_inputs,
+            Forward: self._forward,
+            Complete: self._complete,
+            Free: self._free,
+            FreeSession: lambda free: store.drop_session(free.session),
+            Prepare: self._prepare,
+            Forget: self._forget,
+            SetPeers: lambda change: io.set_peers(change.peers),
+            Send: lambda send: io.send(send.message),
+        }
+
+    def handle_batch(self, events: Sequence[Event], now: float) -> None:
+        """Handles events, one after the other, and everything that follows from each at once."""
+        for event in events:
+            self.handle(event, now)
+
+    def handle(self, event: Event, now: float) -> None:
+        """Has the core handle an event, and carries out the instructions, in order; then handles what came of them at
+        once."""
+        do = self._do
+        events = [event]
+        for following in events:  # grows meanwhile
+            for instruction in self.core.handle(following, now):
+                came = do[type(instruction)](instruction)
+                if came is not None:
+                    events.append(came)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, prepare: Prepare) -> Event | None:
+        message = prepare.message
+        plan = self.decode(message.plan)
+        if not has_part(plan, self.core.host):
+            # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
+            # compile it would come too late.
+            return self._prepared(message, plan)
+        self.io.in_background(lambda: self._prepared(message, plan))
+        return None
+
+    def _prepared(self, message: Program, plan: IslandPlan) -> Event:
+        host = self.core.host
+        try:
+            host_plan = HostPlan(plan, host, self.core.multi_host)
+            prepared = self.io.compile(host_plan, message.functions)
+        except PathwaysError as error:
+            return PreparationFailed(message.program, to_failure(error, host=host))
+        except Exception as error:
+            failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=host)
+            return PreparationFailed(message.program, failure)
+        self.programs[message.program] = prepared
+        return Prepared(message.program, host_plan, prepared.temporary_bytes)
+
+    # --- the values of launches ---------------------------------------------------------------------------------------
+
+    def _start(self, start: Start) -> None:
+        launch = start.launch
+        program = self.programs[launch.program]
+        self.running[launch.sequence] = program, program.start(launch, start.unresolved)
+        for observer in self.observers:
+            observer.started(launch)
+
+    def _copy(self, copy: Copy) -> None:
+        values = self.running[copy.sequence][1].values
+        others = [slots.values for number, (_, slots) in self.running.items() if number != copy.sequence]
+        for slot in copy.slots:
+            value = values[slot]
+            shared = not copy.if_shared or any(value is kept for other in others for kept in other)
+            if shared and not isinstance(value, Failure):
+                values[slot] = self.transfer.copy(value)
+
+    def _enqueue(self, enqueue: Enqueue) -> None:
+        program, slots = self.running[enqueue.sequence]
+        if enqueue.failure is not None:
+            program.fail_inputs(slots, enqueue.first - 1, enqueue.failure)
+        program.run(slots, enqueue.first, enqueue.last)
+        for observer in self.observers:
+            observer.enqueued(slots.launch, program, enqueue.first, enqueue.last)
+
+    def _measure(self, measure: Measure) -> None:
+        program, slots = self.running[measure.sequence]
+        values = program.outputs(slots, measure.first, measure.last)
+        if values:
+            self.io.measure(measure.sequence, values, program)
+
+    def _await_inputs(self, wait: AwaitInputs) -> InputsArrived | None:
+        program, slots = self.running[wait.sequence]
+        return self.io.await_inputs(wait.sequence, wait.barrier, program.awaited(slots, wait.position))
+
+    def _forward(self, forward: Forward) -> None:
+        program, slots = self.running[forward.source]
+        value = program.result(slots, forward.buffer)
+        values = self.running[forward.target][1].values
+        for slot in forward.slots:
+            values[slot] = value
+
+    def _complete(self, complete: Complete) -> None:
+        program, slots = self.running.pop(complete.sequence)
+        self.io.watch(complete.sequence, program.finish(slots), program)
+
+    def _free(self, free: Free) -> None:
+        self.store.drop(free.session, free.buffers)
+
+    def _forget(self, forget: Forget) -> None:
+        self.programs.pop(forget.program, None)

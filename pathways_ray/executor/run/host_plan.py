@@ -1,0 +1,187 @@
+"""One host's part in a plan, as far as decisions need it: steps and barriers, arguments, results. Pure."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, Reshard
+from pathways_ray.transport.messages import Gang, IslandLaunch, IslandLaunchFailed
+
+NO_LIMIT = 1 << 60
+"""The gang that a launch may not reach, where it may reach all."""
+
+MAX_NAMED = 4
+"""Nodes that an error of unknown origin names."""
+
+
+def has_part(plan: IslandPlan, host: int) -> bool:
+    """Whether anything of a plan happens on a host. One without a part gets the launches too, and only ends them."""
+    return any(host in placed.hosts for placed in plan.slices)
+
+
+class Route(NamedTuple):
+    """The steps and barriers that a launch passes on a host, in order; for each position, that of the next barrier (of
+    the end, behind the last one)."""
+
+    steps: tuple[HostStep, ...]
+    barriers: tuple[int, ...]
+
+    @classmethod
+    def along(cls, steps: tuple[HostStep, ...]) -> Route:
+        barriers, following = [], len(steps)
+        for position in range(len(steps), -1, -1):
+            if position < len(steps) and isinstance(steps[position], InputBarrier):
+                following = position
+            barriers.append(following)
+        return cls(steps, tuple(reversed(barriers)))
+
+    def stop(self, first: int, limit: int) -> int:
+        """The position of the first step from `first` on that cannot be enqueued: a barrier, or a gang from `limit` on.
+        That of the end, where all can."""
+        stop = self.barriers[first]
+        return next((at for at in range(first, stop) if self.steps[at].gang >= limit), stop)
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """A plan as host `host` sees it.
+
+    Args:
+        multi_host: whether the island has other hosts.
+    """
+
+    plan: IslandPlan
+    host: int
+    multi_host: bool
+
+    def __post_init__(self) -> None:
+        """Derives everything now, so that the thread that enqueues does not have to at the first launch."""
+        for derived in vars(HostPlan).values():
+            if isinstance(derived, functools.cached_property) and derived.attrname is not None:
+                getattr(self, derived.attrname)
+
+    @functools.cached_property
+    def has_part(self) -> bool:
+        return has_part(self.plan, self.host)
+
+    @functools.cached_property
+    def whole(self) -> Route:
+        """The way of a launch that is dispatched as a whole."""
+        return Route.along(with_barriers(self.plan.steps, self.plan, self.host, self.multi_host))
+
+    @functools.cached_property
+    def by_gang(self) -> Route:
+        """The way of a launch whose gangs are dispatched one at a time."""
+        steps = sorted(self.plan.steps, key=lambda step: step.gang)
+        return Route.along(with_barriers(steps, self.plan, self.host, self.multi_host))
+
+    def route_of(self, launch: IslandLaunch) -> Route:
+        return self.by_gang if launch.gangs else self.whole
+
+    def barrier_at(self, launch: IslandLaunch, position: int) -> InputBarrier:
+        barrier = self.route_of(launch).steps[position]
+        assert isinstance(barrier, InputBarrier)
+        return barrier
+
+    @functools.cached_property
+    def is_unobstructed(self) -> bool:
+        """Whether there are steps for this host, and no barrier among them."""
+        return bool(self.whole.steps) and not any(isinstance(step, InputBarrier) for step in self.whole.steps)
+
+    @functools.cached_property
+    def is_independent(self) -> bool:
+        return is_independent(self.whole.steps, self.plan)
+
+    @functools.cached_property
+    def last_gang(self) -> int:
+        return max((step.gang for step in self.plan.steps), default=0)
+
+    @functools.cached_property
+    def _here(self) -> tuple[bool, ...]:
+        """Whether this host has a shard of each slot."""
+        return tuple(self.host in self.plan.placed(slice_id).hosts for slice_id in self.plan.slots)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[tuple[int, int, bool], ...]:
+        """The slot and the number of each argument, and whether this host has a shard of it.
+
+        Those on other hosts of the island count too: all hosts wait for the same launches at the same points. Otherwise
+        they would enqueue later launches in different orders.
+        """
+        return tuple((slot, number, self._here[slot]) for slot, number in self.plan.arguments)
+
+    @functools.cached_property
+    def taken(self) -> tuple[tuple[int, int], ...]:
+        """The slot and the number of each argument that this host takes from its store."""
+        return tuple((slot, number) for slot, number, here in self.arguments if here)
+
+    @functools.cached_property
+    def results(self) -> tuple[tuple[int, int], ...]:
+        """The slot and the number of each result that this host stores."""
+        return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])
+
+    @functools.cached_property
+    def awaited(self) -> tuple[int, ...]:
+        """The slots whose readiness ends a launch on this host."""
+        return tuple(slot for slot in self.plan.awaited if self._here[slot])
+
+    @functools.cached_property
+    def overwritten(self) -> tuple[int, ...]:
+        """The slots of arguments whose memory a computation takes."""
+        given = {slot for slot, _ in self.plan.arguments}
+        executed = [step for step in self.whole.steps if isinstance(step, Execute)]
+        donated = {step.inputs[k] for step in executed for k in self.plan.executables[step.executable].donated}
+        return tuple(sorted(donated & given))
+
+    @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices of the island that the plan uses."""
+        slices = [placed for placed in self.plan.slices if placed.island == self.plan.island]
+        return tuple(sorted({device for placed in slices for device in placed.devices}))
+
+    @functools.cached_property
+    def watched_with(self) -> tuple[Device, ...]:
+        """The devices whose launches are awaited and reported in one order. Launches on other devices must not wait
+        behind them; but the hosts of an island report all launches in the order in which they enqueue."""
+        return () if self.multi_host else self.devices
+
+    @functools.cached_property
+    def own_devices(self) -> tuple[Device, ...]:
+        return tuple(device for device in self.devices if device.host == self.host)
+
+    # --- what is reported of a launch ---------------------------------------------------------------------------------
+
+    def gangs_between(self, launch: IslandLaunch, first: int, last: int, members: tuple[int, ...]) -> tuple[Gang, ...]:
+        """The gangs that a launch enqueues in its steps from `first` up to `last`."""
+        return tuple(
+            Gang(launch.sequence, step.gang, sum(1 << members.index(host) for host in hosts_of(step, self.plan)))
+            for step in self.route_of(launch).steps[first:last]
+            if isinstance(step, Execute | Reshard)
+        )
+
+    def failed(self, sequence: int, failure: Failure, place: int) -> IslandLaunchFailed:
+        """The report of a launch that failed.
+
+        Args:
+            place: of the value that failed, in `awaited`; all hosts that have a shard of it must fail with it.
+        """
+        hosts = self.plan.placed(self.plan.slots[self.awaited[place]]).hosts if self.multi_host else ()
+        return IslandLaunchFailed(sequence, self._attributed(failure), hosts)
+
+    def _attributed(self, failure: Failure) -> Failure:
+        """A failure with the computations it can come from. One that happens on a device shows when results are
+        awaited, without a name; one that a peer's data brought is left to the peer to name."""
+        if failure.node or failure.kind != "ExecutionError" or "Error while transferring" in failure.message:
+            return failure
+        labels = [self.plan.labels[step.node] for step in self.plan.steps if isinstance(step, Execute)]
+        names = list(dict.fromkeys(label.name for label in labels))
+        if len(names) > MAX_NAMED:
+            names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
+        where = list(dict.fromkeys(label.where for label in labels if label.where))[:MAX_NAMED]
+        return msgspec.structs.replace(failure, node=" or ".join(names), where=", ".join(where))

@@ -1,0 +1,166 @@
+"""Events of a host and the instructions that follow from them.
+
+Both are values: they hold numbers, wire messages and failures, and never an array, a computation or a connection. So
+they can be logged, compared, and replayed into a fresh `HostCore`. Of what the driver is told to do, `Prepare` and
+`AwaitInputs` come back as exactly one event each; the rest is done when the driver has gone on to the next instruction.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program, ToHost
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """This process is its host under an epoch of its island."""
+
+    epoch: int
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A program is compiled. `temporary_bytes` are those of its largest computation, per device."""
+
+    program: int
+    plan: HostPlan
+    temporary_bytes: int
+
+
+class PreparationFailed(msgspec.Struct, frozen=True):
+    """A program cannot run here."""
+
+    program: int
+    failure: Failure
+
+
+class InputsArrived(msgspec.Struct, frozen=True):
+    """Everything that a launch waits for at a barrier is on this host, or failed."""
+
+    sequence: int
+    barrier: int
+    failure: Failure | None
+
+
+Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived
+"""A message of the scheduler, or something that an instruction led to."""
+
+
+# --- instructions: a launch's values ----------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Take a launch's arguments from the store, except those for the slots in `unresolved`, and post its pulls."""
+
+    launch: IslandLaunch
+    unresolved: tuple[int, ...]
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy the arguments in `slots`, which the launch is about to overwrite: each of them, or with `if_shared` only
+    those that another active launch of this host still has in a slot."""
+
+    sequence: int
+    slots: tuple[int, ...]
+    if_shared: bool
+
+
+class Enqueue(msgspec.Struct, frozen=True):
+    """Run the steps from `first` up to `last`, in order; with `failure`, that is what the gang of `first` receives."""
+
+    sequence: int
+    first: int
+    last: int
+    failure: Failure | None
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Count the time until the steps from `first` up to `last` have run to that of the launch, which stops there."""
+
+    sequence: int
+    first: int
+    last: int
+
+
+class AwaitInputs(msgspec.Struct, frozen=True):
+    """Report `InputsArrived` once all that the launch waits for at the barrier at `position` has come or failed."""
+
+    sequence: int
+    position: int
+    barrier: int
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """Give a result of launch `source` to launch `target`, which takes it in these slots."""
+
+    source: int
+    target: int
+    buffer: int
+    slots: tuple[int, ...]
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """Store the results of a launch, all of which is enqueued; report to the scheduler when they are ready. Nothing on
+    the host depends on that, so it does not come back as an event."""
+
+    sequence: int
+
+
+# --- instructions: everything else ------------------------------------------------------------------------------------
+
+
+class Free(msgspec.Struct, frozen=True):
+    """Drop buffers from the store."""
+
+    session: int
+    buffers: tuple[int, ...]
+
+
+class FreeSession(msgspec.Struct, frozen=True):
+    """Drop everything of a session, and what is stored for it later."""
+
+    session: int
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Compile a program; report `Prepared` or `PreparationFailed`."""
+
+    message: Program
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Let go of a prepared program."""
+
+    program: int
+
+
+class SetPeers(msgspec.Struct, frozen=True):
+    """Pull from these hosts from now on."""
+
+    peers: tuple[Peer, ...]
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a message to the scheduler."""
+
+    message: Message
+
+
+Instruction = (
+    Start
+    | Copy
+    | Enqueue
+    | Measure
+    | AwaitInputs
+    | Forward
+    | Complete
+    | Free
+    | FreeSession
+    | Prepare
+    | Forget
+    | SetPeers
+    | Send
+)

@@ -1,0 +1,185 @@
+"""XLA on CPU: computations that would run in the thread that enqueues them, and the cores and threads of devices."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pathways_ray.errors import CompileError
+from pathways_ray.executor.compile.backend import AcceleratorBackend, backend_of
+from pathways_ray.executor.compile.cpu_backend import (
+    AsyncExecutable,
+    CpuBackend,
+    core_of,
+    pinned,
+    pool_threads,
+    with_async_cost_hint,
+    would_block_dispatch,
+)
+
+
+def compiled(run: Callable[..., Any], *arguments: Any) -> Any:
+    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in arguments)).compile()
+
+
+def add_one(x: jax.Array) -> tuple[jax.Array]:
+    return (x + 1,)
+
+
+def turns(n: jax.Array, x: jax.Array) -> tuple[jax.Array]:
+    """A loop of a length that is known when it runs."""
+    return (jax.lax.fori_loop(0, n, lambda _, x: x * x + x, x),)
+
+
+def few_turns(x: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.fori_loop(0, 5, lambda _, x: x * x + x, x),)
+
+
+def transposed(x: jax.Array) -> tuple[jax.Array]:
+    return (x.T,)
+
+
+def factored(x: jax.Array) -> tuple[jax.Array]:
+    return (jnp.linalg.cholesky(x),)
+
+
+def squared(x: jax.Array) -> tuple[jax.Array]:
+    return (x @ x,)
+
+
+SMALL, EIGHT, BIG = np.full((2, 2), -0.5, np.float32), np.eye(8, dtype=np.float32), np.zeros((1024, 1024), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "expected"),
+    [
+        (add_one, (SMALL,), False),  # cheap and short: another thread would take longer
+        (few_turns, (SMALL,), False),
+        (turns, (np.int32(3), SMALL), True),
+        (transposed, (SMALL,), False),
+        (transposed, (BIG,), True),  # no operation, but 8 MiB
+        (factored, (EIGHT,), True),  # LAPACK's are not counted
+        (squared, (BIG,), False),  # XLA knows that it is long
+    ],
+)
+def test_what_is_counted_as_cheap_but_may_be_long_is_found(
+    run: Callable[..., Any], arguments: tuple[Any, ...], expected: bool
+) -> None:
+    assert would_block_dispatch(compiled(run, *arguments)) is expected
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments"), [(turns, (np.int32(30), SMALL)), (transposed, (BIG,)), (factored, (EIGHT,))]
+)
+def test_with_the_hint_it_gives_the_same_bits_and_does_not_block_dispatch(
+    run: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    plain, longer = compiled(run, *arguments), compiled(with_async_cost_hint(run), *arguments)
+    assert not would_block_dispatch(longer)
+    outputs = AsyncExecutable(longer)(*arguments)
+    assert len(outputs) == 1
+    assert np.asarray(outputs[0]).tobytes() == np.asarray(plain(*arguments)[0]).tobytes()
+
+
+def test_what_never_runs_takes_next_to_no_memory() -> None:
+    plain, longer = (
+        compiled(turns, np.int32(3), SMALL),
+        AsyncExecutable(compiled(with_async_cost_hint(turns), np.int32(3), SMALL)),
+    )
+    more = longer.memory_analysis().temp_size_in_bytes - plain.memory_analysis().temp_size_in_bytes
+    assert more <= 16 << 10
+
+
+# --- the seam ---------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """A compiled computation, as far as its code goes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def as_text(self) -> str:
+        return self.text
+
+
+def test_only_cpu_has_a_backend_of_its_own() -> None:
+    assert isinstance(backend_of("cpu"), CpuBackend)
+    for platform in ("gpu", "tpu"):
+        assert isinstance(backend_of(platform), AcceleratorBackend)
+
+
+def test_a_reduce_scatter_is_refused_between_cpu_hosts_only() -> None:
+    wrong = Text("x = f32[2] reduce-scatter(y)")
+    with pytest.raises(CompileError, match="reduce-scatter, which gives wrong sums over gloo"):
+        CpuBackend().check(wrong, 2)
+    CpuBackend().check(wrong, 1)
+    CpuBackend().check(Text("x = f32[2] all-reduce(y)"), 2)
+    AcceleratorBackend().check(wrong, 2)
+
+
+def test_barriers_stay_where_functions_were_fused() -> None:
+    assert CpuBackend().options(fused=False, loops=False) is None
+    assert CpuBackend().options(fused=True, loops=False) == {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    both = {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
+    assert CpuBackend().options(fused=True, loops=True) == both
+    assert AcceleratorBackend().options(fused=True, loops=True) is None
+
+
+def test_a_computation_on_several_devices_stays_as_it_is() -> None:
+    plain = compiled(transposed, BIG)
+    assert CpuBackend().prepare(plain, 2, lambda change: None) is plain
+    assert AcceleratorBackend().prepare(plain, 1, lambda change: None) is plain
+    assert isinstance(CpuBackend().prepare(plain, 1, lambda change: plain), AsyncExecutable)
+
+
+def test_several_devices_have_threads_to_spare() -> None:
+    assert [pool_threads(devices) for devices in (1, 2, 4, 8)] == [0, 8, 8, 16]
+
+
+# --- cores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host, listed, core",
+    [(0, "", None), (3, " ", None), (0, "5", 5), (4, "5", 5), (0, "0,1", 0), (1, "0, 1", 1), (2, "0,1", 0)],
+)
+def test_hosts_go_round_the_cores(host: int, listed: str, core: int | None) -> None:
+    assert core_of(host, listed) == core
+
+
+def test_what_is_no_core_is_named() -> None:
+    with pytest.raises(ValueError, match="lists cores, such as 0,1, and is 'first'"):
+        core_of(0, "first")
+
+
+def test_threads_made_inside_stay_there() -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    seen: list[set[int]] = []
+    go = threading.Event()
+
+    def look() -> None:
+        go.wait(10)
+        seen.append(os.sched_getaffinity(0))
+
+    with pinned(core):
+        thread = threading.Thread(target=look)
+        thread.start()
+    assert os.sched_getaffinity(0) == before
+    go.set()
+    thread.join(10)
+    assert seen == [{core}]
+
+
+def test_without_a_core_nothing_changes() -> None:
+    before = os.sched_getaffinity(0)
+    with pinned(None):
+        assert os.sched_getaffinity(0) == before

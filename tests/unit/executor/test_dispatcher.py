@@ -1,0 +1,173 @@
+"""The threads of a host, without the rest of a runtime: messages in, computations on real devices, reports out."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from jax import export
+
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.device_transfer import DeviceTransfer
+from pathways_ray.executor.profiling.profiler import LaunchTrace
+from pathways_ray.executor.run.dispatcher import Dispatcher
+from pathways_ray.transport.messages import (
+    Done,
+    Drop,
+    IslandLaunch,
+    IslandLaunchFailed,
+    Message,
+    Peer,
+    Peers,
+    Program,
+    Ready,
+    ToHost,
+)
+from tests.unit.helpers import SCALAR, Sketch
+
+LIMIT_S = 60.0
+
+
+class Served:
+    """A dispatcher with its scheduler. All hosts of these tests are on one device."""
+
+    def __init__(self, host: int = 0) -> None:
+        self.sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        devices = jax.local_devices()[:1]
+        self.store = BufferStore()
+        self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1")
+        compiler = Compiler(host, devices, {host: devices})
+        self.dispatcher = Dispatcher(host, compiler, self.store, self.transfer, self.sent.put, (host,))
+        self.dispatcher.start()
+        self.store.put(1, 1, jax.device_put(np.uint64(1), devices[0]))
+
+    def receive(self, *messages: ToHost) -> None:
+        self.dispatcher.inbox.put(list(messages))
+
+    def next(self) -> Any:
+        return self.sent.get(timeout=LIMIT_S)
+
+    def ended(self, count: int) -> list[int]:
+        """The next launches that are done."""
+        found: list[int] = []
+        while len(found) < count:
+            message = self.next()
+            assert isinstance(message, Done)
+            found += message.sequences
+        return found
+
+
+def exported(function: Any) -> bytes:
+    """A function of a scalar."""
+    return bytes(export.export(jax.jit(function))(jax.ShapeDtypeStruct((), np.uint64)).serialize())
+
+
+def program(number: int, function: Any, digest: str = "f") -> Program:
+    """A call of a function on device 0.0."""
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    result = sketch.call(digest, sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,))
+    plan = sketch.planned(result).plans[0]
+    return Program(number, msgspec.msgpack.encode(plan), {digest: exported(function)})
+
+
+def programs_of_two_islands(number: int) -> list[Program]:
+    """`f(f(x))` for islands of one host each: the first call on host 0, the second on host 1."""
+    sketch = Sketch()
+    first, second = sketch.slice("0.0", island=0), sketch.slice("1.0", island=1)
+    between = sketch.call("f", sketch.argument(first, type=SCALAR), slice=first, outputs=(SCALAR,))
+    plans = sketch.planned(sketch.call("f", between, slice=second, outputs=(SCALAR,))).plans
+    functions = {"f": exported(lambda x: (x + 1,))}
+    return [Program(number, msgspec.msgpack.encode(plans[island]), functions) for island in (0, 1)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wide_types() -> Iterator[None]:
+    """Hosts have 64-bit types."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(scope="module")
+def host(wide_types: None) -> Served:
+    made = Served()
+    made.receive(Peers(()), program(1, lambda x: (x + 1,)))
+    ready = made.next()
+    assert isinstance(ready, Ready)
+    assert ready.failure is None
+    return made
+
+
+def test_a_chain_of_launches_gives_its_values_and_one_report_each(host: Served) -> None:
+    host.receive(*[IslandLaunch(k, 1, 1, (1 if k == 10 else k - 1,), k) for k in range(10, 20)])
+    assert host.ended(10) == list(range(10, 20))
+    assert np.asarray(host.store.get(1, 19)) == 11
+    host.receive(Drop(1, tuple(range(10, 20))), IslandLaunch(20, 1, 1, (1,), 20))
+    assert host.ended(1) == [20]
+    assert host.store.get(1, 19) is None
+
+
+def test_a_lost_argument_fails_the_launch(host: Served) -> None:
+    host.receive(IslandLaunch(30, 1, 1, (999,), 30))
+    failed = host.next()
+    assert isinstance(failed, IslandLaunchFailed)
+    assert (failed.sequence, failed.failure.kind) == (30, "BufferLost")
+
+
+def test_a_program_that_cannot_be_compiled_is_reported(host: Served) -> None:
+    wrong = program(2, lambda x: (x + 1,), digest="g")
+    host.receive(msgspec.structs.replace(wrong, functions={"g": b"no function"}))
+    ready = host.next()
+    assert isinstance(ready, Ready)
+    assert ready.failure is not None
+    assert ready.failure.kind in ("ProgramRefused", "CompileError")
+
+
+def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
+    trace = LaunchTrace()
+    host.dispatcher.observe(trace)
+    host.receive(IslandLaunch(40, 1, 1, (1,), 40))
+    assert host.ended(1) == [40]
+    host.dispatcher.release(trace)
+    host.receive(IslandLaunch(41, 1, 1, (1,), 41))
+    assert host.ended(1) == [41]
+    assert [(ran.sequence, ran.session) for ran in trace.entries] == [(40, 1)]
+
+
+@pytest.fixture(scope="module")
+def pair(wide_types: None) -> tuple[Served, Served]:
+    """Hosts 0 and 1, each an island, with program 1 from `programs_of_two_islands`."""
+    hosts = Served(0), Served(1)
+    peers = Peers(tuple(Peer(number, 1, one.transfer.address, 0) for number, one in enumerate(hosts)))
+    for one, message in zip(hosts, programs_of_two_islands(1), strict=True):
+        one.receive(peers, message)
+        assert one.next() == Ready(int(one is hosts[1]), 1, 0)
+    return hosts
+
+
+def test_launches_wait_at_a_barrier_for_the_data_of_another_host(pair: tuple[Served, Served]) -> None:
+    """1. Ten launches come to host 1, which waits for host 0. 2. They come to host 0. 3. All end."""
+    sender, receiver = pair
+    launches = [IslandLaunch(k, 1, 1, (1,), k) for k in range(10, 20)]
+    receiver.receive(*launches)
+    sender.receive(*launches)
+    assert sorted(receiver.ended(10)) == list(range(10, 20))
+    assert sorted(sender.ended(10)) == list(range(10, 20))
+    assert [int(np.asarray(receiver.store.get(1, k))) for k in (10, 19)] == [3, 3]
+
+
+def test_a_failure_reaches_the_launch_that_waits_for_it_on_another_host(pair: tuple[Served, Served]) -> None:
+    for one in reversed(pair):
+        one.receive(IslandLaunch(30, 1, 1, (999,), 30))
+    failed = pair[1].next()
+    assert isinstance(failed, IslandLaunchFailed)
+    assert (failed.sequence, failed.failure.kind) == (30, "BufferLost")
+    assert "buffer 999 is not on this host" in failed.failure.message
