@@ -1,1 +1,1 @@
-"""What users touch: sessions, slices, arrays, decorated functions, programs. Needs JAX and gRPC, never Ray."""
+"""The user's side: sessions, slices, arrays, decorated functions, programs. Needs JAX and gRPC, never Ray."""

@@ -40,7 +40,7 @@ def connect(
         AuthenticationError: the token is wrong.
         ControllerLost: nobody answers.
     """
-    session = Session(url, token, name, timeout, ca)
+    session = Session.connect(url, token, name, timeout, ca)
     context.sessions.append(session)
     return session
 
@@ -144,10 +144,8 @@ def shutdown() -> None:
 class ClusterSession(Session):
     """The session of `pw.init`: closing it stops the cluster. `token` lets others in by `pw.connect(url, token)`."""
 
-    def __init__(self, url: str, token: str, cluster: Any) -> None:
-        self.cluster = cluster
-        super().__init__(url, token, "init", ca=cluster.ca or None)
-        self.token = token
+    cluster: Any = None
+    token = ""
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()
@@ -192,10 +190,11 @@ def own_cluster() -> ClusterSession | None:
 def adopt(cluster: Any) -> ClusterSession:
     """Opens the first session of a cluster that was just started."""
     try:
-        session = ClusterSession(cluster.url, cluster.token, cluster)
+        session = ClusterSession.connect(cluster.url, cluster.token, "init", ca=cluster.ca or None)
     except BaseException:
         cluster.stop()
         raise
+    session.cluster, session.token = cluster, cluster.token
     context.sessions.append(session)
     registry.write(cluster.url, cluster.token, cluster.ca)
     return session

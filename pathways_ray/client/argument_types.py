@@ -1,4 +1,4 @@
-"""What may be passed to programs, and how its type is written down.
+"""Arguments of programs: the values that may be passed, and their types.
 
 An `ArgumentType` is the part of an argument that a trace depends on: shape, dtype, weak type, and for a `pw.Array` the
 slice and spec it lies in. Types are interned, so that comparing the types of a call with those of an earlier one costs
@@ -8,29 +8,18 @@ a few pointer comparisons.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import ml_dtypes
 import numpy as np
-from jax.sharding import PartitionSpec
 
+from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import InvalidArray
 from pathways_ray.ir.types import ArrayType, Spec, spec_text
-
-if TYPE_CHECKING:
-    from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.jax_types import dtype_named
 
 _KINDS = "biufcV"
-
-
-def dtype_named(name: str) -> np.dtype[Any]:
-    """The NumPy dtype for a name, those of `ml_dtypes` included."""
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
-
-
-def partition_spec(spec: Spec) -> PartitionSpec:
-    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
 
 
 class ArgumentType:

@@ -6,44 +6,16 @@ freed when the last of them is dropped or one of them is deleted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray.client.argument_types import ArgumentType, dtype_named, partition_spec
-from pathways_ray.errors import BufferDeleted, Failure, UsageError, from_failure
-
-if TYPE_CHECKING:
-    from pathways_ray.client.data import Upload
-    from pathways_ray.client.session import Session
-
-PENDING, READY, FAILED, DELETED = range(4)
-
-
-class Buffer:
-    """A logical array as the client knows it: its id, and how far it is."""
-
-    __slots__ = ("__weakref__", "failure", "id", "session", "state", "upload", "why_deleted")
-
-    def __init__(self, session: Session, number: int) -> None:
-        self.session = session
-        self.id = number
-        self.state = PENDING
-        self.failure: Failure | None = None
-        self.upload: Upload | None = None
-        self.why_deleted = ""
-
-    def delete(self, why: str) -> None:
-        if self.state != DELETED:
-            self.state = DELETED
-            self.why_deleted = why
-            self.session.free(self.id, self.upload)
-
-    def __del__(self) -> None:
-        if self.state != DELETED:
-            self.session.free(self.id, self.upload)
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.buffer import DELETED, PENDING, Buffer
+from pathways_ray.errors import BufferDeleted, UsageError, from_failure
+from pathways_ray.jax_types import dtype_named, partition_spec
 
 
 class Array:
@@ -93,10 +65,10 @@ class Array:
             BufferDeleted: the array was deleted or donated.
         """
         self._check_not_deleted()
-        return self._buffer.state != PENDING
+        return self._buffer.record.state is not PENDING
 
     def is_deleted(self) -> bool:
-        return self._buffer.state == DELETED
+        return self._buffer.record.state is DELETED
 
     def block_until_ready(self, timeout: float | None = None) -> Array:
         """Waits until the array is computed; returns itself.
@@ -109,7 +81,7 @@ class Array:
             WaitTimeout: it took longer than `timeout`.
         """
         self._check_alive()
-        self._buffer.session.wait(self._buffer, timeout)
+        self._buffer.session.wait(self._buffer.record, timeout)
         return self
 
     def delete(self) -> None:
@@ -117,19 +89,19 @@ class Array:
         self._buffer.delete("it was deleted")
 
     def _check_not_deleted(self) -> None:
-        if self._buffer.state == DELETED:
-            raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.why_deleted}")
+        if self._buffer.record.state is DELETED:
+            raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.record.why_deleted}")
 
     def _check_alive(self) -> None:
         self._check_not_deleted()
-        if self._buffer.failure is not None:
-            raise from_failure(self._buffer.failure)
+        if self._buffer.record.failure is not None:
+            raise from_failure(self._buffer.record.failure)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("the value of a pw.Array lies on devices; it cannot be had without a copy")
         self._check_alive()
-        value = self._buffer.session.fetch(self)
+        value = np.asarray(self._buffer.session.fetch(self))
         return value if dtype is None else value.astype(dtype, copy=False)
 
     def __jax_array__(self) -> jax.Array:
@@ -194,5 +166,4 @@ class Array:
         )
 
     def __repr__(self) -> str:
-        state = ("pending", "ready", "failed", "deleted")[self._buffer.state]
-        return f"pw.Array({self._type.array} @ {self._type.where()}, {state})"
+        return f"pw.Array({self._type.array} @ {self._type.where()}, {self._buffer.record.state.value})"

@@ -1,12 +1,12 @@
-"""Recognising runs of repeated small launches: `y = f(y)` called again and again, each value dropped after its use.
+"""Coalescing of repeated small launches: `y = f(y)` called again and again, each value dropped after its use.
 
-Launches that gather while earlier ones are under way leave the client together. Where a launch of a program takes what
-the launch before it gave, and nobody holds that any more (its `Free` is among the same messages), the launches are
-a run, and pieces of it leave as one launch of one program: the same calls one behind the other, as in a `@pw.program`.
-So a run costs controller, scheduler and hosts what one launch costs, and the hosts may execute it as one computation.
+Launches that gather while earlier ones are under way leave the client in one batch. They form a chain where each takes
+what the one before it gave, and no handle to that is left (its `Free` is in the same batch). A segment of a chain
+leaves as one launch of a composed program: the same calls one after the other, as in a `@pw.program`. So a chain costs
+controller, scheduler and hosts what one launch costs, and hosts may execute it as one computation.
 
-The programs of pieces are registered while launches go on one by one, and used once the cluster says that they are
-prepared. Messages in, messages out; no thread, no clock.
+Composed programs are registered while launches go on one by one, and used once the cluster has prepared them. Messages
+in, messages out; no thread, no clock.
 """
 
 from __future__ import annotations
@@ -19,114 +19,121 @@ from typing import NamedTuple
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.repeat import Feeds, repeated
-from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Register, encode
+from pathways_ray.transport.messages import Free, Launch, Message, Register, encode
 
 LENGTHS = (128, 32, 8)
-"""Launches that leave as one, longest first. Hosts compile each, and more to choose from would win little. Shorter ones
+"""Launches of a segment, longest first. Hosts compile each, and more to choose from would win little. Shorter segments
 measure longer, for each launch: next to a limit they would stay."""
 
-SIGHTINGS = 8
-"""A length is asked for once so many pieces could have been of it."""
+MIN_OCCURRENCES = 8
+"""A length is registered after this many segments that could have had it."""
 
-SAMPLED = 8
-"""Of launches that leave one by one, the time of each so-manieth is looked at."""
+SAMPLE_EVERY = 8
+"""Of launches that leave one by one, the time of every eighth is measured."""
 
-ALONE_MICROS = 100_000
-"""What leaves as one may take this long on its devices while no other session has launches under way: half of what
-the scheduler lets be with the hosts then (`scheduler.order.ALONE_S`)."""
+MAX_UNCONTENDED_US = 100_000
+"""A segment may take this long on its devices while no other session has launches under way: half of what the scheduler
+lets hosts have then."""
 
-SHARED_MICROS = 5_000
+MAX_CONTENDED_US = 5_000
 """The same while others have: they wait behind it."""
 
-FALLING, RISING = 0.5, 0.01
-"""How far the estimate of what a launch takes goes towards a shorter time, and for each launch of which a longer one is
-the mean: those are of cold caches, or of hosts that compile beside it."""
+WEIGHT_DOWN, WEIGHT_UP = 0.5, 0.01
+"""Weights of a new measurement in the estimate of a launch's time, when it is shorter; and, for each launch that it is
+the mean of, when it is longer: those are of cold caches, or of hosts that compile at the same time."""
 
-MOST_NODES = 512
-"""Nodes of a program that stands for a run."""
+MAX_NODES = 512
+"""Nodes of a composed program."""
 
-MOST_PROGRAMS = 256
-"""Programs that stand for runs, of one session: each is kept by the controller and compiled by hosts."""
+MAX_PROGRAMS = 256
+"""Composed programs of one session: each is kept by the controller and compiled by hosts."""
 
 
 @dataclass
-class Repeat:
-    """A program called again and again with the same feeds: how often each length was seen, and the programs there are.
+class Repetition:
+    """A program called again and again with the same feeds.
 
-    `device_us` is what one launch takes on its devices; 0 while unknown.
+    `occurrences` counts segments by length, `composed` has the prepared programs by length. `device_us` is the time of
+    one launch on its devices; 0 while unknown.
     """
 
     program: int
     feeds: Feeds
-    seen: dict[int, int] = field(default_factory=dict)
-    prepared: dict[int, int] = field(default_factory=dict)
+    occurrences: dict[int, int] = field(default_factory=dict)
+    composed: dict[int, int] = field(default_factory=dict)
     device_us: float = 0.0
 
     def measure(self, device_us: float, launches: int) -> None:
-        """Notes what each of so many launches took."""
+        """Updates the estimate with the mean time of `launches` launches."""
         if not self.device_us:
             self.device_us = device_us
             return
-        weight = FALLING if device_us < self.device_us else min(RISING * launches, FALLING)
+        weight = WEIGHT_DOWN if device_us < self.device_us else min(WEIGHT_UP * launches, WEIGHT_DOWN)
         self.device_us += weight * (min(device_us, 2 * self.device_us) - self.device_us)
 
 
-class Left(NamedTuple):
-    """What left as one launch: the others that end with it."""
+class CoalescedLaunch(NamedTuple):
+    """A launch that left for others too (`covered`), or a single one that is measured."""
 
-    others: tuple[int, ...]
-    repeat: Repeat
+    covered: tuple[int, ...]
+    repetition: Repetition
 
 
-class Runs:
-    """The runs of one session.
+class Coalescer:
+    """The coalesced launches of one session. Each method may be called by any thread.
 
     Args:
-        number: makes the number of a further program.
-        sightings: see `SIGHTINGS`.
+        new_program: makes the number of a further program.
+        min_occurrences: see `MIN_OCCURRENCES`.
         lengths: see `LENGTHS`.
+        fusion: whether hosts compose nodes into one computation; else composed programs have no loops.
     """
 
     def __init__(
-        self, number: Callable[[], int], sightings: int = SIGHTINGS, lengths: tuple[int, ...] = LENGTHS
+        self,
+        new_program: Callable[[], int],
+        min_occurrences: int = MIN_OCCURRENCES,
+        lengths: tuple[int, ...] = LENGTHS,
+        fusion: bool = True,
     ) -> None:
-        self._number = number
-        self._sightings = sightings
+        self._new_program = new_program
+        self._min_occurrences = min_occurrences
         self._lengths = lengths
+        self._fusion = fusion
         self._graphs: dict[int, Graph] = {}
-        self._repeats: dict[tuple[int, Feeds], Repeat] = {}
-        self._asked: dict[int, tuple[Repeat, int]] = {}
-        self._left: dict[int, Left] = {}
-        self._longest_micros = ALONE_MICROS
+        self._repetitions: dict[tuple[int, Feeds], Repetition] = {}
+        self._registered: dict[int, tuple[Repetition, int]] = {}
+        self._coalesced: dict[int, CoalescedLaunch] = {}
+        self._max_us = MAX_UNCONTENDED_US
         self._made = 0
 
-    def add(self, number: int, graph: Graph) -> None:
-        """A program that was registered. One on several slices is left alone: its launches overlap as they are."""
+    def register(self, number: int, graph: Graph) -> None:
+        """Adds a program. Launches of one on several slices are not coalesced: they overlap as they are."""
         if len(graph.slices) == 1:
             self._graphs[number] = graph
 
-    def prepared(self, message: Prepared) -> None:
-        """The cluster has compiled a program of ours. Any thread may say so."""
-        repeat, length = self._asked.pop(message.program, (None, 0))
-        if repeat is not None:
-            repeat.prepared[length] = message.program
+    def prepared(self, program: int) -> None:
+        """Notes that the cluster has compiled a program; one that is not composed is ignored."""
+        repetition, length = self._registered.pop(program, (None, 0))
+        if repetition is not None:
+            repetition.composed[length] = program
 
-    def ended(self, launches: Sequence[int], device_us: Sequence[int], shared: bool) -> None:
-        """What launches have taken, in microseconds, and whether other sessions have launches under way. Any thread may
-        say so, before it asks what they covered."""
-        self._longest_micros = SHARED_MICROS if shared else ALONE_MICROS
+    def measure(self, launches: Sequence[int], device_us: Sequence[int], contended: bool) -> None:
+        """Notes the device time of completed launches, and whether other sessions have launches under way. To be called
+        before `take_covered`."""
+        self._max_us = MAX_CONTENDED_US if contended else MAX_UNCONTENDED_US
         for launch, taken in zip(launches, device_us, strict=False):
-            if (left := self._left.get(launch)) is not None:
-                length = 1 + len(left.others)
-                left.repeat.measure(taken / length, length)
+            if (coalesced := self._coalesced.get(launch)) is not None:
+                length = 1 + len(coalesced.covered)
+                coalesced.repetition.measure(taken / length, length)
 
-    def covered(self, launch: int) -> tuple[int, ...]:
-        """The other launches that left as this one, which end with it. Asked once, when it ends."""
-        left = self._left.pop(launch, None)
-        return left.others if left is not None else ()
+    def take_covered(self, launch: int) -> tuple[int, ...]:
+        """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
+        coalesced = self._coalesced.pop(launch, None)
+        return coalesced.covered if coalesced is not None else ()
 
-    def composed(self, messages: list[Message]) -> list[Message]:
-        """The same messages with pieces of runs as one launch each, in an order with the same effect."""
+    def coalesce(self, messages: list[Message]) -> list[Message]:
+        """The same batch with segments of chains as one launch each, in an order with the same effect."""
         if len(messages) < 2 * self._lengths[-1]:
             return messages
         found: list[Message] = []
@@ -140,66 +147,73 @@ class Runs:
                 continue
             assert isinstance(first, Launch)
             outputs = len(graph.result.inputs)
-            run = _run_from(messages, at, first, outputs)
-            at = run.end
-            gone: set[int] = set()
-            for piece in _unseen(run.launches, set(run.freed), outputs):
-                found += self._pieces(piece, run.feeds, outputs, gone)
-            if left := tuple(buffer for buffer in run.freed if buffer not in gone):
-                found.append(Free(left))
+            chain = _chain_from(messages, at, first, outputs)
+            at = chain.end
+            absorbed: set[int] = set()
+            for launches in _unobserved(chain.launches, set(chain.freed), outputs):
+                found += self._segments(launches, chain.feeds, outputs, absorbed)
+            if freed := tuple(buffer for buffer in chain.freed if buffer not in absorbed):
+                found.append(Free(freed))
         return found
 
-    def _pieces(self, run: Sequence[Launch], feeds: Feeds, outputs: int, gone: set[int]) -> Iterator[Message]:
-        """A run as launches of the longest pieces there are. Adds results that never come to be to `gone`."""
-        least = self._lengths[-1]
-        if len(run) < least:
-            yield from run
+    def _segments(self, chain: Sequence[Launch], feeds: Feeds, outputs: int, absorbed: set[int]) -> Iterator[Message]:
+        """A chain as launches of the longest segments that are prepared. Adds results that are never made to
+        `absorbed`."""
+        shortest = self._lengths[-1]
+        if len(chain) < shortest:
+            yield from chain
             return
-        repeat = self._repeats.get((run[0].program, feeds))
-        if repeat is None:
-            repeat = self._repeats[run[0].program, feeds] = Repeat(run[0].program, feeds)
-        while len(run) >= least:
-            length, asked = self._longest(repeat, len(run))
-            yield from asked
+        repetition = self._repetitions.get((chain[0].program, feeds))
+        if repetition is None:
+            repetition = Repetition(chain[0].program, feeds)
+            self._repetitions[chain[0].program, feeds] = repetition
+        while len(chain) >= shortest:
+            length, registrations = self._choose_length(repetition, len(chain))
+            yield from registrations
             if not length:
                 break
-            piece, run = run[:length], run[length:]
-            last = piece[-1]
-            self._left[last.launch] = Left(tuple(launch.launch for launch in piece[:-1]), repeat)
-            gone.update(launch.results + k for launch in piece[:-1] for k in range(outputs))
-            yield Launch(last.launch, repeat.prepared[length], piece[0].arguments, last.results)
-        self._left.update((launch.launch, Left((), repeat)) for launch in run[SAMPLED - 1 :: SAMPLED])
-        yield from run
+            segment, chain = chain[:length], chain[length:]
+            last = segment[-1]
+            covered = tuple(launch.launch for launch in segment[:-1])
+            self._coalesced[last.launch] = CoalescedLaunch(covered, repetition)
+            absorbed.update(launch.results + k for launch in segment[:-1] for k in range(outputs))
+            yield Launch(last.launch, repetition.composed[length], segment[0].arguments, last.results)
+        sampled = chain[SAMPLE_EVERY - 1 :: SAMPLE_EVERY]
+        self._coalesced.update((launch.launch, CoalescedLaunch((), repetition)) for launch in sampled)
+        yield from chain
 
-    def _longest(self, repeat: Repeat, most: int) -> tuple[int, list[Message]]:
-        """The longest piece of at most `most` launches that may leave as one now, and requests for longer ones."""
-        asked: list[Message] = []
+    def _choose_length(self, repetition: Repetition, longest: int) -> tuple[int, list[Message]]:
+        """The longest segment of at most `longest` launches that may leave now, 0 for none; and registrations of longer
+        ones."""
+        registrations: list[Message] = []
         for length in self._lengths:
-            if length <= most and 0 < length * repeat.device_us <= self._longest_micros:
-                if length in repeat.prepared:
-                    return length, asked
-                before = repeat.seen.get(length, 0)
-                seen = repeat.seen[length] = before + most // length
-                if before < self._sightings <= seen:
-                    asked += self._request(repeat, length)
-        return 0, asked
+            if length <= longest and 0 < length * repetition.device_us <= self._max_us:
+                if length in repetition.composed:
+                    return length, registrations
+                before = repetition.occurrences.get(length, 0)
+                after = repetition.occurrences[length] = before + longest // length
+                if before < self._min_occurrences <= after:
+                    registrations += self._compose(repetition, length)
+        return 0, registrations
 
-    def _request(self, repeat: Repeat, length: int) -> list[Message]:
-        graph = self._graphs[repeat.program]
-        if self._made == MOST_PROGRAMS or length * len(graph.nodes) > MOST_NODES:
+    def _compose(self, repetition: Repetition, length: int) -> list[Message]:
+        """The registration of a composed program; empty when it would exceed the limits or cannot be composed."""
+        graph = self._graphs[repetition.program]
+        if self._made == MAX_PROGRAMS or length * len(graph.nodes) > MAX_NODES:
             return []
         try:
-            encoded = encode(repeated(graph, length, repeat.feeds))
-        except (GraphError, TooLarge):  # it is an economy: launches go on one by one
+            encoded = encode(repeated(graph, length, repetition.feeds, self._fusion))
+        except (GraphError, TooLarge):  # coalescing only saves time: launches go on one by one
             return []
         self._made += 1
-        number = self._number()
-        self._asked[number] = (repeat, length)
-        return [Register(number, encoded, {}, repeat.program)]
+        number = self._new_program()
+        self._registered[number] = (repetition, length)
+        return [Register(number, encoded, {}, repetition.program)]
 
 
-class _Run(NamedTuple):
-    """Launches that feed each other, the buffers freed between them, and the place of the first message behind."""
+class _Chain(NamedTuple):
+    """Launches of one program that feed each other, the buffers freed between them, and the index of the first message
+    after them."""
 
     launches: list[Launch]
     freed: list[int]
@@ -207,7 +221,7 @@ class _Run(NamedTuple):
     end: int
 
 
-def _run_from(messages: Sequence[Message], at: int, first: Launch, outputs: int) -> _Run:
+def _chain_from(messages: Sequence[Message], at: int, first: Launch, outputs: int) -> _Chain:
     launches = [first]
     freed: list[int] = []
     feeds: Feeds = ()
@@ -217,17 +231,17 @@ def _run_from(messages: Sequence[Message], at: int, first: Launch, outputs: int)
             freed += message.buffers
             continue
         if type(message) is not Launch or message.program != first.program:
-            return _Run(launches, freed, feeds, at)
-        found = _feeds(launches[-1], message, outputs)
+            return _Chain(launches, freed, feeds, at)
+        found = _feeds_between(launches[-1], message, outputs)
         if not found or (feeds and found != feeds):
-            return _Run(launches, freed, feeds, at)
+            return _Chain(launches, freed, feeds, at)
         feeds = found
         launches.append(message)
-    return _Run(launches, freed, feeds, at + 1)
+    return _Chain(launches, freed, feeds, at + 1)
 
 
-def _feeds(before: Launch, launch: Launch, outputs: int) -> Feeds:
-    """What `launch` takes from the one before it; empty when it is no repetition of it."""
+def _feeds_between(before: Launch, launch: Launch, outputs: int) -> Feeds:
+    """The results of `before` that `launch` takes; empty when it does not repeat it."""
     found = []
     for position, (buffer, previous) in enumerate(zip(launch.arguments, before.arguments, strict=True)):
         if before.results <= buffer < before.results + outputs:
@@ -237,8 +251,8 @@ def _feeds(before: Launch, launch: Launch, outputs: int) -> Feeds:
     return tuple(found)
 
 
-def _unseen(launches: Sequence[Launch], freed: set[int], outputs: int) -> Iterator[Sequence[Launch]]:
-    """The launches in pieces of which nobody sees a result but that of the last one."""
+def _unobserved(launches: Sequence[Launch], freed: set[int], outputs: int) -> Iterator[Sequence[Launch]]:
+    """The launches, split where a handle to a result is left: within a part, only the last one's results are kept."""
     start = 0
     for number, launch in enumerate(launches, 1):
         if any(launch.results + k not in freed for k in range(outputs)):

@@ -7,166 +7,26 @@ a program a call becomes one node; outside it is a program of one node.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import jax
-import numpy as np
-from jax import export
-from jax.extend import core as jex_core
-from jax.sharding import AbstractMesh, NamedSharding
 
-from pathways_ray import limits
-from pathways_ray.client import estimates, source_info
-from pathways_ray.client.argument_types import partition_spec
+from pathways_ray.client import source_info
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.jaxprs import constant_bytes, equations_of
-from pathways_ray.client.prng import is_key
+from pathways_ray.client.export import Exported, export_function, jax_settings
+from pathways_ray.client.program import Program
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs
-from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError, UsageError
-from pathways_ray.ir.graph import MAX_ESTIMATED_US
-from pathways_ray.ir.types import ArrayType, Spec, check_layout
-
-_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
-
-_CONFIG: Any = jax.config  # made at run time, so types know nothing of its names
-
-_OURS = ("pathways_call", "pathways_capture")
-"""What calls and captured arrays of a program are traced to (`tracer`)."""
-
-_LARGEST_ARRAY = 1 << 58
-"""Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
-
-_LOOP = b"while"
-"""The operation in the code of a function that has loops."""
-
-_BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
-"""Operations that become an optimisation barrier."""
-
-
-@dataclass(frozen=True, eq=False)
-class Exported:
-    """A function exported for given argument types, flat: leaves in, leaves out."""
-
-    name: str
-    digest: str
-    blob: bytes
-    input_specs: tuple[Spec, ...]
-    outputs: tuple[ArrayType, ...]
-    weak: tuple[bool, ...]
-    output_specs: tuple[Spec, ...]
-    output_tree: Any
-    donated: tuple[int, ...]
-    no_fusion: bool
-    estimated_us: int
-    has_loop: bool
-
-
-def export_function(
-    name: str,
-    flat: Callable[..., Sequence[Any]],
-    avals: Sequence[jax.ShapeDtypeStruct],
-    input_specs: Sequence[Spec],
-    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
-    where: VirtualSlice,
-    platforms: tuple[str, ...],
-    donated: tuple[int, ...] = (),
-    output_tree: Callable[[], Any] = lambda: None,
-) -> Exported:
-    """Traces and exports a flat function.
-
-    Raises:
-        TraceError: the function raised, or does what cannot be shipped (host callbacks, effects).
-        SpecError: an input or output does not divide as its spec says.
-        TooLarge: it captured more than `limits.MAX_CONSTANT_BYTES` of constants.
-    """
-    mesh = where.mesh
-    for k, (aval, spec) in enumerate(zip(avals, input_specs, strict=True)):
-        check_layout(ArrayType(aval.shape, np.dtype(aval.dtype).name), spec, where.type, f"{name}, input {k}")
-    chosen: list[Sequence[Spec]] = []
-
-    def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-        leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
-        out = [jax.numpy.asarray(leaf) for leaf in flat(*leaves)]
-        if any(is_key(leaf) for leaf in out):
-            raise InvalidArray(f"{name} returns a typed PRNG key; return jax.random.key_data(key), which is an array")
-        chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
-        return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
-
-    shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
-    jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
-    try:
-        with jax.sharding.use_abstract_mesh(mesh):
-            traced = jitted.trace(*avals)
-            _check_shippable(name, traced.jaxpr)
-            exported = export.export(jitted, platforms=platforms)(*avals)
-            blob = bytes(exported.serialize())
-    except PathwaysError:
-        raise
-    except Exception as error:
-        where_text = source_info.of_error(error)
-        at = f" ({where_text})" if where_text else ""
-        raise TraceError(f"{name}{at} cannot be traced: {type(error).__name__}: {error}") from error
-    outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
-    for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
-        check_layout(array, spec, where.type, f"{name}, output {k}")
-    return Exported(
-        name=name,
-        digest=hashlib.sha256(blob).hexdigest(),
-        blob=blob,
-        input_specs=tuple(input_specs),
-        outputs=outputs,
-        weak=tuple(bool(aval.weak_type) for aval in traced.jaxpr.out_avals),
-        output_specs=tuple(chosen[-1]),
-        output_tree=output_tree(),
-        donated=donated,
-        no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
-        estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
-        has_loop=_LOOP in exported.mlir_module_serialized,
-    )
-
-
-def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
-    """Fixes the layout of a value, so that a function computes alike alone and inside a larger computation."""
-    if mesh.size == 1:
-        return leaf
-    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, partition_spec(spec)))
-
-
-def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
-    size = constant_bytes(closed)
-    if size > limits.MAX_CONSTANT_BYTES:
-        raise TooLarge(
-            f"{name} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
-            "Pass them as arguments (pw.put places one once)"
-        )
-    for equation in equations_of(closed.jaxpr):
-        if equation.primitive.name in _OURS:
-            raise TraceError(
-                f"{name} calls a compiled function ({source_info.of_equation(equation)}), and is one itself: one node. Call "
-                "both from a pw.program, or call the plain function, which the attribute 'fun' is"
-            )
-        for variable in equation.outvars:
-            size = math.prod(getattr(variable.aval, "shape", ()))
-            if size > _LARGEST_ARRAY:
-                raise TooLarge(f"{name} makes {variable.aval} at {source_info.of_equation(equation)}: {size} elements")
-        if equation.primitive.name in _CALLBACKS:
-            raise TraceError(
-                f"{name} calls back to the host ({equation.primitive.name} at {source_info.of_equation(equation)}); compiled "
-                "functions run where the user's Python is not"
-            )
-    if closed.effects:
-        raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
+from pathways_ray.client.tracer import CallSite, call_p, operand
+from pathways_ray.errors import UsageError
+from pathways_ray.ir.types import ArrayType, Spec
 
 
 class CompiledFunction:
-    """What `pw.compiled` returns. Call it with arrays (a program of one node) or inside a `pw.program`."""
+    """The result of `pw.compiled`. Call it with arrays (a program of one node) or inside a `pw.program`."""
 
     def __init__(
         self,
@@ -208,10 +68,18 @@ class CompiledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing.session is not None:
-            from pathways_ray.client.tracer import bind_call
-
-            return bind_call(self, args, kwargs)
+            return self._bind(args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds a call to the program that is being traced on this thread."""
+        where = self.where()
+        static = self.static_values(args)
+        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
+        values = [operand(leaf, self.__name__, k) for k, leaf in enumerate(leaves)]
+        exported = self.specialize(where, static, tree, tuple(_aval(value) for value in values))
+        outputs = call_p.bind(*values, site=CallSite(exported, where, source_info.here()))
+        return jax.tree.unflatten(exported.output_tree, outputs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method, like any function: what it is called on comes first (argument 0, which may be static)."""
@@ -235,8 +103,6 @@ class CompiledFunction:
         key = _distinct(static) if static else ()
         found = self._alone.get(key)
         if found is None:
-            from pathways_ray.client.program import Program
-
             positions = [k for k, _ in static]
             values = dict(static)
             count = len(args)
@@ -354,10 +220,9 @@ class CompiledFunction:
         return f"pw.compiled({self.__name__}, slice={self.slice})"
 
 
-def jax_settings() -> tuple[Any, ...]:
-    """What a trace depends on beside its arguments, and may be another with each call (`jax.enable_x64`,
-    `jax.default_matmul_precision`)."""
-    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision
+def _aval(value: Any) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(value)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=bool(getattr(kind, "weak_type", False)))
 
 
 def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def current_session() -> Session:
     """The session made last and not closed.
 
     Raises:
-        NotInitialized: there is none.
+        NotInitialized: no session is open.
     """
     if tracing.session is not None:
         return tracing.session

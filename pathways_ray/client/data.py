@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.argument_types import dtype_named
+from pathways_ray.client.buffer import Upload
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.links import LinkLost
 from pathways_ray.transport.messages import (
@@ -35,10 +36,9 @@ from pathways_ray.transport.messages import (
 )
 from pathways_ray.transport.tls import Trust
 
-if TYPE_CHECKING:
-    from pathways_ray.client.array import Buffer
-
 _WAIT_SLICE_S = 0.5
+"""Waits wake up this often, so that Ctrl-C is seen."""
+
 RECONNECT_LIMIT_S = 30.0
 """A put or fetch waits this long for a host that is down."""
 
@@ -46,22 +46,15 @@ NEWS_LIMIT_S = 10.0
 """How long a broken stream waits for news of its host before it is opened again."""
 
 
-class Upload:
-    """An array on its way to its hosts; `done` once all have it, or one could not take it."""
+Acknowledge = Callable[[Upload, int, Failure | None], None]
+"""Called once for each host of an upload, with its failure if it could not take its part."""
 
-    __slots__ = ("buffer", "done", "failure", "waiting_for")
 
-    def __init__(self, buffer: Buffer, hosts: set[int]) -> None:
-        self.buffer: Buffer | None = buffer
-        self.waiting_for = hosts
-        self.failure: Failure | None = None
-        self.done = False
+class _Sent(NamedTuple):
+    """An upload that a host has yet to acknowledge."""
 
-    def arrived(self, host: int, failure: Failure | None) -> None:
-        self.waiting_for.discard(host)
-        self.failure = self.failure or failure
-        if failure is not None or not self.waiting_for:
-            self.done = True
+    upload: Upload
+    acknowledge: Acknowledge
 
 
 class _Fetching:
@@ -115,7 +108,7 @@ class _Link:
         self.host = address.host
         self.epoch = address.epoch
         self.outbox = thread_links.Outbox()
-        self.uploads: dict[int, Upload] = {}
+        self.uploads: dict[int, _Sent] = {}
         self.fetches: dict[int, _Fetching] = {}
         self.dead: Failure | None = None
         metadata = {"session": str(owner.session), "authorization": owner.token}
@@ -152,9 +145,9 @@ class _Link:
                     self.owner.wake()
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
-        upload = self.uploads.pop(request, None)
-        if upload is not None:
-            self.owner.upload_ended(upload, self.host, failure)
+        sent = self.uploads.pop(request, None)
+        if sent is not None:
+            sent.acknowledge(sent.upload, self.host, failure)
 
     def end(self, reason: str | Failure) -> None:
         """Fails all that was under way."""
@@ -179,13 +172,11 @@ class DataLinks:
         session: int,
         token: str,
         hosts: tuple[HostAddress, ...],
-        uploads_changed: Callable[[], None],
         trust: Trust | None = None,
     ) -> None:
         self.session = session
         self.token = token
         self.trust = trust
-        self._uploads_changed = uploads_changed
         self._addresses = {h.host: h for h in hosts}
         self._links: dict[int, _Link] = {}
         self._requests = itertools.count(1)
@@ -211,7 +202,7 @@ class DataLinks:
             link.close()
 
     def _link(self, host: int) -> _Link:
-        """The stream to a host; waits for a host that is starting anew."""
+        """The stream to a host; waits for a host that is starting again."""
         with self._changed:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
             self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
@@ -237,20 +228,26 @@ class DataLinks:
 
     def upload(
         self,
-        buffer: Buffer,
+        buffer: int,
         array: np.ndarray[Any, Any],
         kind: ArrayType,
         spec: Spec,
         placed: PlacedSlice,
         tag: str,
+        acknowledge: Acknowledge,
     ) -> Upload:
-        """Starts an upload. The bytes are copied before it returns, so the caller may change the array."""
-        upload = Upload(buffer, set(placed.hosts))
+        """Starts an upload. The bytes are copied before it returns, so the caller may change the array.
+
+        Raises:
+            HostLost: a host of the slice is down and does not come back in time.
+        """
+        upload = Upload(set(placed.hosts))
+        sent = _Sent(upload, acknowledge)
         boxes = shard_boxes(kind, spec, placed.mesh)
         asked: list[tuple[_Link, int, list[Message]]] = []
         for host in placed.hosts:
             request = next(self._requests)
-            messages: list[Message] = [PutOpen(request, buffer.id, kind, spec, placed, tag)]
+            messages: list[Message] = [PutOpen(request, buffer, kind, spec, placed, tag)]
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
                 data = _bytes_of(array, box)
@@ -260,28 +257,15 @@ class DataLinks:
             asked.append((self._link(host), request, messages))
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, request, messages in asked:
-            link.uploads[request] = upload
+            link.uploads[request] = sent
             link.outbox.send_all(messages)
             if link.dead is not None:
                 link.end("it went while an array was on its way")
         return upload
 
-    def upload_ended(self, upload: Upload, host: int, failure: Failure | None) -> None:
-        upload.arrived(host, failure)
-        if upload.done:
-            buffer = upload.buffer
-            if buffer is not None and upload.failure is not None:
-                buffer.failure, buffer.state = upload.failure, 2
-            elif buffer is not None and buffer.state == 0:
-                buffer.state = 1
-            # A cycle would keep the buffer until the garbage collector comes by.
-            upload.buffer = None
-            self.wake()
-            self._uploads_changed()
-
     # --- fetch --------------------------------------------------------------------------------------------------------
 
-    def fetch(self, buffer: Buffer, cover: FetchPlan, check: Callable[[], None]) -> np.ndarray[Any, Any]:
+    def fetch(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> np.ndarray[Any, Any]:
         """The whole array as NumPy. `check` raises when there is no more point in waiting."""
         asked: list[tuple[_Link, int, _Fetching]] = []
         try:
@@ -291,7 +275,7 @@ class DataLinks:
                 request, fetching = next(self._requests), _Fetching(devices)
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching))
-                link.outbox.send(Fetch(request, buffer.id, devices))
+                link.outbox.send(Fetch(request, buffer, devices))
                 if link.dead is not None:
                     fetching.failure = link.dead
             self._wait_for([fetching for _, _, fetching in asked], check)

@@ -1,7 +1,7 @@
-"""How long a function takes on its devices, about: to decide how much may run as one computation.
+"""An estimate of the time that a function takes on its devices, to decide how much may run as one computation.
 
-Nobody is charged by it, and no plan of time rests on it (`megatron_ptdp.planner` is for that): it tells a matrix
-product of milliseconds from an addition. Rates are what a modest device of each kind reaches.
+No tenant is charged by it, and no plan of time rests on it (`megatron_ptdp.planner` is for that): it separates a matrix
+product of milliseconds from an addition. Rates are those of a modest device of each kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOST = Rate(1e10, 5e9)
 ACCELERATOR = Rate(5e13, 5e11)
 
 COLLECTIVE_S = 20e-6
-"""What devices of one island take to meet."""
+"""The time that devices of one island take to meet."""
 
 _COLLECTIVES = ("psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pbroadcast", "reduce_scatter")
 

@@ -1,4 +1,4 @@
-"""From the jaxpr of a traced program to its graph.
+"""Building the graph of a program from its jaxpr.
 
 Every call of a compiled function is one node; every ordinary JAX operation becomes a small node of its own, on the
 slice of its first placed operand. A value that is still with the client is placed where its first consumer wants it.
@@ -16,7 +16,7 @@ from pathways_ray import limits
 from pathways_ray.client import prng, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type
 from pathways_ray.client.array import Array
-from pathways_ray.client.compiled import Exported, export_function
+from pathways_ray.client.export import Exported, export_function
 from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
@@ -44,7 +44,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class Source:
-    """Where argument k of a launch comes from: a leaf of the call, or something the program holds."""
+    """The source of argument k of a launch: a leaf of the call, or an array or constant that the program captured."""
 
     leaf: int
     held: Array | np.ndarray[Any, Any] | None
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """Where leaf k of the result comes from: result `result` of the launch, or what was there before."""
+    """The source of leaf k of the result: result `result` of the launch, or what was there before."""
 
     result: int = -1
     leaf: int = -1
@@ -168,8 +168,8 @@ class GraphBuilder:
                 if equation.primitive.name not in _INLINED:
                     raise TraceError(
                         f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
-                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. Unroll it "
-                        "in Python, or put the loop inside the compiled function"
+                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. "
+                        "Unroll it in Python, or put the loop inside the compiled function"
                     )
                 inner = equation.params["jaxpr"]
                 held = [_Value(constant=np.asarray(c)) for c in inner.consts]

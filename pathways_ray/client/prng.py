@@ -1,4 +1,4 @@
-"""Typed PRNG keys inside programs: between nodes they are what they are made of, arrays of uint32."""
+"""Typed PRNG keys inside programs: between nodes they travel as arrays of uint32."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any, aval: Any) -> Any:
-    """What `to_data` was given, a value of type `aval`."""
+    """The inverse of `to_data`: a value of type `aval`."""
     if not is_key(aval):
         return data
     implementations: list[Any] = []

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
-from pathways_ray.client.array import DELETED, FAILED, Array, Buffer
-from pathways_ray.client.compiled import jax_settings
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
@@ -25,7 +26,7 @@ from pathways_ray.transport.messages import encode
 
 
 class Program:
-    """What `pw.program` returns. Calling it launches; inside another program it is inlined.
+    """The result of `pw.program`. Calling it launches; inside another program it is inlined.
 
     It runs in the session that was made last. A compiled function called alone runs in that of its slice: `slice`.
     """
@@ -73,7 +74,7 @@ class Program:
 
     def _session(self) -> Session:
         if self.slice is not None and not self.slice.session.closed_because:
-            return self.slice.session
+            return cast(Session, self.slice.session)  # a slice knows a part of it only
         return current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
@@ -122,7 +123,7 @@ class LoweredProgram:
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client, sends the launch, returns handles."""
         session, built = self.session, self._built
-        buffers: list[Buffer] = []
+        buffers: list[BufferRecord] = []
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else _kept(self._held, k, source.held)
@@ -133,9 +134,10 @@ class LoweredProgram:
                 else:
                     self._held[k] = value
             buffer = value._buffer
-            if buffer.state == DELETED or buffer.session is not session:
+            record = buffer.record
+            if record.state is DELETED or buffer.session is not session:
                 session.check_mine(buffer)
-            buffers.append(buffer)
+            buffers.append(record)
         if built.donated_leaves and len(set(map(id, buffers))) < len(buffers):
             self._check_donated(leaves, buffers)
         results: list[Array] = []
@@ -148,9 +150,9 @@ class LoweredProgram:
         outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
         return jax.tree.unflatten(self._output_tree, outputs)
 
-    def _check_donated(self, leaves: list[Any], buffers: list[Buffer]) -> None:
+    def _check_donated(self, leaves: list[Any], buffers: list[BufferRecord]) -> None:
         for k in self._built.donated_leaves:
-            if isinstance(leaves[k], Array) and buffers.count(leaves[k]._buffer) > 1:
+            if isinstance(leaves[k], Array) and buffers.count(leaves[k]._buffer.record) > 1:
                 raise UsageError(
                     f"{self._built.graph.name} donates argument {k}, which is passed or captured a second time"
                 )
@@ -219,14 +221,14 @@ class LoweredProgram:
 
 
 def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:
-    """What was made of a program's constant before, or the constant where that is gone: it was deleted or donated by
-    whom it was returned to, or lost with its host."""
+    """The array made of a program's constant before, or the constant where that array is gone: deleted or donated by
+    the caller that got it, or lost with its host."""
     found = arrays.get(key)
-    return constant if found is None or found._buffer.state in (DELETED, FAILED) else found
+    return constant if found is None or found._buffer.record.state in (DELETED, FAILED) else found
 
 
 def program(fun: Callable[..., Any] | None = None, *, name: str = "") -> Any:
-    """Makes a Python function that calls compiled functions a program: a graph launched with one message per host.
+    """Makes a Python function that calls compiled functions a program: a graph launched with one message per island.
 
     The function runs once for each combination of argument types (shapes, dtypes, and where `pw.Array` arguments lie);
     later calls only launch. Any pytrees in and out. Ordinary `jnp` operations become small nodes.

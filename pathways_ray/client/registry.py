@@ -1,8 +1,8 @@
-"""Where the clusters of this user on this machine are, so that `pathways status` finds them without being told.
+"""Records of this user's clusters on this machine, so that `pathways status` finds them without an address.
 
 While its cluster runs, a process keeps one small file, `<tempdir>/pathways-<uid>/<pid>.json`. `pathways up`, which does
 not stay, leaves `up-<name>-<digest of Ray's address>.json` until `pathways down`. A record holds the cluster's token,
-so the folder is the user's alone: one that belongs to somebody else, is a link, or lets others in, is not used. A
+so the folder is the user's alone: one that belongs to another user, is a link, or lets others in, is not used. A
 record is a convenience: a cluster starts and stops the same where none can be written.
 """
 
@@ -80,7 +80,7 @@ def running() -> list[Record]:
 
 
 def silent() -> list[Record]:
-    """The clusters of `pathways up` that do not answer: starting anew, or gone with their Ray cluster."""
+    """The clusters of `pathways up` that do not answer: restarting, or gone with their Ray cluster."""
     return [record for record in all_records() if not record.pid and not answers(record)]
 
 
@@ -100,7 +100,7 @@ def all_records() -> list[Record]:
 
 
 def answers(record: Record) -> bool:
-    """Whether somebody listens at the address of a record."""
+    """Whether a process listens at the address of a record."""
     host, _, port = record.url.rpartition("/")[2].rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_LIMIT_S).close()

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from jax.sharding import AbstractMesh
 
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import SliceType
+from pathways_ray.ir.types import SliceType, Spec
 
-if TYPE_CHECKING:
-    from pathways_ray.client.session import Session
-
-_LARGEST_AXIS = 1 << 20
+_MAX_AXIS_SIZE = 1 << 20
 """Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
 
 
+class SliceOwner(Protocol):
+    """The part of a session that its slices, and the functions on them, use."""
+
+    @property
+    def platforms(self) -> tuple[str, ...]: ...
+
+    @property
+    def closed_because(self) -> str: ...
+
+    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Any: ...
+
+    def release_slice(self, released: VirtualSlice) -> None: ...
+
+
 class VirtualSlice:
-    """A virtual slice held by a session. Release it with `release()`, or use it as a context manager.
+    """A virtual slice of a session. Release it with `release()`, or use it as a context manager.
 
     Several slices may share physical devices; which devices a slice has is the resource manager's decision.
     """
 
-    def __init__(self, session: Session, placed: PlacedSlice, name: str, tag: str = "") -> None:
+    def __init__(self, session: SliceOwner, placed: PlacedSlice, name: str, tag: str = "") -> None:
         self.session = session
         self.placed = placed
         self.tag = tag
@@ -106,6 +117,6 @@ def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tu
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
     if not sizes or any(size < 1 for size in sizes):
         raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
-    if max(sizes) > _LARGEST_AXIS:
+    if max(sizes) > _MAX_AXIS_SIZE:
         raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
     return sizes, tuple(axes)

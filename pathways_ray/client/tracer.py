@@ -18,16 +18,17 @@ import jax
 from jax.extend import core as jex_core
 
 from pathways_ray.client import source_info
-from pathways_ray.client.argument_types import ArgumentType, dtype_named, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
+from pathways_ray.client.export import Exported
 from pathways_ray.client.prng import is_key
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import BufferDeleted, GraphError, InvalidArray, PathwaysError, TraceError
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.jax_types import dtype_named
 
 if TYPE_CHECKING:
-    from pathways_ray.client.compiled import CompiledFunction, Exported
     from pathways_ray.client.session import Session
 
 call_p = jex_core.Primitive("pathways_call")
@@ -76,18 +77,8 @@ def _capture_type(*, captured: Captured) -> Any:
     return jax.core.ShapedArray(captured.type.shape, dtype_named(captured.type.dtype))
 
 
-def bind_call(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adds a call to the program that is being traced on this thread."""
-    where = function.where()
-    static = function.static_values(args)
-    leaves, tree = jax.tree.flatten((function._dynamic(args), kwargs))
-    values = [_operand(leaf, function.__name__, k) for k, leaf in enumerate(leaves)]
-    exported = function.specialize(where, static, tree, tuple(_aval(value) for value in values))
-    outputs = call_p.bind(*values, site=CallSite(exported, where, source_info.here()))
-    return jax.tree.unflatten(exported.output_tree, outputs)
-
-
-def _operand(leaf: Any, name: str, number: int) -> Any:
+def operand(leaf: Any, name: str, number: int) -> Any:
+    """An argument of a call inside a program, as a value that JAX traces."""
     if isinstance(leaf, jax.core.Tracer):
         return _checked(leaf, f"argument {number} of {name}")
     if isinstance(leaf, Array):
@@ -105,11 +96,6 @@ def _capture(array: Array) -> Any:
     array._check_not_deleted()
     tracing.captured.append(array)
     return capture_p.bind(captured=Captured(weakref.ref(array), array._type.array))
-
-
-def _aval(value: Any) -> jax.ShapeDtypeStruct:
-    kind = jax.typeof(value)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=bool(getattr(kind, "weak_type", False)))
 
 
 @dataclass(frozen=True)

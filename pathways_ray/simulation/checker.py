@@ -252,7 +252,7 @@ class Checker:
         if self.world.clock.now - max(self.world.quiet_since, client.last_drop) < SETTLED_S:
             return
         for host in self.world.hosts.values():
-            kept = host.store.sessions.get(client.session, {}).keys() - client.held.keys()
+            kept = host.store.sessions.get(client.session, {}).keys() - client.handles.keys()
             if kept:
                 self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {client.session} for nobody")
 

@@ -1,4 +1,4 @@
-"""A simulated client: what `client/session.py` and `client/data.py` do, and a user who calls, looks, drops and leaves.
+"""A simulated client: a driver of `client/core.py`, and a user who calls, looks, drops and leaves.
 
 The user works in bursts: several launches at once, many of which take results that are still to come. It waits for no
 outcome before it has made its last launch; an impatient one does not even wait then.
@@ -6,14 +6,27 @@ outcome before it has made its last launch; an impatient one does not even wait 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.client.coalesce import Runs
+from pathways_ray import limits
+from pathways_ray.client.buffer import BufferRecord, Upload
+from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.events import (
+    CloseData,
+    Closing,
+    Command,
+    Disconnected,
+    MoveHost,
+    Placed,
+    Registered,
+    ReleaseQueue,
+    Uploaded,
+)
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -23,59 +36,51 @@ from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
 from pathways_ray.transport.messages import (
-    BuffersLost,
     Completed,
     Free,
     HostAddress,
     Launch,
     LaunchFailed,
-    Prepared,
     Put,
     Refused,
+    Register,
     SliceCreated,
+    encode,
 )
 
 if TYPE_CHECKING:
     from pathways_ray.simulation.controller import SimulatedController
     from pathways_ray.simulation.world import World
 
-
-RUNS = 1000
-"""From here on programs are numbered that stand for runs of launches."""
-
-
-@dataclass(eq=False)
-class Upload:
-    """An array on its way to some hosts."""
-
-    hosts: set[int]
-    done: bool = False
-    failed: bool = False
+LENGTHS = (16, 8, 4)
+"""Lengths of coalesced launches: shorter than in use, so that short loops have some."""
 
 
 @dataclass(eq=False)
-class Held:
-    """A handle of the user: where it lies, what it should hold, whether it is known to have failed.
+class Handle:
+    """A handle of the user: the array it stands for, where that lies, and what it should be.
 
-    It is `doubtful` when its launch fails, but not the calls that it comes from: who takes it fails with the launch, or
-    was through before.
+    It is `doubtful` when its launch fails, but not the calls that it comes from: a launch that takes it fails with it,
+    or was over before.
     """
 
-    number: int
+    record: BufferRecord
     layout: Layout
     expected: Outcome
-    upload: Upload | None = None
-    failed: bool = False
     doubtful: bool = False
     launch: int = 0
     looked_at: int = 0
 
+    @property
+    def number(self) -> int:
+        return self.record.id
+
 
 @dataclass(eq=False)
 class Look:
-    """A fetch: hosts that have yet to answer."""
+    """A fetch: the hosts that have yet to answer."""
 
-    held: Held
+    handle: Handle
     waiting: set[int]
     shards: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -88,23 +93,24 @@ class SimulatedClient:
         self.number = number
         self.random = Random(world.random.getrandbits(60))
         self.process = world.network.process(f"client{number}", f"client{number}")
-        self.session = 0
+        self.core = ClientCore(0, limits.MAX_LAUNCHES_IN_FLIGHT)
         self.ended = ""
         self.over = False
         self.left = self.random.randint(*world.settings.launches)
         self.slices: list[PlacedSlice] = []
         self.programs: list[Drawn] = []
         self.loop: Drawn | None = None
-        self.runs = Runs(count(RUNS).__next__, sightings=1, lengths=(16, 8, 4))
         self.impatient = self.random.random() < world.settings.impatient
-        self.held: dict[int, Held] = {}
-        self.pending: dict[int, tuple[Held, ...]] = {}
+        self.handles: dict[int, Handle] = {}
+        self.uploading: list[BufferRecord] = []
         self.looks: list[Look] = []
         self.addresses: dict[int, tuple[int, str]] = {}
-        self.queue: deque[tuple[Any, list[Upload], tuple[Held, ...]]] = deque()
-        self.launches = self.buffers = 0
         self.last_drop = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
+
+    @property
+    def session(self) -> int:
+        return self.core.session
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -121,14 +127,17 @@ class SimulatedClient:
     def _give_up(self) -> None:
         """The controller died with the call that was to open the session, or to make its slices."""
         if not self.programs:
-            self._session_over("the controller did not answer")
+            self._disconnected("the controller did not answer")
 
     def _opened(self, session: int, addresses: list[HostAddress], controller: SimulatedController) -> None:
-        self.session = session
+        self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
+        fusion = self.world.settings.fusion
+        core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS, fusion=fusion)
         self.world.checker.session_opened(self)
-        self.end = End(self.world.network, self.process, self._received, self._stream_ended, self.runs.composed)
+        ended = partial(self._disconnected, "the controller's stream ended")
+        self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)
         if not controller.process.alive or not controller.client_connects(session, self.end):
-            self._session_over("the controller is gone")
+            self._disconnected("the controller is gone")
             return
         self.controller = controller
         for address in addresses:
@@ -136,20 +145,20 @@ class SimulatedClient:
         self._next_slice()
 
     def _next_slice(self) -> None:
-        if len(self.slices) == self.world.settings.slices:
+        settings = self.world.settings
+        if len(self.slices) == settings.slices:
             self._register()
             return
-        islands = sorted(self.world.settings.islands)
+        islands = sorted(settings.islands)
         island = islands[(self.number + len(self.slices)) % len(islands)]
-        most = len(self.world.settings.islands[island]) * self.world.settings.devices
+        most = len(settings.islands[island]) * settings.devices
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
-        if not self.world.settings.anywhere and len(self.world.settings.islands[island]) > 1:
+        if not settings.anywhere and len(settings.islands[island]) > 1:
             sizes = [most]
-        size = self.random.choice(sizes)
-        wish = SliceRequest((size,), ("x",), island)
+        request = SliceRequest((self.random.choice(sizes),), ("x",), island)
         target = self.controller.process
         self.world.network.post(
-            self.process, target, self.controller.create_slice, self.process, self.session, wish, self._sliced
+            self.process, target, self.controller.create_slice, self.process, self.session, request, self._sliced
         )
 
     def _sliced(self, reply: SliceCreated | Refused) -> None:
@@ -157,22 +166,19 @@ class SimulatedClient:
             self.slices.append(reply.placed)
             self._next_slice()
         else:
-            self._session_over("no slice")
+            self._disconnected("no slice")
 
     def _register(self) -> None:
         settings = self.world.settings
-        for number in range(1, settings.programs + 1):
+        for _ in range(settings.programs):
+            number = self.core.new_program()
             poisoned = self.random.random() < settings.poison
-            made = drawn(
-                self.random, number, f"c{self.number}p{number}", self.slices, poisoned, self.world.settings.apart
-            )
+            made = drawn(self.random, number, f"c{self.number}p{number}", self.slices, poisoned, settings.apart)
             self.programs.append(made)
-            self.runs.add(number, made.graph)
-            self._enqueue((number, made.graph, made.functions))
+            self._handle(Registered(number, made.graph, encode(made.graph), made.functions))
         if self.random.random() < settings.loops:
-            self.loop = drawn_loop(self.random, settings.programs + 1, f"c{self.number}", self.slices)
-            self.runs.add(self.loop.number, self.loop.graph)
-            self._enqueue((self.loop.number, self.loop.graph, self.loop.functions))
+            self.loop = made = drawn_loop(self.random, self.core.new_program(), f"c{self.number}", self.slices)
+            self._handle(Registered(made.number, made.graph, encode(made.graph), made.functions))
         self._work()
 
     # --- the user -----------------------------------------------------------------------------------------------------
@@ -197,68 +203,110 @@ class SimulatedClient:
             self.world.network.after(self.process, 0.001 if self.impatient else 0.2, self._leave_when_done)
 
     def _go_round(self, program: Drawn) -> None:
-        """y = f(y), again and again, of which only some values are kept."""
-        held = self._put(program.arguments[0])
+        """y = f(y), again and again; only some values are kept."""
+        handle = self._put(program.arguments[0])
         for _ in range(self.random.choice([4, 9, 33])):
-            (result,) = self._launch(program, [held])
+            (result,) = self._launch(program, [handle])
             if self.random.random() < 0.95:
-                self._drop(held)
-            held = result
+                self._drop(handle)
+            handle = result
 
-    def _launch(self, program: Drawn, given: list[Held] | None = None) -> tuple[Held, ...]:
-        random = self.random
-        arguments: list[Held] = given or []
-        for index, layout in enumerate(program.arguments if given is None else ()):
-            known = [h for h in self.held.values() if h.layout == layout and not h.failed and h not in arguments]
-            if index in program.donated:
-                known = [h for h in known if not h.looked_at]
-            # Late results more often than early ones, so that launches chain up.
-            if known and random.random() < 0.9:
-                arguments.append(known[-1] if random.random() < 0.7 else random.choice(known))
-            else:
-                arguments.append(self._put(layout))
-        expected = run_alone(program.graph, [held.expected for held in arguments])
+    def _launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]:
+        checker = self.world.checker
+        arguments = given if given is not None else self._chosen(program)
+        expected = run_alone(program.graph, [handle.expected for handle in arguments])
         fails = any(isinstance(outcome, Failure) for outcome in expected)
-        doubtful = fails or any(held.doubtful or isinstance(held.expected, Failure) for held in arguments)
-        base = self.buffers + 1
+        doubtful = fails or any(handle.doubtful or isinstance(handle.expected, Failure) for handle in arguments)
+        records = self.core.new_buffers(len(program.results))
         results = tuple(
-            self._hold(layout, outcome, doubtful) for layout, outcome in zip(program.results, expected, strict=True)
+            self._handle_to(record, layout, outcome, doubtful)
+            for record, layout, outcome in zip(records, program.results, expected, strict=True)
         )
-        self.launches += 1
-        launch = self.launches
-        self.pending[launch] = results
-        self.world.checker.launched(self, launch, fails, doubtful)
-        message = Launch(launch, program.number, tuple(held.number for held in arguments), base)
-        uploads = [held.upload for held in arguments if held.upload is not None and not held.upload.done]
-        self._enqueue(message, uploads, tuple(arguments))
-        for held in results:
-            held.launch = launch
+        message = self.core.launch(program.number, [handle.record for handle in arguments], records)
+        launch = next(reversed(self.core.pending), 0)
+        if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
+            checker.launched(self, launch, fails, doubtful)
+            for handle in results:
+                handle.launch = launch
+        self._do((message or ReleaseQueue(),))
         for index in sorted(program.donated):
-            self.world.checker.donated(self, arguments[index].launch)
+            checker.donated(self, arguments[index].launch)
             self._drop(arguments[index])
         return results
 
-    def _hold(self, layout: Layout, expected: Outcome, doubtful: bool = False) -> Held:
-        self.buffers += 1
-        held = self.held[self.buffers] = Held(self.buffers, layout, expected, doubtful=doubtful)
-        self.world.checker.expect(self.session, held.number, expected, doubtful)
-        return held
+    def _chosen(self, program: Drawn) -> list[Handle]:
+        """Arguments for a call: late results more often than early ones, so that launches chain up."""
+        chosen: list[Handle] = []
+        for index, layout in enumerate(program.arguments):
+            known = [
+                handle
+                for handle in self.handles.values()
+                if handle.layout == layout
+                and handle.record.failure is None
+                and handle not in chosen
+                and not (index in program.donated and handle.looked_at)
+            ]
+            if known and self.random.random() < 0.9:
+                chosen.append(known[-1] if self.random.random() < 0.7 else self.random.choice(known))
+            else:
+                chosen.append(self._put(layout))
+        return chosen
 
-    def _put(self, layout: Layout) -> Held:
+    def _handle_to(self, record: BufferRecord, layout: Layout, expected: Outcome, doubtful: bool = False) -> Handle:
+        made = self.handles[record.id] = Handle(record, layout, expected, doubtful)
+        self.world.checker.expect(self.session, record.id, expected, doubtful)
+        return made
+
+    def _drop_some(self) -> None:
+        """Most handles go soon after their use, as they do in a loop that keeps its last value only."""
+        for handle in list(self.handles.values())[:-2]:
+            if not handle.looked_at and self.random.random() < 0.6:
+                self._drop(handle)
+
+    def _drop(self, handle: Handle) -> None:
+        if self.handles.pop(handle.number, None) is not None:
+            message = self.core.free(handle.record)
+            self._do((message,) if message is not None else ())
+            self.last_drop = self.world.clock.now
+
+    def _name_what_is_not_mine(self) -> None:
+        """A launch with a buffer that this session does not have: another one may have a buffer of that number."""
+        program = self.random.choice(self.programs)
+        last = max(self.core.buffers, default=0) + 1000
+        strange = tuple(last + k for k in range(len(program.arguments)))
+        other = next((c for c in self.world.clients if c is not self and c.handles), None)
+        if other is not None and self.random.random() < 0.5:
+            found = [number for number in other.handles if number > last]
+            strange = tuple(found[:1] * len(program.arguments)) or strange
+        results = (BufferRecord(last + 5000),)
+        message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
+        self.world.checker.trespassed(self, next(reversed(self.core.pending)))
+        self._do((message or ReleaseQueue(),))
+
+    # --- arrays -------------------------------------------------------------------------------------------------------
+
+    def _put(self, layout: Layout) -> Handle:
         placed = next(s for s in self.slices if s.mesh.id == layout.slice)
-        value = mixed(self.session, self.buffers + 1)
-        held = self._hold(layout, value)
-        upload = held.upload = Upload(set(placed.hosts))
+        (record,) = self.core.new_buffers(1)
+        value = mixed(self.session, record.id)
+        handle = self._handle_to(record, layout, value)
+        record.upload = Upload(set(placed.hosts))
+        self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]
         for host in placed.hosts:
             process = self._process_of(host)
             if process is None:
-                self._uploaded(upload, host, failed=True)
+                self._uploaded(record, host, failed=True)
                 break
             shell = self.world.hosts[host]
-            answer = partial(self.world.network.post, process, self.process, self._uploaded, upload, host)
-            self.world.network.post(self.process, process, shell.put, self.session, held.number, value, placed, answer)
-        self._enqueue(Put(held.number, layout.slice, ARRAY, layout.spec))
-        return held
+            answer = partial(self.world.network.post, process, self.process, self._uploaded, record, host)
+            self.world.network.post(self.process, process, shell.put, self.session, record.id, value, placed, answer)
+        self._handle(Placed(Put(record.id, layout.slice, ARRAY, layout.spec)))
+        return handle
+
+    def _uploaded(self, record: BufferRecord, host: int, failed: bool = False) -> None:
+        assert record.upload is not None
+        failure = Failure("HostLost", "an upload failed", host=host) if failed else None
+        self._handle(Uploaded(record, record.upload, host, failure))
 
     def _process_of(self, host: int) -> Any:
         """The process that serves a host's data, None while it is down."""
@@ -268,180 +316,127 @@ class SimulatedClient:
             return None
         return shell.process
 
-    def _uploaded(self, upload: Upload, host: int, failed: bool = False) -> None:
-        upload.hosts.discard(host)
-        upload.failed = upload.failed or failed
-        if upload.failed or not upload.hosts:
-            upload.done = True
-        self._flush()
-
-    def _drop_some(self) -> None:
-        """Most handles go soon after their use, as they do in a loop that keeps its last value only."""
-        for held in list(self.held.values())[:-2]:
-            if not held.looked_at and self.random.random() < 0.6:
-                self._drop(held)
-
-    def _drop(self, held: Held) -> None:
-        if self.held.pop(held.number, None) is not None:
-            uploads = [held.upload] if held.upload is not None and not held.upload.done else []
-            self._enqueue(Free((held.number,)), uploads)
-            self.last_drop = self.world.clock.now
-
-    def _name_what_is_not_mine(self) -> None:
-        """A launch with a buffer that this session does not have: another one may have a buffer of that number."""
-        program = self.random.choice(self.programs)
-        self.launches += 1
-        self.pending[self.launches] = ()
-        self.world.checker.trespassed(self, self.launches)
-        strange = tuple(self.buffers + 1000 + k for k in range(len(program.arguments)))
-        other = next((c for c in self.world.clients if c is not self and c.held), None)
-        if other is not None and self.random.random() < 0.5:
-            found = [n for n in other.held if n > self.buffers or n not in self.held]
-            strange = tuple(found[:1] * len(program.arguments)) or strange
-            if any(number in self.held or number <= self.buffers for number in strange):
-                strange = tuple(self.buffers + 1000 + k for k in range(len(program.arguments)))
-        self._enqueue(Launch(self.launches, program.number, strange, self.buffers + 5000))
-
-    # --- looking at values --------------------------------------------------------------------------------------------
-
     def _look_at_some(self) -> None:
-        for held in list(self.held.values()):
-            if not held.failed and self.random.random() < 0.2 and (held.upload is None or held.upload.done):
-                self._look(held)
+        for handle in list(self.handles.values()):
+            upload = handle.record.upload
+            if handle.record.failure is None and self.random.random() < 0.2 and (upload is None or upload.done):
+                self._look(handle)
 
-    def _look(self, held: Held) -> None:
-        placed = next(s for s in self.slices if s.mesh.id == held.layout.slice)
-        look = Look(held, set(placed.hosts))
+    def _look(self, handle: Handle) -> None:
+        placed = next(s for s in self.slices if s.mesh.id == handle.layout.slice)
+        look = Look(handle, set(placed.hosts))
         processes = {host: self._process_of(host) for host in placed.hosts}
         if None in processes.values():
             return
-        held.looked_at += 1
+        handle.looked_at += 1
         self.looks.append(look)
+        network = self.world.network
         for host, process in processes.items():
-            answer = partial(self.world.network.post, process, self.process, self._seen, look, host)
-            self.world.network.post(
-                self.process, process, self.world.hosts[host].fetch, self.session, held.number, answer
-            )
+            answer = partial(network.post, process, self.process, self._seen, look, host)
+            network.post(self.process, process, self.world.hosts[host].fetch, self.session, handle.number, answer)
 
     def _seen(self, look: Look, host: int, found: dict[int, int] | Failure) -> None:
         if look not in self.looks:
             return
         if isinstance(found, Failure):
-            self.world.checker.look_failed(self, look.held.number, found)
+            self.world.checker.look_failed(self, look.handle.number, found)
             self._end_look(look)
             return
         look.waiting.discard(host)
         look.shards.update({(host, device): value for device, value in found.items()})
         if not look.waiting:
-            self.world.checker.looked(self, look.held.number, look.held.expected, look.shards)
+            self.world.checker.looked(self, look.handle.number, look.handle.expected, look.shards)
             self._end_look(look)
 
     def _end_look(self, look: Look) -> None:
         self.looks.remove(look)
-        look.held.looked_at -= 1
-
-    # --- the stream ---------------------------------------------------------------------------------------------------
-
-    def _enqueue(self, message: Any, uploads: list[Upload] | None = None, keep: tuple[Held, ...] = ()) -> None:
-        self.queue.append((message, uploads or [], keep))
-        self._flush()
-
-    def _flush(self) -> None:
-        """Sends everything up to the first launch whose uploads are under way."""
-        while self.queue:
-            message, uploads, arguments = self.queue[0]
-            if not all(upload.done for upload in uploads):
-                break
-            self.queue.popleft()
-            lost = any(h.failed or (h.upload is not None and h.upload.failed) for h in arguments)
-            if lost and isinstance(message, Launch):
-                failure = Failure("HostLost", "an upload failed", host=0)
-                self.world.checker.outcome(self, message.launch, failure, by_client=True)
-                self._ended(message.launch, failed=True)
-            else:
-                self.end.send(message)
-
-    def _received(self, batch: list[Any]) -> None:
-        for message in batch:
-            match message:
-                case Completed():
-                    self.runs.ended(message.launches, message.device_us, message.contended)
-                    for launch in message.launches:
-                        self._outcome(launch, None)
-                case LaunchFailed():
-                    self._outcome(message.launch, message.failure)
-                case Prepared():
-                    self.runs.prepared(message)
-                case BuffersLost():
-                    for number in message.buffers:
-                        if number in self.held:
-                            self._mark_failed(self.held[number])
-                case HostAddress():
-                    self._host_changed(message)
-
-    def _outcome(self, launch: int, failure: Failure | None) -> None:
-        for ended in (*self.runs.covered(launch), launch):
-            self.world.checker.outcome(self, ended, failure)
-            self._ended(ended, failed=failure is not None)
-
-    def _ended(self, launch: int, failed: bool) -> None:
-        for held in self.pending.pop(launch, ()):
-            if failed:
-                self._mark_failed(held)
-
-    def _mark_failed(self, held: Held) -> None:
-        held.failed = True
-        for look in [look for look in self.looks if look.held is held]:
-            self._end_look(look)
-
-    def _host_changed(self, message: HostAddress) -> None:
-        epoch, _ = self.addresses.get(message.host, (0, ""))
-        self.addresses[message.host] = (message.epoch, message.address)
-        if not message.address or epoch != message.epoch:
-            self.link_broke(message.host)
+        look.handle.looked_at -= 1
 
     def link_broke(self, host: int) -> None:
         """The data stream to a host is gone: what was under way there fails."""
-        for held in list(self.held.values()):
-            if held.upload is not None and host in held.upload.hosts:
-                self._uploaded(held.upload, host, failed=True)
-        for _, uploads, _ in list(self.queue):
-            for upload in uploads:
-                if host in upload.hosts:
-                    self._uploaded(upload, host, failed=True)
+        for record in self.uploading:
+            if record.upload is not None and host in record.upload.missing:
+                self._uploaded(record, host, failed=True)
         for look in [look for look in self.looks if host in look.waiting]:
             self._end_look(look)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the core -----------------------------------------------------------------------------------------------------
 
-    def _stream_ended(self) -> None:
-        self._session_over("the controller's stream ended")
+    def _handle(self, event: Any) -> None:
+        self._do(self.core.handle(event, self.world.clock.now))
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Launch() | Put() | Register() | Free():
+                    self.end.send(command)
+                case ReleaseQueue():
+                    self._release_queue()
+                case MoveHost():
+                    self._host_moved(command.address)
+                case CloseData():
+                    self._session_over(command.failure)
+        for look in [look for look in self.looks if look.handle.record.failure is not None]:
+            self._end_look(look)
+
+    def _release_queue(self) -> None:
+        before = list(self.core.pending)
+        while (commands := self.core.head(self.world.clock.now)) is not None:
+            self._do(commands)
+            self.core.remove_head()
+        self._report(before, Failure("HostLost", "an upload failed"), by_client=True)
+
+    def _received(self, batch: list[Any]) -> None:
+        for message in batch:
+            named: tuple[int, ...] = ()
+            if isinstance(message, Completed):
+                named = message.launches
+            elif isinstance(message, LaunchFailed):
+                named = (message.launch,)
+            covered = [launch for launch in self.core.pending if launch not in named] if named else []
+            self._handle(message)
+            self._report([*named, *covered], getattr(message, "failure", None))
+
+    def _report(self, launches: Sequence[int], failure: Failure | None, by_client: bool = False) -> None:
+        """Tells the checker of those launches that are not pending any more."""
+        for launch in launches:
+            if launch not in self.core.pending:
+                self.world.checker.outcome(self, launch, failure, by_client)
+
+    def _host_moved(self, address: HostAddress) -> None:
+        epoch, _ = self.addresses.get(address.host, (0, ""))
+        self.addresses[address.host] = (address.epoch, address.address)
+        if not address.address or epoch != address.epoch:
+            self.link_broke(address.host)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _leave_when_done(self) -> None:
         if self.over:
             return
-        if (self.pending or self.queue or self.looks) and not self.impatient:
+        core = self.core
+        if (core.pending or core.queue or self.looks) and not self.impatient:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             self.world.network.after(self.process, 0.5, self._leave_when_done)
             return
         self.world.checker.check_kept(self)
-        self.world.checker.session_ended(self, "left")
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
-        self.over = True
+        self._end(Closing())
+        self._disconnected("it left")
         self.end.close()
-        self.world.client_over(self)
 
-    def _session_over(self, why: str) -> None:
-        """The session is no more, and all that waits fails."""
-        if self.over:
-            return
-        self.over, self.ended = True, why
-        for launch in list(self.pending):
-            failure = Failure("ControllerLost", f"the session ended: {why}")
-            self.world.checker.outcome(self, launch, failure, by_client=True)
-        self.pending.clear()
-        self.queue.clear()
-        self.world.checker.session_ended(self, why)
+    def _disconnected(self, reason: str) -> None:
+        if not self.over:
+            self._end(Disconnected(reason))
+
+    def _end(self, event: Closing | Disconnected) -> None:
+        before = list(self.core.pending)
+        self._handle(event)
+        self._report(before, self.core.ended or Failure("SessionClosed", "it left"), by_client=True)
+
+    def _session_over(self, failure: Failure) -> None:
+        self.over, self.ended = True, failure.message
+        self.world.checker.session_ended(self, failure.message)
         self.world.client_over(self)

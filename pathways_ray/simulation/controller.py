@@ -48,7 +48,6 @@ from pathways_ray.transport.messages import (
     IslandUp,
     OpenSession,
     Refused,
-    Register,
     Reply,
     SessionOpened,
     SliceCreated,
@@ -210,8 +209,4 @@ class SimulatedController:
         return True
 
     def _from_client(self, session: int, batch: list[Any]) -> None:
-        messages = [
-            Register(message[0], encode(message[1]), message[2]) if isinstance(message, tuple) else message
-            for message in batch
-        ]
-        self.handle(ClientMessages(session, Carrier.STREAM, 0, messages))
+        self.handle(ClientMessages(session, Carrier.STREAM, 0, batch))

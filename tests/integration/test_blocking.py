@@ -65,7 +65,7 @@ class Asked:
 @pytest.mark.parametrize("what", ["the session", "the array"])
 def test_a_question_ends_with_its_session_or_its_array(session, within, what) -> None:
     """The computation takes some seconds; meanwhile the session is closed, or the array is deleted."""
-    other = Session(session.url, session.token, "asks")
+    other = Session.connect(session.url, session.token, "asks")
     where = other.virtual_slice((1,), ("x",), island=0)
     slow = pw.compiled(lambda v: jax.lax.fori_loop(0, 10**9, lambda i, x: x * 0.5 + 1, v[0]), slice=where)
     array = slow(np.zeros(2, np.float32))

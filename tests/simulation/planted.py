@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ import msgspec
 import pytest
 
 from pathways_ray.client import coalesce
-from pathways_ray.client.coalesce import Runs
+from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.core import ClientCore
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S, ControllerCore
@@ -398,30 +400,52 @@ def a_slot_is_dropped_before_its_last_use(patch: Patch) -> None:
     patch.setattr(plan_islands, "verify_plan", lambda plan: plan)  # it would refuse the plan
 
 
+@bug()
+def a_free_overtakes_the_launch_that_waits_for_an_upload(patch: Patch) -> None:
+    def free(original: Original, self: ClientCore, buffer: Any) -> Any:
+        waiting, self.queue = self.queue, deque()
+        try:
+            return original(self, buffer)
+        finally:
+            self.queue = waiting
+
+    wrapped(patch, ClientCore, "free", free)
+
+
+@bug(faults=20, seeds=150)
+def a_launch_leaves_although_its_upload_failed(patch: Patch) -> None:
+    def head(original: Original, self: ClientCore, now: float) -> Any:
+        commands = original(self, now)
+        return commands if commands is None else (self.queue[0].message,)
+
+    wrapped(patch, ClientCore, "head", head)
+
+
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_takes_the_same_argument_again(patch: Patch) -> None:
     """What a launch gives is not fed to the next one of the run."""
-    wrapped(patch, coalesce, "repeated", lambda original, graph, times, feeds: original(graph, times, ()))
+    wrapped(patch, coalesce, "repeated", lambda original, graph, times, *_: original(graph, times, ()))
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(coalesce, "_unseen", lambda launches, freed, outputs: [launches])
+    patch.setattr(coalesce, "_unobserved", lambda launches, freed, outputs: [launches])
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
-    patch.setattr(Runs, "covered", lambda self, launch: ())
+    patch.setattr(Coalescer, "take_covered", lambda self, launch: ())
 
 
 @bug(faults=0, seeds=150, **LOOPING)
 def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
-    def prepared(original: Original, self: Runs, message: Any) -> None:
-        repeat, _ = self._asked[message.program]
-        self._asked[message.program] = (repeat, 4)
-        original(self, message)
+    def prepared(original: Original, self: Coalescer, program: int) -> None:
+        if program in self._registered:
+            repetition, _ = self._registered[program]
+            self._registered[program] = (repetition, 4)
+        original(self, program)
 
-    wrapped(patch, Runs, "prepared", prepared)
+    wrapped(patch, Coalescer, "prepared", prepared)
 
 
 @bug(faults=0)

@@ -24,7 +24,10 @@ PURE = {
     "megatron_ptdp/config",
     "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
+    "pathways_ray/client/buffer.py",
     "pathways_ray/client/coalesce.py",
+    "pathways_ray/client/core.py",
+    "pathways_ray/client/events.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/profiling/order_check.py",
@@ -72,7 +75,7 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "story"},
-        {"ir", "names", "process_log"},
+        {"ir", "jax_types", "names", "process_log"},
         {"transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},

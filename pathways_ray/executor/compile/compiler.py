@@ -20,6 +20,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Executable, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.jax_types import partition_spec
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -48,10 +49,6 @@ def _packed(value: jax.Array, dtype: str) -> jax.Array:
     if dtype not in _PACKED:
         return value
     return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
-
-
-def partition_spec(spec: Spec) -> PartitionSpec:
-    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))
 
 
 def check_types(executable: Executable, devices: int, calls: Calls) -> None:

@@ -28,8 +28,8 @@ with pw.init(hosts_per_island=2) as cluster:
         links: Any = session._data
         links._link(1).outbox.send_all = lambda messages: None  # of this array, host 1 gets nothing
         half = pw.put(x, where, P("x"))
-        half._buffer.upload.arrived(1, None)
-        session._uploads_changed()
+        record = half._buffer.record
+        session._driver.uploaded(record, record.upload, 1, None)
         y = gang(half)
         start = time.monotonic()
         try:

@@ -256,20 +256,9 @@ PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
 COVER = FetchPlan(KIND, (("x",),), PLACED)
 
 
-class Number:
-    """A client's buffer, as far as `DataLinks` needs it."""
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.state = 0
-        self.failure: Failure | None = None
-
-
 @pytest.fixture
 def data(host: Host) -> Iterator[DataLinks]:
-    made = DataLinks(
-        SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),), lambda: None
-    )
+    made = DataLinks(SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),))
     yield made
     made.close(OVER)
 
@@ -281,7 +270,7 @@ class Asked:
         self.stop: PathwaysError | None = None
         self.result: Any = None
         self.error: PathwaysError | None = None
-        self._data, self._buffer = data, Number(buffer)
+        self._data, self._buffer = data, buffer
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -291,7 +280,7 @@ class Asked:
 
     def _run(self) -> None:
         try:
-            self.result = self._data.fetch(self._buffer, COVER, self._check)  # type: ignore[arg-type]
+            self.result = self._data.fetch(self._buffer, COVER, self._check)
         except PathwaysError as error:
             self.error = error
 

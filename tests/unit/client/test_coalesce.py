@@ -1,4 +1,4 @@
-"""Launches that repeat each other leave as one, once their program is compiled, and nothing else is changed by it."""
+"""Coalescing: a loop leaves as one launch once its composed program is prepared, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.client import coalesce
-from pathways_ray.client.coalesce import ALONE_MICROS, LENGTHS, SHARED_MICROS, Runs
+from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
 from pathways_ray.ir.graph import Compute, Graph, calls_in
 from pathways_ray.simulation.values import run_alone
-from pathways_ray.transport.messages import Free, Launch, Message, Prepared, Put, Register
+from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
 from tests.unit.strategies import repeatable
 
@@ -31,42 +31,45 @@ def graph(number: int) -> Graph:
     return sketch.graph(*(msgspec.structs.replace(made, output=k) for k in range(outputs)))
 
 
-class Client:
-    """`Runs` with the programs above; what it asks for is prepared when `prepare` is called."""
+def calls_of(made: Graph) -> int:
+    """Calls of a program of one node in a composed graph, rounds of loops counted."""
+    return sum(calls_in(made.recipes[node.recipe].parts) for node in made.nodes if isinstance(node, Compute))
 
-    def __init__(self, device_us: float = 10.0, sightings: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
-        self.runs = Runs(itertools.count(100).__next__, sightings, lengths)
+
+class Client:
+    """A `Coalescer` with the programs above; what it registers is prepared when `prepare` is called."""
+
+    def __init__(self, device_us: float = 10.0, occurrences: int = 1, lengths: tuple[int, ...] = LENGTHS) -> None:
+        self.coalescer = Coalescer(itertools.count(100).__next__, occurrences, lengths)
         self.device_us = device_us
         self.contended = False
         self.graphs = {number: graph(number) for number in PROGRAMS}
         for number, made in self.graphs.items():
-            self.runs.add(number, made)
-        self.asked: list[Register] = []
+            self.coalescer.register(number, made)
+        self.registered: list[Register] = []
         self.lengths: dict[int, int] = {}
 
     def sends(self, *messages: Message) -> list[Message]:
-        """What leaves, but for what is asked for."""
-        found = self.runs.composed(list(messages))
-        self.asked += [message for message in found if isinstance(message, Register)]
+        """The messages that leave, without registrations."""
+        found = self.coalescer.coalesce(list(messages))
+        self.registered += [message for message in found if isinstance(message, Register)]
         return [message for message in found if not isinstance(message, Register)]
 
     def prepare(self) -> None:
-        for message in self.asked:
+        for message in self.registered:
             made = msgspec.msgpack.decode(message.graph, type=Graph)
             self.graphs[message.program] = made
-            self.lengths[message.program] = sum(
-                calls_in(made.recipes[node.recipe].parts) for node in made.nodes if isinstance(node, Compute)
-            )
-            self.runs.prepared(Prepared(message.program))
-        self.asked.clear()
+            self.lengths[message.program] = calls_of(made)
+            self.coalescer.prepared(message.program)
+        self.registered.clear()
 
     def ends(self, message: Message) -> tuple[int, ...]:
         """The launches that end when a launch that left ends."""
         if not isinstance(message, Launch):
             return ()
         device_us = round(self.device_us * self.lengths.get(message.program, 1))
-        self.runs.ended((message.launch,), (device_us,), self.contended)
-        return (*self.runs.covered(message.launch), message.launch)
+        self.coalescer.measure((message.launch,), (device_us,), self.contended)
+        return (*self.coalescer.take_covered(message.launch), message.launch)
 
 
 def loop(first: int, count: int, program: int = 1, start: int = 0) -> list[Message]:
@@ -79,7 +82,7 @@ def loop(first: int, count: int, program: int = 1, start: int = 0) -> list[Messa
 
 
 def warm(client: Client, program: int = 1, count: int = 64) -> None:
-    """Has a loop measured, asked for and compiled."""
+    """Has a loop measured, registered and compiled."""
     for first in (10_000, 20_000, 30_000):
         for message in client.sends(*loop(first, count, program, first - 1)):
             client.ends(message)
@@ -94,18 +97,18 @@ def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
     messages = loop(1, LENGTHS[-1])
     first = client.sends(*messages)
     assert [m for m in first if isinstance(m, Launch)] == messages[::2]
-    assert not client.asked, "nobody knows yet how long a launch takes"
+    assert not client.registered, "nobody knows yet how long a launch takes"
     warm(client)
     launch, freed = client.sends(*loop(1, 8))
     assert isinstance(launch, Launch)
     assert (launch.launch, launch.arguments, launch.results) == (8, (0,), 8)
     assert client.lengths[launch.program] == 8
-    assert freed == Free((0,)), "what was between never came to be"
+    assert freed == Free((0,)), "the values between were never made"
     assert client.ends(launch) == (1, 2, 3, 4, 5, 6, 7, 8)
     assert client.ends(launch) == (8,), "once"
 
 
-def test_the_longest_pieces_are_taken_first() -> None:
+def test_the_longest_segments_are_taken_first() -> None:
     client = Client()
     warm(client)
     found = [m for m in client.sends(*loop(1, 2 * 32 + 2 * 8 + 2)) if isinstance(m, Launch)]
@@ -113,37 +116,37 @@ def test_the_longest_pieces_are_taken_first() -> None:
     assert [m.arguments for m in found] == [(0,), (32,), (64,), (72,), (80,), (81,)]
 
 
-def test_nothing_is_asked_for_before_a_loop_is_seen_often() -> None:
-    client = Client(sightings=8)
+def test_nothing_is_registered_before_a_loop_occurs_often() -> None:
+    client = Client(occurrences=8)
     for first in (1, 101):
         for message in client.sends(*loop(first, 24, start=first - 1)):
             client.ends(message)
-    assert not client.asked
+    assert not client.registered
     client.sends(*loop(201, 80, start=200))
-    assert {message.repeats for message in client.asked} == {1}
-    assert len(client.asked) == 1, "of the longer ones, this run could have used fewer than eight"
+    assert {message.repeats for message in client.registered} == {1}
+    assert len(client.registered) == 1, "this chain has fewer than eight of the longer segments"
 
 
-def test_no_length_is_asked_for_twice() -> None:
+def test_no_length_is_registered_twice() -> None:
     client = Client()
     warm(client)
     for first in (1, 1001, 2001):
         client.sends(*loop(first, 200, start=first - 1))
-    lengths = [len(msgspec.msgpack.decode(m.graph, type=Graph).nodes) for m in client.asked]
-    assert len(lengths) == len(set(lengths)) == 1, "128, which warming up had no use for"
+    lengths = [calls_of(msgspec.msgpack.decode(m.graph, type=Graph)) for m in client.registered]
+    assert len(lengths) == len(set(lengths)) == 1, "128, which warming up was too short for"
 
 
-def test_what_takes_long_stays_apart() -> None:
-    client = Client(device_us=ALONE_MICROS / 10)
+def test_a_slow_program_leaves_in_short_segments_or_one_by_one() -> None:
+    client = Client(device_us=MAX_UNCONTENDED_US / 10)
     warm(client)
     assert set(client.lengths.values()) == {8}
-    slow = Client(device_us=ALONE_MICROS)
+    slow = Client(device_us=MAX_UNCONTENDED_US)
     warm(slow)
     assert not slow.lengths
 
 
-def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
-    client = Client(device_us=SHARED_MICROS / 10)
+def test_segments_are_shorter_while_other_sessions_wait_behind_them() -> None:
+    client = Client(device_us=MAX_CONTENDED_US / 10)
     warm(client)
 
     def lengths() -> set[int]:
@@ -161,10 +164,10 @@ def test_pieces_are_shorter_while_others_wait_behind_them() -> None:
     assert lengths() == {32}
 
 
-def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
+def test_a_loop_that_gets_slower_leaves_in_shorter_segments() -> None:
     client = Client()
     warm(client)
-    client.device_us = ALONE_MICROS / 10
+    client.device_us = MAX_UNCONTENDED_US / 10
     for first in range(100_000, 115_000, 1000):
         for message in client.sends(*loop(first, 64, start=first - 1)):
             client.ends(message)
@@ -172,7 +175,18 @@ def test_a_loop_that_gets_slower_leaves_in_shorter_pieces() -> None:
     assert {client.lengths[m.program] for m in found} == {8}
 
 
-def test_a_value_that_somebody_keeps_ends_a_piece() -> None:
+@pytest.mark.parametrize("fusion", [True, False])
+def test_a_composed_program_has_a_loop_only_where_hosts_compose_nodes(fusion: bool) -> None:
+    client = Client()
+    client.coalescer = Coalescer(itertools.count(100).__next__, 1, fusion=fusion)
+    client.coalescer.register(1, client.graphs[1])
+    warm(client)
+    nodes = [node for node in client.graphs[100].nodes if isinstance(node, Compute)]
+    assert calls_of(client.graphs[100]) in LENGTHS
+    assert (len(nodes) == 1) == fusion
+
+
+def test_a_value_that_is_kept_ends_a_segment() -> None:
     """Of sixteen values the eighth is kept: it comes to be, and the rest goes on from it."""
     client = Client()
     warm(client)
@@ -181,7 +195,7 @@ def test_a_value_that_somebody_keeps_ends_a_piece() -> None:
     assert [(m.arguments, m.results) for m in launches] == [((0,), 8), ((8,), 16)]
 
 
-def test_nothing_is_one_when_every_value_is_kept() -> None:
+def test_nothing_is_coalesced_when_every_value_is_kept() -> None:
     client = Client()
     warm(client)
     messages = loop(1, 16)[::2]
@@ -214,47 +228,47 @@ def test_an_argument_that_stays_the_same_is_no_hindrance() -> None:
     assert len([m for m in client.sends(*changed) if isinstance(m, Launch)]) > 1
 
 
-def test_a_program_that_cannot_be_repeated_is_left_alone() -> None:
+def test_a_program_that_cannot_be_repeated_is_not_coalesced() -> None:
     """Its argument is donated by one launch and taken by the next."""
     client = Client()
     sketch = Sketch()
     where = sketch.slice("0.0")
     v, w = sketch.argument(where), sketch.argument(where)
     client.graphs[5] = sketch.graph(sketch.call("f", v, w, slice=where, donated=(1,)))
-    client.runs.add(5, client.graphs[5])
+    client.coalescer.register(5, client.graphs[5])
     for first in (10_000, 20_000):
         messages = [Launch(first + k, 5, (first + k - 1, 7), first + k) for k in range(1, 9)]
         freed = [Free((first + k,)) for k in range(8)]
         for message in client.sends(*itertools.chain.from_iterable(zip(messages, freed, strict=True))):
             client.ends(message)
-    assert not client.asked
+    assert not client.registered
 
 
-def test_a_program_on_several_slices_is_left_alone() -> None:
+def test_a_program_on_several_slices_is_not_coalesced() -> None:
     client = Client()
     sketch = Sketch()
     here, there = sketch.slice("0.0"), sketch.slice("1.0")
     y = sketch.call("g", sketch.call("f", sketch.argument(here), slice=here), slice=there)
-    client.runs.add(1, sketch.graph(sketch.call("h", y, slice=here)))
-    fresh = Runs(itertools.count(100).__next__, 1)
-    fresh.add(1, sketch.graph(y))
+    client.coalescer.register(1, sketch.graph(sketch.call("h", y, slice=here)))
+    fresh = Coalescer(itertools.count(100).__next__, 1)
+    fresh.register(1, sketch.graph(y))
     messages = loop(1, 16)
-    assert fresh.composed(messages) == messages
+    assert fresh.coalesce(messages) == messages
 
 
-def test_programs_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalesce, "MOST_PROGRAMS", 2)
+def test_composed_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalesce, "MAX_PROGRAMS", 2)
     client = Client()
     warm(client)
     warm(client, program=4)
     assert len(client.lengths) == 2
 
 
-def test_what_was_not_asked_for_may_be_prepared() -> None:
+def test_a_program_that_was_not_composed_may_be_prepared() -> None:
     client = Client()
-    client.runs.prepared(Prepared(12345))
-    client.runs.ended((1, 2), (3,), False)
-    assert client.runs.covered(77) == ()
+    client.coalescer.prepared(12345)
+    client.coalescer.measure((1, 2), (3,), False)
+    assert client.coalescer.take_covered(77) == ()
 
 
 # --- against a cluster that takes one message after the other ---------------------------------------------------------
@@ -311,7 +325,7 @@ def histories(draw: st.DrawFn) -> list[list[Message]]:
 
 @repeatable(250)
 @given(histories())
-def test_runs_have_the_effect_of_their_launches(batches: list[list[Message]]) -> None:
+def test_coalesced_launches_have_the_effect_of_single_ones(batches: list[list[Message]]) -> None:
     plain, composed = Cluster(Client()), Cluster(Client(lengths=(16, 8, 4)))
     for program in PROGRAMS:
         if PROGRAMS[program] == (1, 1):

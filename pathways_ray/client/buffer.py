@@ -1,0 +1,98 @@
+"""A logical array in its client: the record that the client's core decides on, and the handle that users' arrays share.
+
+The record outlives the handle when a launch that waits behind an upload still takes the array. The handle frees the
+shards on the devices when the last `pw.Array` that shares it is dropped, or one of them is deleted.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from pathways_ray.errors import Failure
+
+
+class BufferState(Enum):
+    """The progress of a logical array. The values are what `repr` shows."""
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+# An attribute of an enumeration costs a descriptor call each time; these are compared on the path of each launch.
+PENDING, READY, FAILED, DELETED = BufferState
+
+
+class Upload:
+    """An array on its way to the hosts of its slice.
+
+    It is done once all of them acknowledged it, or one of them could not take it.
+    """
+
+    __slots__ = ("done", "failure", "missing")
+
+    def __init__(self, hosts: set[int]) -> None:
+        self.missing = hosts
+        self.failure: Failure | None = None
+        self.done = False
+
+
+class BufferRecord(msgspec.Struct, eq=False, gc=False):
+    """A logical array as the client's core knows it.
+
+    `failure` is set when the launch that makes it, or its upload, failed, or its host was lost; `upload` when it is, or
+    was, uploaded by the client.
+    """
+
+    id: int
+    state: BufferState = PENDING
+    failure: Failure | None = None
+    upload: Upload | None = None
+    why_deleted: str = ""
+
+    def fail(self, failure: Failure) -> None:
+        """Notes a failure. A deleted array stays deleted; launches that were called before still fail with it."""
+        self.failure = failure
+        if self.state is not DELETED:
+            self.state = FAILED
+
+
+class BufferOwner(Protocol):
+    """The part of a session that buffers and arrays use."""
+
+    def free(self, record: BufferRecord) -> None: ...
+
+    def wait(self, record: BufferRecord, timeout: float | None = None) -> None: ...
+
+    def fetch(self, array: Any) -> Any: ...
+
+
+class Buffer:
+    """A counted handle to a logical array."""
+
+    __slots__ = ("__weakref__", "record", "session")
+
+    def __init__(self, session: BufferOwner, record: BufferRecord) -> None:
+        self.session = session
+        self.record = record
+
+    @property
+    def id(self) -> int:
+        """The number that messages name the array by."""
+        return self.record.id
+
+    def delete(self, why: str) -> None:
+        """Frees the array now; `why` completes the message of later errors. A second call does nothing."""
+        record = self.record
+        if record.state is not DELETED:
+            record.state = DELETED
+            record.why_deleted = why
+            self.session.free(record)
+
+    def __del__(self) -> None:
+        if self.record.state is not DELETED:
+            self.session.free(self.record)

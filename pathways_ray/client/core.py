@@ -1,0 +1,336 @@
+"""The client's decisions: which message leaves when, what each launch came to, and how the session ends.
+
+Events go in, commands come out: the outcome of an upload and a message of the controller are events, and commands are
+for the driver, which has the connection and the threads. The two calls that users make most, `launch` and `free`, give
+the one message that may leave: they are all that a launch costs here, and an event and a command would double that.
+
+**Order.** Messages leave in the order of the user's calls. A launch leaves once the arrays that are uploaded for it
+have arrived, so that a slow client delays its own calls only; what is called later waits behind it in `queue`. The
+session sends the head of the queue first and removes it then (`head`, `remove_head`): a call that finds the queue empty
+passes it by, so everything before it must be on its way, or have failed.
+
+**One outcome.** A launch is in `pending` from its call to its outcome: `Completed`, `LaunchFailed`, the failure of an
+upload that it waited for, or the end of the session. Its results get that outcome when it leaves the table.
+
+**Threads.** Any thread may hand in an event, and a destructor may do so in the middle of another event of its own
+thread. Hence no lock is needed or taken: every step on a table that two events share is one operation of a `dict` or a
+`deque`, and what sends is handed in one at a time (`launch`, `Placed`, `Registered`, `Uploaded`, and the queue).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.events import (
+    Call,
+    CloseData,
+    Closing,
+    Command,
+    Disconnected,
+    Forked,
+    MoveHost,
+    Placed,
+    Registered,
+    ReleaseQueue,
+    Uploaded,
+    Wake,
+)
+from pathways_ray.errors import Failure
+from pathways_ray.story import Entry, Story
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    Completed,
+    Free,
+    HostAddress,
+    Launch,
+    LaunchFailed,
+    Prepared,
+    Register,
+    SessionEnded,
+)
+
+_WAKE: Sequence[Command] = (Wake(fetches=False),)
+_WAKE_ALL: Sequence[Command] = (Wake(fetches=True),)
+_RELEASE: Sequence[Command] = (ReleaseQueue(),)
+
+FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
+
+
+class _Queued(NamedTuple):
+    """A message in the queue, and the buffers whose uploads it waits for."""
+
+    message: Call
+    buffers: Sequence[BufferRecord] = ()
+
+
+class ClientCore:
+    """The state of one session in its client.
+
+    Args:
+        session: its number.
+        max_launches: launches without an outcome that the controller allows.
+        fusion: whether hosts compose nodes into one computation.
+
+    The session has `coalescer` coalesce the messages that leave in one batch.
+
+    `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason.
+    """
+
+    def __init__(self, session: int, max_launches: int, fusion: bool = True) -> None:
+        self.session = session
+        self.max_launches = max_launches
+        self.coalescer = Coalescer(self.new_program, fusion=fusion)
+        self.story = Story(f"client of session {session}")
+        self.queue: deque[_Queued] = deque()
+        self.remove_head: Callable[[], object] = self.queue.popleft
+        """Removes the first message, whose commands were executed, or interrupted: it must not leave twice. A function
+        of the interpreter, so that a second Ctrl-C cannot come at its first step."""
+        self.pending: dict[int, Sequence[BufferRecord]] = {}
+        self.buffers: dict[int, BufferRecord] = {}
+        self.ended: Failure | None = None
+        self.closed_because = ""
+        self.closing = False
+        self._sent_functions: set[str] = set()
+        self._launches = itertools.count(1)
+        self._programs = itertools.count(1)
+        self._next_buffer = 1
+        self._heard_at: float | None = None
+        self._now = 0.0
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    def new_program(self) -> int:
+        return next(self._programs)
+
+    def new_buffers(self, count: int) -> list[BufferRecord]:
+        """Records with consecutive numbers: a launch names its results by the first of them."""
+        first = self._next_buffer
+        self._next_buffer = first + count
+        made = []
+        for number in range(first, first + count):
+            record = self.buffers[number] = BufferRecord(number)
+            made.append(record)
+        return made
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further launch must wait for outcomes."""
+        return len(self.pending) >= self.max_launches
+
+    @property
+    def has_room(self) -> bool:
+        """Whether launches that waited for room may go on: with an eighth of it, lest they leave one by one."""
+        return len(self.pending) < self.max_launches - self.max_launches // 8
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def launch(self, program: int, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord]) -> Launch | None:
+        """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
+
+        Returns:
+            The message to send. None when it entered the queue, which is to be released; or when it failed at once, for
+            an argument that has failed or with the session.
+        """
+        failure: Failure | None = None
+        uploading = False
+        for buffer in arguments:
+            failure = failure or buffer.failure
+            if buffer.upload is not None and not buffer.upload.done:
+                uploading = True
+        if failure is not None:
+            for result in results:
+                result.fail(failure)
+            return None
+        number = next(self._launches)
+        self.pending[number] = results
+        names = tuple([buffer.id for buffer in arguments])
+        message = Launch(number, program, names, results[0].id if results else 0)
+        if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
+            self._fail(number, self.ended, self._now)
+            return None
+        if uploading or self.queue:
+            self.queue.append(_Queued(message, arguments))
+            return None
+        return message
+
+    def free(self, buffer: BufferRecord) -> Free | None:
+        """Takes the end of the last handle of a buffer, or its deletion.
+
+        Returns:
+            The message to send, with the next one or later. None when it entered the queue, or the session has ended.
+        """
+        self.buffers.pop(buffer.id, None)
+        if self.ended is not None:
+            return None
+        message = Free((buffer.id,))
+        if buffer.upload is not None and not buffer.upload.done:
+            self.queue.append(_Queued(message, (buffer,)))
+        elif self.queue:
+            self.queue.append(_Queued(message))
+        else:
+            return message
+        return None
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Any, now: float) -> Sequence[Command]:
+        """Takes one of the `events`, or a message of the controller (`ToClient`), at time `now` in seconds."""
+        self._now = now
+        return _HANDLERS[type(event)](self, event, now)
+
+    def _placed(self, event: Placed, _now: float) -> Sequence[Command]:
+        return self._in_turn(event.message)
+
+    def _registered(self, event: Registered, _now: float) -> Sequence[Command]:
+        self.coalescer.register(event.program, event.graph)
+        new = {digest: blob for digest, blob in event.functions.items() if digest not in self._sent_functions}
+        self._sent_functions.update(new)
+        return self._in_turn(Register(event.program, event.encoded, new))
+
+    def _in_turn(self, message: Call) -> Sequence[Command]:
+        """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
+        self.queue.append(_Queued(message))
+        return _RELEASE
+
+    # --- the queue ----------------------------------------------------------------------------------------------------
+
+    def head(self, now: float) -> Sequence[Command] | None:
+        """The commands for the first message of the queue; None while it waits, or the queue is empty."""
+        if not self.queue:
+            return None
+        message, buffers = self.queue[0]
+        failure: Failure | None = None
+        for buffer in buffers:
+            if buffer.upload is not None:
+                if not buffer.upload.done:
+                    return None
+                failure = failure or buffer.upload.failure
+        if type(message) is Launch:
+            failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
+            if failure is not None:
+                return self._fail(message.launch, failure, now)
+        return (message,)
+
+    def _uploaded(self, event: Uploaded, now: float) -> Sequence[Command]:
+        buffer, upload = event.buffer, event.upload
+        upload.missing.discard(event.host)
+        if event.failure is not None:
+            upload.failure = upload.failure or event.failure
+            self._note(now, "upload failed", event.failure.message, host=event.host)
+        elif upload.missing:
+            return ()
+        upload.done = True
+        if upload.failure is not None:
+            buffer.fail(upload.failure)
+        elif buffer.state is PENDING:
+            buffer.state = READY
+        return *_WAKE, *_RELEASE
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _completed(self, message: Completed, now: float) -> Sequence[Command]:
+        self._heard_at = now
+        self.coalescer.measure(message.launches, message.device_us, message.contended)
+        for launch in message.launches:
+            for buffer in self._results_of(launch):
+                if buffer.state is PENDING:
+                    buffer.state = READY
+        return _WAKE
+
+    def _failed(self, message: LaunchFailed, now: float) -> Sequence[Command]:
+        self._heard_at = now
+        return self._fail(message.launch, message.failure, now)
+
+    def _fail(self, launch: int, failure: Failure, now: float) -> Sequence[Command]:
+        self.story.note_launch(Entry(now, "launch failed", failure.message, failure.kind, self.session, launch))
+        for buffer in self._results_of(launch):
+            if buffer.state is PENDING:
+                buffer.fail(failure)
+        return _WAKE_ALL
+
+    def _results_of(self, launch: int) -> Sequence[BufferRecord]:
+        """The results of a launch that has its outcome now. Launches that left with it have theirs too; they have no
+        results that anything refers to."""
+        for other in self.coalescer.take_covered(launch):
+            self.pending.pop(other, None)
+        return self.pending.pop(launch, ())
+
+    def _buffers_lost(self, message: BuffersLost, now: float) -> Sequence[Command]:
+        self._note(now, "buffers lost", f"{len(message.buffers)} buffers", message.failure.message)
+        for number in message.buffers:
+            buffer = self.buffers.get(number)
+            if buffer is not None and buffer.state in (PENDING, READY):
+                buffer.fail(message.failure)
+        return _WAKE_ALL
+
+    def _host_moved(self, message: HostAddress, now: float) -> Sequence[Command]:
+        what = f"up at {message.address}, epoch {message.epoch}" if message.address else "down"
+        self._note(now, "host moved", what, host=message.host)
+        return (MoveHost(message),)
+
+    def _prepared(self, message: Prepared, _now: float) -> Sequence[Command]:
+        self.coalescer.prepared(message.program)
+        return ()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _session_ended(self, message: SessionEnded, now: float) -> Sequence[Command]:
+        return self._end("SessionClosed", message.reason, now)
+
+    def _disconnected(self, event: Disconnected, now: float) -> Sequence[Command]:
+        return self._end("ControllerLost", event.reason, now)
+
+    def _closing(self, _event: Closing, now: float) -> Sequence[Command]:
+        # Before hosts learn of it and hang up: what is under way fails with the session, and not with a lost host.
+        self.closing = True
+        self._fail_all(Failure("SessionClosed", "the session ended: it was shut down"), now)
+        return _WAKE_ALL
+
+    def _forked(self, _event: Forked, _now: float) -> Sequence[Command]:
+        self.ended = Failure("SessionClosed", f"the session ended: {FORKED}")
+        self.closed_because = FORKED
+        return ()
+
+    def _end(self, kind: str, reason: str, now: float) -> Sequence[Command]:
+        if self.ended is None:
+            if self.closing:  # the connection may end before the call that ends it is answered
+                kind, reason = "SessionClosed", "it was shut down"
+            story: tuple[str, ...] = ()
+            if kind == "ControllerLost":
+                last = self._heard_at
+                heard = "no outcome so far" if last is None else f"{now - last:.3f} s after the last outcome"
+                detail = f"{len(self.pending)} launches without an outcome, {heard}"
+                self._note(now, "controller lost", detail, reason)
+                story = self.story.lines(now, session=self.session)
+            self.ended = Failure(kind, f"the session ended: {reason}", story=story)
+            self.closed_because = reason
+        self._fail_all(self.ended, now)
+        return *_WAKE_ALL, CloseData(self.ended)
+
+    def _fail_all(self, failure: Failure, now: float) -> None:
+        for launch in list(self.pending):
+            self._fail(launch, failure, now)
+
+    def _note(self, now: float, event: str, detail: str = "", cause: str = "", host: int = -1) -> None:
+        self.story.note(Entry(now, event, detail, cause, self.session, host=host))
+
+
+_HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[Command]]] = {
+    Placed: ClientCore._placed,
+    Registered: ClientCore._registered,
+    Uploaded: ClientCore._uploaded,
+    Completed: ClientCore._completed,
+    LaunchFailed: ClientCore._failed,
+    BuffersLost: ClientCore._buffers_lost,
+    HostAddress: ClientCore._host_moved,
+    Prepared: ClientCore._prepared,
+    SessionEnded: ClientCore._session_ended,
+    Disconnected: ClientCore._disconnected,
+    Closing: ClientCore._closing,
+    Forked: ClientCore._forked,
+}

@@ -1,0 +1,162 @@
+"""The driver of the client's core: executes its commands, and has threads wait for what it decides.
+
+Two locks, taken in this order: `sending` makes calls leave in the order in which the core took them, whatever thread
+they come from; `changed` is what waits and wakes. Events of the connection's threads take neither, since nothing they
+change is looked at with `sending` held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways_ray import limits
+from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
+from pathways_ray.client.connection import Connection
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data import DataLinks
+from pathways_ray.client.events import (
+    CloseData,
+    Command,
+    Disconnected,
+    MoveHost,
+    ReleaseQueue,
+    Uploaded,
+    Wake,
+)
+from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, WaitTimeout, from_failure
+from pathways_ray.transport.messages import Free, Message
+
+WAIT_SLICE_S = 0.5
+"""Waits wake up this often, so that Ctrl-C is seen and a dead reader leaves no thread waiting."""
+
+
+class Driver:
+    """Joins the core with the connection and the data streams of one session."""
+
+    def __init__(self, core: ClientCore, connection: Connection, data: DataLinks) -> None:
+        self.core, self.connection, self.data = core, connection, data
+        self.sending = threading.Lock()
+        self.changed = threading.Condition()
+
+    # --- events and commands ------------------------------------------------------------------------------------------
+
+    def handle(self, event: Any) -> None:
+        """Takes an event of a thread of the connection."""
+        self.do(self.core.handle(event, time.monotonic()))
+
+    def call(self, event: Any) -> None:
+        """Takes an event that may send or release messages of the queue."""
+        with self.sending:
+            self.handle(event)
+
+    def free(self, record: BufferRecord) -> None:
+        """Takes the end of a handle. Safe in a destructor: takes no lock."""
+        message = self.core.free(record)
+        if message is not None:
+            self.connection.outbox.send_later(message)
+
+    def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
+        """Takes a host's answer to an upload."""
+        self.call(Uploaded(record, upload, host, failure))
+
+    def disconnected(self, reason: str) -> None:
+        """Takes the end of the connection."""
+        self.handle(Disconnected(reason))
+
+    def do(self, commands: Sequence[Command]) -> None:
+        """Executes commands. The caller has `sending` where the event was a call."""
+        for command in commands:
+            if isinstance(command, Free):  # goes with the next message
+                self.connection.outbox.send_later(command)
+                continue
+            if isinstance(command, Message):
+                self.connection.outbox.send(command)
+                continue
+            match command:
+                case Wake():
+                    with self.changed:
+                        self.changed.notify_all()
+                    if command.fetches:
+                        self.data.wake()
+                case ReleaseQueue():
+                    self.release_queue()
+                case MoveHost():
+                    self.data.host_changed(command.address)
+                case CloseData():
+                    self.data.close(command.failure)
+
+    def release_queue(self) -> None:
+        """Sends what may leave the queue. The caller has `sending`."""
+        core = self.core
+        while (commands := core.head(time.monotonic())) is not None:
+            try:
+                self.do(commands)
+            finally:  # also when Ctrl-C comes after it
+                core.remove_head()
+        if not core.queue:
+            with self.changed:
+                self.changed.notify_all()
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises `SessionClosed` once the session has ended."""
+        if self.core.ended is not None:
+            raise SessionClosed(f"the session is closed: {self.core.closed_because}")
+
+    def check_not_ended(self) -> None:
+        """Raises the failure that the session ended with, which took its arrays with it: those that were ready too."""
+        if self.core.ended is not None:
+            raise from_failure(self.core.ended)
+
+    def check_fetch(self, record: BufferRecord) -> None:
+        """Raises once a fetch of a buffer has nothing to wait for."""
+        if record.failure is not None:
+            raise from_failure(record.failure)
+        if record.state is DELETED:
+            raise BufferDeleted(f"the array was deleted while it was fetched: {record.why_deleted}")
+        self.check_not_ended()
+
+    def wait_until(self, condition: Callable[[], object], limit_s: float) -> None:
+        """Waits for a condition, the end of the session or the limit, whichever comes first."""
+        with self.changed:
+            self.changed.wait_for(lambda: condition() or self.core.ended is not None, limit_s)
+
+    def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
+        """Waits until a buffer has an outcome; raises its failure.
+
+        Once the session has ended nothing is left to wait for, not even what was ready before.
+        """
+        self.check_not_ended()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.changed:
+            while record.state is PENDING:
+                self.check_not_ended()
+                left = WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline - time.monotonic())
+                if left <= 0:
+                    raise WaitTimeout(f"the array was not ready within {timeout} s")
+                self.changed.wait(left)
+        if record.failure is not None:
+            raise from_failure(record.failure)
+        if record.state is DELETED:
+            raise BufferDeleted(f"the array was deleted while it was waited for: {record.why_deleted}")
+
+    def wait_for_room(self) -> None:
+        """Waits until a further launch may leave."""
+        while not self.core.has_room and self.core.ended is None:
+            self.wait_until(lambda: self.core.has_room, WAIT_SLICE_S)
+        self.check_open()
+
+    def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
+        """Waits until everything that was called before is on its way."""
+        deadline = time.monotonic() + timeout
+        while self.core.queue:
+            self.check_open()
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"uploads did not finish within {timeout:.0f} s")
+            with self.sending:  # a destructor may have queued something when this was done last
+                self.release_queue()
+            self.wait_until(lambda: not self.core.queue, min(WAIT_SLICE_S, timeout))

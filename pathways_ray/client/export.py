@@ -1,0 +1,171 @@
+"""Export of JAX functions: traced once with their layouts fixed, checked, and serialised to be run elsewhere.
+
+The result is StableHLO, named by its content, with the types, layouts and costs that a node of a graph needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, NamedSharding
+
+from pathways_ray import limits
+from pathways_ray.client import estimates, source_info
+from pathways_ray.client.jaxprs import constant_bytes, equations_of
+from pathways_ray.client.prng import is_key
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError
+from pathways_ray.ir.graph import MAX_ESTIMATED_US
+from pathways_ray.ir.types import ArrayType, Spec, check_layout
+from pathways_ray.jax_types import partition_spec
+
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
+
+_CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
+
+_OURS = ("pathways_call", "pathways_capture")
+"""The primitives that calls and captured arrays of a program are traced to (`tracer`)."""
+
+_MAX_ELEMENTS = 1 << 58
+"""Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
+
+_LOOP = b"while"
+"""The operation in the code of a function that has loops."""
+
+_BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
+"""Operations that become an optimisation barrier."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A function exported for given argument types, flat: leaves in, leaves out."""
+
+    name: str
+    digest: str
+    blob: bytes
+    input_specs: tuple[Spec, ...]
+    outputs: tuple[ArrayType, ...]
+    weak: tuple[bool, ...]
+    output_specs: tuple[Spec, ...]
+    output_tree: Any
+    donated: tuple[int, ...]
+    no_fusion: bool
+    estimated_us: int
+    has_loop: bool
+
+
+def export_function(
+    name: str,
+    flat: Callable[..., Sequence[Any]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    input_specs: Sequence[Spec],
+    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
+    where: VirtualSlice,
+    platforms: tuple[str, ...],
+    donated: tuple[int, ...] = (),
+    output_tree: Callable[[], Any] = lambda: None,
+) -> Exported:
+    """Traces and exports a flat function.
+
+    Raises:
+        TraceError: the function raised, or does what cannot be shipped (host callbacks, effects).
+        SpecError: an input or output does not divide as its spec says.
+        TooLarge: it captured more than `limits.MAX_CONSTANT_BYTES` of constants.
+    """
+    mesh = where.mesh
+    for k, (aval, spec) in enumerate(zip(avals, input_specs, strict=True)):
+        check_layout(ArrayType(aval.shape, np.dtype(aval.dtype).name), spec, where.type, f"{name}, input {k}")
+    chosen: list[Sequence[Spec]] = []
+
+    def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+        leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
+        out = [jax.numpy.asarray(leaf) for leaf in flat(*leaves)]
+        if any(is_key(leaf) for leaf in out):
+            raise InvalidArray(f"{name} returns a typed PRNG key; return jax.random.key_data(key), which is an array")
+        chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
+        return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
+
+    shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
+    jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
+    traced, exported = _trace_and_export(name, jitted, avals, mesh, platforms)
+    outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
+    for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
+        check_layout(array, spec, where.type, f"{name}, output {k}")
+    blob = bytes(exported.serialize())
+    return Exported(
+        name=name,
+        digest=hashlib.sha256(blob).hexdigest(),
+        blob=blob,
+        input_specs=tuple(input_specs),
+        outputs=outputs,
+        weak=tuple(bool(aval.weak_type) for aval in traced.jaxpr.out_avals),
+        output_specs=tuple(chosen[-1]),
+        output_tree=output_tree(),
+        donated=donated,
+        no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
+        estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
+        has_loop=_LOOP in exported.mlir_module_serialized,
+    )
+
+
+def _trace_and_export(
+    name: str, jitted: Any, avals: Sequence[jax.ShapeDtypeStruct], mesh: AbstractMesh, platforms: tuple[str, ...]
+) -> tuple[Any, export.Exported]:
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            traced = jitted.trace(*avals)
+            _check_shippable(name, traced.jaxpr)
+            return traced, export.export(jitted, platforms=platforms)(*avals)
+    except PathwaysError:
+        raise
+    except Exception as error:
+        where_text = source_info.of_error(error)
+        at = f" ({where_text})" if where_text else ""
+        raise TraceError(f"{name}{at} cannot be traced: {type(error).__name__}: {error}") from error
+
+
+def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
+    """Fixes the layout of a value, so that a function computes alike alone and inside a larger computation."""
+    if mesh.size == 1:
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, partition_spec(spec)))
+
+
+def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
+    size = constant_bytes(closed)
+    if size > limits.MAX_CONSTANT_BYTES:
+        raise TooLarge(
+            f"{name} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
+            "Pass them as arguments (pw.put places one once)"
+        )
+    for equation in equations_of(closed.jaxpr):
+        if equation.primitive.name in _OURS:
+            raise TraceError(
+                f"{name} calls a compiled function ({source_info.of_equation(equation)}), and is one itself: one node. "
+                "Call both from a pw.program, or call the plain function, which the attribute 'fun' is"
+            )
+        for variable in equation.outvars:
+            size = math.prod(getattr(variable.aval, "shape", ()))
+            if size > _MAX_ELEMENTS:
+                raise TooLarge(f"{name} makes {variable.aval} at {source_info.of_equation(equation)}: {size} elements")
+        if equation.primitive.name in _CALLBACKS:
+            raise TraceError(
+                f"{name} calls back to the host ({equation.primitive.name} at {source_info.of_equation(equation)}); "
+                "compiled functions run where the user's Python is not"
+            )
+    if closed.effects:
+        raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
+
+
+def jax_settings() -> tuple[Any, ...]:
+    """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
+    (`jax.enable_x64`, `jax.default_matmul_precision`)."""
+    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision

@@ -1,0 +1,21 @@
+"""JAX's names for the types of the IR. Clients, which trace, and hosts, which run, both need them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pathways_ray.ir.types import Spec
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The NumPy dtype for a name, those of `ml_dtypes` included."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """The `PartitionSpec` for a spec of the IR: one entry for each dimension."""
+    return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec))

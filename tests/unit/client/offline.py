@@ -1,0 +1,144 @@
+"""A session whose controller and hosts are the test: messages are recorded, calls and fetches answered by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.buffer import Upload
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import Failure
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.messages import Accepted, CreateSlice, Message, Reply, SliceCreated
+from tests.unit.helpers import placed
+
+LIMIT_S = 20.0
+VECTOR = ArrayType((2,), "float32")
+
+
+class Controller:
+    """In place of a connection. `sent` has the messages, `calls` the requests, `answers` replies or errors to them."""
+
+    url = "grpc://nowhere:1"
+
+    def __init__(self) -> None:
+        self.outbox = self
+        self.sent: list[Message] = []
+        self.calls: list[Any] = []
+        self.answers: dict[type, Any] = {}
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    send_later = send
+
+    def call(self, request: Any, timeout: float = 0.0) -> Reply:
+        self.calls.append(request)
+        found = self.answers.get(type(request))
+        if callable(found):
+            found = found(request)
+        if isinstance(found, Exception):
+            raise found
+        if found is None and isinstance(request, CreateSlice):
+            found = SliceCreated(placed(len(self.calls), ["0.0", "0.1"]), "tag")
+        return found or Accepted()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> list[Message]:
+        found, self.sent = self.sent, []
+        return found
+
+
+class Hosts:
+    """In place of the data streams. `uploads` has the callbacks of those under way, by buffer."""
+
+    def __init__(self) -> None:
+        self.uploads: dict[int, tuple[Upload, Callable[[Upload, int, Failure | None], None]]] = {}
+        self.arrays: dict[int, np.ndarray] = {}
+        self.moved: list[Any] = []
+        self.failure: Failure | None = None
+        self.fetched: Callable[[int], Any] = lambda buffer: np.zeros(2, np.float32)
+
+    def upload(self, buffer: int, array: np.ndarray, *rest: Any) -> Upload:
+        upload = Upload({0})
+        self.arrays[buffer] = array
+        self.uploads[buffer] = (upload, rest[-1])
+        return upload
+
+    def acknowledge(self, buffer: int, failure: Failure | None = None) -> None:
+        upload, acknowledge = self.uploads.pop(buffer)
+        acknowledge(upload, 0, failure)
+
+    def fetch(self, buffer: int, cover: Any, check: Callable[[], None]) -> Any:
+        check()
+        return self.fetched(buffer)
+
+    def wake(self) -> None:
+        pass
+
+    def host_changed(self, address: Any) -> None:
+        self.moved.append(address)
+
+    def close(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Offline:
+    """A session of `max_launches`, with the ends of its connections in the hands of the test."""
+
+    def __init__(self, max_launches: int = 16) -> None:
+        self.controller, self.hosts = Controller(), Hosts()
+        core = ClientCore(7, max_launches)
+        self.session = Session(core, self.controller, self.hosts, ("cpu",))  # type: ignore[arg-type]
+        self.where = VirtualSlice(self.session, placed(1, ["0.0", "0.1"]), "")
+        self.kind = ArgumentType.of(VECTOR, False, self.where, ())
+
+    def say(self, *messages: Message) -> None:
+        """The controller says this; the reader's thread takes it."""
+        for message in messages:
+            self.session._driver.handle(message)
+
+
+class Background:
+    """A call in a thread of its own."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> Any:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "it hangs"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "not within the limit"
+        threading.Event().wait(0.005)

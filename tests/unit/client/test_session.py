@@ -1,0 +1,547 @@
+"""A session between its user's threads and its core: waiting, order over threads, Ctrl-C, closing and forks."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import itertools
+import os
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import (
+    BufferDeleted,
+    ControllerLost,
+    ExecutionError,
+    Failure,
+    ForeignArray,
+    HostLost,
+    PathwaysError,
+    SessionClosed,
+    SpecError,
+    UsageError,
+    WaitTimeout,
+    from_failure,
+)
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    CloseSession,
+    Completed,
+    CreateSlice,
+    Explain,
+    Explained,
+    Free,
+    HostAddress,
+    Launch,
+    LaunchFailed,
+    Put,
+    ReleaseSlice,
+    SessionEnded,
+    Status,
+    StatusReply,
+)
+from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
+
+BROKEN = Failure("ExecutionError", "f divided by zero")
+GONE = Failure("HostLost", "host 0 is gone", host=0)
+V = np.arange(2, dtype=np.float32)
+
+
+@pytest.fixture
+def offline() -> Offline:
+    return Offline()
+
+
+# --- launching --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_returns_handles_at_once(offline: Offline) -> None:
+    a, b = offline.session.launch(3, [], (offline.kind, offline.kind))
+    assert offline.controller.take() == [Launch(1, 3, (), 1)]
+    assert repr(a).endswith(", pending)")
+    assert not a.is_ready()
+    offline.say(Completed((1,)))
+    assert a.block_until_ready(timeout=LIMIT_S) is a
+    assert b.is_ready()
+
+
+def test_dropped_handles_free_their_buffers(offline: Offline) -> None:
+    (a,) = offline.session.launch(3, [], (offline.kind,))
+    copy = a.__copy__()
+    offline.controller.take()
+    del a
+    assert offline.controller.take() == [], "a second handle is left"
+    del copy
+    assert offline.controller.take() == [Free((1,))]
+
+
+def test_a_deleted_array_is_freed_once_and_says_why(offline: Offline) -> None:
+    (a,) = offline.session.launch(3, [], (offline.kind,))
+    offline.controller.take()
+    a.delete()
+    a.delete()
+    assert offline.controller.take() == [Free((1,))]
+    for use in (a.is_ready, a.block_until_ready, a.__array__):
+        with pytest.raises(BufferDeleted, match="it was deleted"):
+            use()
+    del use
+    with pytest.raises(BufferDeleted, match="the array cannot be an argument: it was deleted"):
+        offline.session.check_mine(a._buffer)
+    assert a.is_deleted()
+    del a
+    assert offline.controller.take() == []
+
+
+def test_a_handle_in_a_cycle_is_freed_by_the_collector_in_the_middle_of_a_launch(offline: Offline) -> None:
+    """The destructor runs in a thread that has the session's lock."""
+    cycle: list[Any] = offline.session.launch(3, [], (offline.kind,))  # type: ignore[assignment]
+    cycle.append(cycle)
+    del cycle
+    offline.controller.take()
+    new_buffers = offline.session._core.new_buffers
+
+    def collecting(count: int) -> Any:
+        gc.collect()
+        return new_buffers(count)
+
+    offline.session._core.new_buffers = collecting  # type: ignore[method-assign]
+    offline.session.launch(3, [], (offline.kind,))
+    assert Free((1,)) in offline.controller.take()
+
+
+def test_results_of_threads_that_launch_at_once_have_consecutive_numbers(offline: Offline) -> None:
+    """A launch names its results by the first of them, so no other thread may get a number between."""
+    offline = Offline(max_launches=1 << 20)
+    kinds = (offline.kind,) * 3
+    found: list[list[int]] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+
+        def many() -> None:
+            for _ in range(200):
+                found.append([array._buffer.id for array in offline.session.launch(1, [], kinds)])
+
+        for thread in [Background(many) for _ in range(4)]:
+            thread.end()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2] for numbers in found)
+    named = [message.results for message in offline.controller.take() if isinstance(message, Launch)]
+    assert sorted(named) == sorted(numbers[0] for numbers in found)
+    assert len(set(named)) == 800
+
+
+def test_a_launch_waits_while_too_many_have_no_outcome() -> None:
+    offline = Offline(max_launches=8)
+    arrays = [offline.session.launch(1, [], (offline.kind,)) for _ in range(8)]
+    late = Background(lambda: offline.session.launch(1, [], (offline.kind,)))
+    eventually(lambda: late.waits)
+    assert len(offline.controller.take()) == 8
+    offline.say(Completed((1, 2)))
+    late.end()
+    assert [message.launch for message in offline.controller.take() if isinstance(message, Launch)] == [9]
+    assert len(arrays) == 8
+
+
+def test_a_launch_that_waits_for_room_ends_with_the_session() -> None:
+    offline = Offline(max_launches=1)
+    held = offline.session.launch(1, [], (offline.kind,))
+    late = Background(lambda: offline.session.launch(1, [], (offline.kind,)))
+    eventually(lambda: late.waits)
+    offline.session._driver.disconnected("gone")
+    with pytest.raises(SessionClosed, match="the session is closed: gone"):
+        late.end()
+    assert held[0]._buffer.record.failure is not None
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_raises_the_failure_of_the_launch(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    waiting = Background(a.block_until_ready)
+    offline.say(LaunchFailed(1, BROKEN))
+    with pytest.raises(ExecutionError, match="f divided by zero"):
+        waiting.end()
+    with pytest.raises(ExecutionError, match="f divided by zero"):
+        np.asarray(a)
+
+
+def test_waiting_has_a_limit(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    with pytest.raises(WaitTimeout, match=r"the array was not ready within 0\.01 s"):
+        a.block_until_ready(timeout=0.01)
+
+
+def test_an_array_deleted_while_it_is_waited_for(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    waiting = Background(a.block_until_ready)
+    eventually(lambda: waiting.waits)
+    a.delete()
+    offline.say(Completed((1,)))
+    with pytest.raises(BufferDeleted, match="it was deleted"):
+        waiting.end()
+
+
+def test_ready_arrays_end_with_their_session(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    offline.say(Completed((1,)), SessionEnded("the tenant is gone"))
+    with pytest.raises(SessionClosed, match="the session ended: the tenant is gone"):
+        a.block_until_ready()
+    with pytest.raises(SessionClosed, match="the session ended: the tenant is gone"):
+        np.asarray(a)
+    assert offline.hosts.failure == Failure("SessionClosed", "the session ended: the tenant is gone")
+
+
+def test_the_loss_of_the_controller_carries_the_last_events(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    offline.say(HostAddress(3, 2, ""))
+    offline.session._driver.disconnected("the controller is gone (reset)")
+    with pytest.raises(ControllerLost, match="the session ended: the controller is gone") as caught:
+        a.block_until_ready()
+    assert [note.partition(": ")[0] for note in caught.value.__notes__] == ["client of session 7"] * 2
+    assert "host moved session 7 host 3: down" in caught.value.__notes__[0]
+    assert "1 launches without an outcome" in caught.value.__notes__[1]
+    assert offline.hosts.moved == [HostAddress(3, 2, "")]
+
+
+def test_a_fetch_that_fails_names_the_cause_that_the_controller_knows(offline: Offline) -> None:
+    """1. A host hangs up in the middle of a fetch. 2. The controller says shortly after that the array is lost."""
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+    offline.say(Completed((1,)))
+    began = threading.Event()
+
+    def broken(_: int) -> Any:
+        began.set()
+        raise from_failure(Failure("HostLost", "it closed the stream", host=0))
+
+    offline.hosts.fetched = broken
+    fetching = Background(lambda: np.asarray(a))
+    assert began.wait(LIMIT_S)
+    offline.say(BuffersLost((1,), GONE))
+    with pytest.raises(HostLost, match="host 0 is gone"):
+        fetching.end()
+
+
+def test_a_fetch_of_a_failed_launch_names_its_failure_instead_of_the_symptom(offline: Offline) -> None:
+    (a,) = offline.session.launch(1, [], (offline.kind,))
+
+    def broken(_: int) -> Any:
+        offline.say(LaunchFailed(1, BROKEN))
+        raise from_failure(Failure("BufferDeleted", "there is no such buffer"))
+
+    offline.hosts.fetched = broken
+    with pytest.raises(ExecutionError, match="f divided by zero"):
+        np.asarray(a)
+
+
+# --- uploads ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_is_an_array_that_is_ready_once_hosts_have_it(offline: Offline) -> None:
+    x = offline.session.put(V, offline.where, ())
+    assert offline.controller.take() == [Put(1, 1, VECTOR, ())]
+    assert offline.hosts.arrays[1].tolist() == [0.0, 1.0]
+    waiting = Background(x.block_until_ready)
+    offline.hosts.acknowledge(1)
+    assert waiting.end() is x
+
+
+def test_a_launch_behind_an_upload_leaves_with_its_acknowledgement(offline: Offline) -> None:
+    x = offline.session.put(V, offline.where, ())
+    offline.controller.take()
+    (y,) = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    assert offline.controller.take() == []
+    offline.hosts.acknowledge(1)
+    assert offline.controller.take() == [Launch(1, 1, (1,), 2)]
+    assert not y.is_ready()
+
+
+def test_a_failed_upload_fails_the_array_and_its_launches(offline: Offline) -> None:
+    x = offline.session.put(V, offline.where, ())
+    (y,) = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    waiting = Background(y.block_until_ready)
+    offline.hosts.acknowledge(1, GONE)
+    for array in (x, y):
+        with pytest.raises(HostLost, match="host 0 is gone"):
+            array.block_until_ready()
+    with pytest.raises(HostLost, match="host 0 is gone"):
+        waiting.end()
+
+
+def test_an_upload_that_cannot_begin_leaves_nothing_behind(offline: Offline) -> None:
+    def refused(*_: Any) -> Any:
+        raise from_failure(GONE)
+
+    offline.hosts.upload = refused  # type: ignore[method-assign]
+    with pytest.raises(HostLost, match="host 0 is gone"):
+        offline.session.put(V, offline.where, ())
+    assert offline.controller.take() == [Free((1,))]
+    assert not offline.session._core.queue
+
+
+def test_what_cannot_be_put(offline: Offline) -> None:
+    with pytest.raises(SpecError, match="put"):
+        offline.session.put(np.zeros(3, np.float32), offline.where, (("x",),))
+    offline.where.released = True
+    with pytest.raises(UsageError, match="was released; nothing can be put there"):
+        offline.session.put(V, offline.where, ())
+
+
+# --- flushing ---------------------------------------------------------------------------------------------------------
+
+
+def test_flushing_returns_when_the_last_upload_has_arrived(offline: Offline) -> None:
+    offline.session.flush()
+    x = offline.session.put(V, offline.where, ())
+    y = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    flushing = Background(offline.session.flush)
+    eventually(lambda: flushing.waits)
+    offline.hosts.acknowledge(1)
+    flushing.end()
+    assert offline.controller.take()[-1] == Launch(1, 1, (1,), 2)
+    assert len(y) == 1
+
+
+def test_flushing_waits_without_polling(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wakes for a change, or to let Ctrl-C in; not a thousand times a second."""
+    x = offline.session.put(V, offline.where, ())
+    held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    looks: list[float] = []
+    wait_until = offline.session._driver.wait_until
+    monkeypatch.setattr(
+        offline.session._driver,
+        "wait_until",
+        lambda condition, limit: (looks.append(limit), wait_until(condition, limit)),
+    )
+    with pytest.raises(WaitTimeout, match="uploads did not finish within 1 s"):
+        offline.session.flush(timeout=1.0)
+    assert len(looks) <= 4
+    assert len(held) == 1
+
+
+def test_flushing_ends_with_the_session(offline: Offline) -> None:
+    x = offline.session.put(V, offline.where, ())
+    held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    flushing = Background(offline.session.flush)
+    eventually(lambda: flushing.waits)
+    offline.session._driver.disconnected("gone")
+    with pytest.raises(SessionClosed, match="the session is closed: gone"):
+        flushing.end()
+    assert len(held) == 1
+
+
+# --- slices and calls -------------------------------------------------------------------------------------------------
+
+
+def test_the_default_slice_is_made_once_for_all_threads(offline: Offline) -> None:
+    """
+    1. A thread asks for the default slice, and the controller takes its time.
+    2. Another one asks too: it waits. A launch does not.
+    3. The answer comes: both have the same slice.
+    """
+    answer = threading.Event()
+    asked = threading.Event()
+
+    def slow(_: CreateSlice) -> None:
+        asked.set()
+        assert answer.wait(LIMIT_S)
+
+    offline.controller.answers[CreateSlice] = slow
+    first = Background(offline.session.default_slice)
+    assert asked.wait(LIMIT_S)
+    second = Background(offline.session.default_slice)
+    array = Background(lambda: offline.session.launch(1, [], (offline.kind,))).end()
+    assert offline.controller.take() == [Launch(1, 1, (), 1)]
+    assert len(array) == 1
+    assert second.waits
+    answer.set()
+    assert first.end() is second.end()
+    assert offline.session.default_slice() is first.result
+    assert [type(call) for call in offline.controller.calls] == [CreateSlice]
+
+
+def test_a_default_slice_that_was_refused_is_asked_for_again(offline: Offline) -> None:
+    offline.controller.answers[CreateSlice] = from_failure(Failure("Unschedulable", "no island is up"))
+    for _ in range(2):
+        with pytest.raises(PathwaysError, match="no island is up"):
+            offline.session.default_slice()
+    del offline.controller.answers[CreateSlice]
+    assert offline.session.default_slice().axes == ("x",)
+
+
+def test_a_slice_is_made_and_released_by_the_controller(offline: Offline) -> None:
+    with offline.session.virtual_slice((2,), ("x",), island=1, platform="cpu", name="mine") as made:
+        assert offline.controller.calls == [CreateSlice(7, (2,), ("x",), 1, "cpu", "mine")]
+        assert repr(made) == "slice mine (x=2)"
+        assert (made.size, made.devices, made.island) == (2, ("0.0", "0.1"), 0)
+    made.release()
+    assert offline.controller.calls[1:] == [ReleaseSlice(7, 1)]
+    offline.session._driver.disconnected("gone")
+    VirtualSlice(offline.session, made.placed, "").release()
+    assert len(offline.controller.calls) == 2, "it went with the session"
+
+
+@pytest.mark.parametrize("options", [{"name": 3}, {"platform": 3}, {"island": -1}, {"island": True}])
+def test_options_of_a_slice_that_are_of_the_wrong_kind(offline: Offline, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"of a slice are text|takes the number of an island"):
+        offline.session.virtual_slice((2,), **options)
+    assert offline.controller.calls == []
+
+
+def test_calls_carry_the_session_and_need_it_open(offline: Offline) -> None:
+    offline.controller.answers[Status] = StatusReply('{"islands": []}')
+    offline.controller.answers[Explain] = Explained("a plan", "an order", {})
+    assert offline.session.status() == {"islands": []}
+    assert offline.session.explain(-1, b"graph").plan == "a plan"
+    assert offline.controller.calls == [Status(7), Explain(7, -1, b"graph")]
+    offline.session._driver.disconnected("gone")
+    for call in (offline.session.status, offline.session.check_open, lambda: offline.session.virtual_slice((1,))):
+        with pytest.raises(SessionClosed, match="the session is closed: gone"):
+            call()
+
+
+def test_an_array_of_another_session_is_no_argument(offline: Offline) -> None:
+    (a,) = Offline().session.launch(1, [], (offline.kind,))
+    with pytest.raises(ForeignArray, match="the array belongs to another session"):
+        offline.session.check_mine(a._buffer)
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def interrupted(code: Any, step: int, work: Any) -> bool:
+    """Runs `work`, and raises at that one of the places in `code` where the interpreter looks for signals; whether it
+    came to that."""
+    steps = itertools.count()
+    names = {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
+    last = ""
+
+    def trace(at: FrameType, event: str, _: object) -> Any:
+        nonlocal last
+        if at.f_code is not code:
+            return None
+        at.f_trace_opcodes = True
+        if event == "opcode":
+            name = names.get(at.f_lasti, "")
+            looks = last.startswith("CALL") or name in ("RESUME", "JUMP_BACKWARD")
+            last = name
+            if looks and next(steps) == step:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_step_of_the_queue_loses_no_message_and_sends_none_twice() -> None:
+    """
+    1. Three launches wait for an upload, which has arrived.
+    2. The queue is released, and interrupted at each step of that in turn.
+    3. It is released again: each launch has left once, in order, and the queue is empty.
+    """
+    for step in itertools.count():
+        offline = Offline()
+        x = offline.session.put(V, offline.where, ())
+        offline.controller.take()
+        held = [offline.session.launch(1, [x._buffer.record], (offline.kind,)) for _ in range(3)]
+        assert x._buffer.record.upload is not None
+        x._buffer.record.upload.done = True
+        cut = interrupted(Driver.release_queue.__code__, step, offline.session._driver.release_queue)
+        offline.session._driver.release_queue()
+        sent = [message.launch for message in offline.controller.take() if isinstance(message, Launch)]
+        assert sent == [1, 2, 3], f"step {step}"
+        assert not offline.session._core.queue
+        assert len(held) == 3
+        if not cut:
+            break
+    assert step > 10
+
+
+def test_ctrl_c_in_a_launch_leaves_no_lock_behind() -> None:
+    for step in itertools.count():
+        offline = Offline()
+
+        def call(offline: Offline = offline) -> None:
+            offline.session.launch(1, [], (offline.kind,))
+
+        cut = interrupted(Session.launch.__code__, step, call)
+        assert not offline.session._driver.sending.locked(), f"step {step}"
+        (array,) = offline.session.launch(1, [], (offline.kind,))
+        last = next(m for m in reversed(offline.controller.take()) if isinstance(m, Launch))
+        offline.say(Completed((last.launch,)))
+        assert array.block_until_ready(timeout=LIMIT_S) is array
+        if not cut:
+            break
+    assert step > 3
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pending(offline: Offline) -> Any:
+    return offline.session.launch(1, [], (offline.kind,))[0]
+
+
+def test_closing_ends_the_session_on_both_sides(offline: Offline, pending: Any) -> None:
+    with offline.session:
+        assert not offline.session.closed
+    assert offline.session.closed
+    assert offline.controller.calls == [CloseSession(7)]
+    assert offline.controller.closed
+    assert offline.hosts.failure == Failure("SessionClosed", "the session ended: it was shut down")
+    with pytest.raises(SessionClosed, match="the session ended: it was shut down"):
+        pending.block_until_ready()
+    offline.session.close()
+    assert len(offline.controller.calls) == 1
+
+
+def test_closing_does_not_need_an_answer(offline: Offline) -> None:
+    offline.controller.answers[CloseSession] = ControllerLost("it does not answer")
+    offline.session.close()
+    assert offline.session.closed_because == "it was shut down"
+    assert offline.controller.closed
+
+
+def test_closing_a_lost_session_hangs_up_and_asks_for_nothing(offline: Offline) -> None:
+    offline.session._driver.disconnected("gone")
+    offline.session.close()
+    assert offline.controller.calls == []
+    assert offline.controller.closed
+    assert offline.session.closed_because == "gone"
+
+
+def test_a_fork_leaves_the_session_to_its_parent(
+    offline: Offline, pending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever locks other threads had when the process forked."""
+    offline.controller.take()
+    with offline.session._driver.sending, offline.session._driver.changed:
+        offline.session.leave_to_parent()
+    with pytest.raises(SessionClosed, match="this one is a fork of; use multiprocessing's 'spawn'"):
+        offline.session.launch(1, [], (offline.kind,))
+    del pending
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    offline.session.close()
+    assert (offline.controller.calls, offline.controller.closed, offline.controller.take()) == ([], False, [])
