@@ -16,7 +16,7 @@ import msgspec
 import ray
 
 from pathways_ray import names
-from pathways_ray.executor.compile.backend import backend_of
+from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined

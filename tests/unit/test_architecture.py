@@ -75,8 +75,8 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "story"},
-        {"ir", "jax_types", "names", "process_log"},
-        {"transport"},
+        {"ir", "names", "process_log"},
+        {"jax_types", "transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},
         {"deployment"},

@@ -66,12 +66,3 @@ class AcceleratorBackend:
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         return compiled
-
-
-def backend_of(platform: str) -> Backend:
-    """The backend of "cpu", "gpu" or "tpu"."""
-    if platform == "cpu":
-        from pathways_ray.executor.compile.cpu_backend import CpuBackend
-
-        return CpuBackend()
-    return AcceleratorBackend()

@@ -14,7 +14,8 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor.compile.backend import Function, backend_of
+from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Executable, PlacedSlice

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.errors import CompileError
-from pathways_ray.executor.compile.backend import AcceleratorBackend, backend_of
+from pathways_ray.executor.compile.backend import AcceleratorBackend
 from pathways_ray.executor.compile.cpu_backend import (
     AsyncExecutable,
     CpuBackend,
@@ -23,6 +23,7 @@ from pathways_ray.executor.compile.cpu_backend import (
     with_async_cost_hint,
     would_block_dispatch,
 )
+from pathways_ray.executor.compile.platforms import backend_of
 
 
 def compiled(run: Callable[..., Any], *arguments: Any) -> Any:
