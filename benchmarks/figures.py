@@ -27,7 +27,7 @@ SYSTEMS = {
 
 
 def whiskers(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """From the slowest to the fastest round, for matplotlib: distances below and above the medians."""
+    """Distances of the slowest and the fastest round from the medians, below and above, for matplotlib."""
     return [[one["median"] - one["min"] for one in spreads], [one["max"] - one["median"] for one in spreads]]
 
 

@@ -62,7 +62,7 @@ class Probe:
 
 @dataclass
 class Found:
-    """The result of a search: the shortest computation that keeps up, None if there is none, and all probes."""
+    """The result of a search: the shortest computation that keeps up, None if no computation does, and all probes."""
 
     shortest: Probe | None = None
     probes: list[Probe] = field(default_factory=list)

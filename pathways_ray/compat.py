@@ -1,4 +1,4 @@
-"""What JAX has no public name for. Each entry says why it cannot be done without."""
+"""Parts of JAX that have no public name. Each entry says why the project needs it."""
 
 from __future__ import annotations
 

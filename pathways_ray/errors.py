@@ -118,7 +118,7 @@ class HostLost(ExecutionError):
 
 
 class LaunchTimeout(ExecutionError):
-    """A launch kept its devices for longer than the cluster allows; its island was started anew."""
+    """A launch kept its devices for longer than the cluster allows; its island was restarted."""
 
 
 class OrderMismatch(ExecutionError):
@@ -142,7 +142,7 @@ class WaitTimeout(PathwaysError):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why something failed, as a value that crosses processes.
+    """The reason of a failure, as a value that crosses processes.
 
     `kind` is the name of a class above; `node` and `where` name the node of the program and the user's line; `host` is
     the host it happened on, or -1. `story` has the last events that led to it, as lines of text; they become notes of

@@ -37,7 +37,7 @@ MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
 LAUNCH_LIMIT_S = 600.0
-"""A launch may keep its devices for so long; then its island is started anew, since devices give nothing back."""
+"""Seconds for which a launch may keep its devices; then its island is restarted, since devices stop no work."""
 
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
@@ -74,7 +74,7 @@ DATA_SILENCE_S = 60.0
 a client be busy; that a session or a host has ended is told by the controller."""
 
 LINK_SILENCE_S = 60.0
-"""The same for a client's lane to the controller: that the client has gone is seen by the stream beside it."""
+"""The same for a client's direct link to the controller: that the client has gone is seen by the stream beside it."""
 
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""

@@ -15,7 +15,7 @@ Peer = TypeVar("Peer", bound=Hashable)
 
 @dataclass
 class Liveness(Generic[Peer]):
-    """When each watched peer was last heard from.
+    """The time of each watched peer's last message.
 
     Args:
         limit_s: seconds of silence after which a peer counts as lost.

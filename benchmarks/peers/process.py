@@ -38,7 +38,7 @@ class PeerEnded(PeerError):
 
 
 def end_in_order() -> None:
-    """From now on, SIGTERM is an exception, so that peers are closed. The second one is ignored: one may come twice."""
+    """Makes SIGTERM an exception, so that peers are closed. A second one is ignored: it may come twice."""
 
     def leave(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -59,7 +59,7 @@ def leaving_nothing() -> Iterator[None]:
 
 
 def adopt_orphans() -> None:
-    """From now on, a process below this one whose parent ends becomes a child of this one."""
+    """Makes this process the parent of each descendant whose own parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
 

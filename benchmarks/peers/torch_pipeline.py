@@ -98,7 +98,7 @@ def stage_of(arrays: dict[str, Any], sizes: dict[str, Any], rank: int, ranks: in
     heads, hidden = sizes["heads"], sizes["hidden"]
 
     def linear(weight: Any, bias: Any) -> nn.Linear:
-        """From a matrix [in, out]."""
+        """A linear layer with the weights of a matrix [in, out]."""
         made = nn.Linear(*weight.shape)
         made.weight = nn.Parameter(weight.T.contiguous().clone())
         made.bias = nn.Parameter(bias.clone())

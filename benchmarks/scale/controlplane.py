@@ -1,7 +1,7 @@
 """A control plane without processes: real decisions, real messages, simulated hosts.
 
-The controller's `Launches` and the schedulers' `SchedulerCore` are those of the runtime, and so are the outboxes and the
-bytes between them. Links end in lists here, and hosts answer at once that they have the inputs of a gang and that a
+The controller's `Launches` and the schedulers' `SchedulerCore` are those of the runtime, and so are the outboxes and
+the bytes between them. Links end in lists here, and hosts answer at once that they have the inputs of a gang and that a
 launch is done. Between two readings of the clock runs the work of one process for one batch, so the CPU time in between
 is that process's.
 """

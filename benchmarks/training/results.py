@@ -1,4 +1,4 @@
-"""From tokens per second and recorded steps of `benchmarks.training` to its ratios, figures with aims, and tables."""
+"""Ratios, figures with aims, and tables of `benchmarks.training`, from tokens per second and recorded steps."""
 
 from __future__ import annotations
 

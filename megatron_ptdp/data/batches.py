@@ -92,7 +92,7 @@ class Batches:
         """The first `count` whole batches of the held-out rows, or as many as there are.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the held-out rows make no whole batch.
         """
         first, rows = len(self._source), self._source.rows
         found = min(count, (rows - first) // self.size)

@@ -66,7 +66,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The header of a file whose size is what the header says.
 
         Raises:
-            TokenFileError: there is none, or it is damaged, of another version, or the file has another size.
+            TokenFileError: the file cannot be read, its header is damaged or of another version, or it has another
+                size.
         """
         try:
             with path.open("rb") as file:

@@ -168,7 +168,7 @@ def changed(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 
 
 def _missing(planned: Planned) -> str:
-    """A feature of a planner's model that the models here lack; "" if there is none."""
+    """A feature of a planner's model that the models here lack; "" if they lack no feature."""
     if planned.gated:
         return "a gated feed-forward part"
     if planned.key_heads != planned.heads:

@@ -20,7 +20,7 @@ def spec_of(spec: P, dimensions: int) -> list[str | tuple[str, ...] | None]:
 
 def shared_dimension(parameter: Parameter, members: int, zero: int) -> int:
     """The dimension along which members of DATA can share an array: the largest that they divide and that nothing else
-    divides; -1 if there is none. With ZeRO-3 each has a part of every layer, so not the one that counts layers."""
+    divides; -1 if no dimension does. With ZeRO-3 each has a part of every layer, so not the one that counts layers."""
     entries = spec_of(parameter.spec, len(parameter.shape))
     if not zero:
         return -1

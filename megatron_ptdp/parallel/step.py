@@ -131,7 +131,7 @@ class Step:
         return State(self._placed(whole["params"]), slots)
 
     def first_bad(self, metrics: Mapping[str, Any]) -> tuple[int, str] | None:
-        """The first stage and parameter whose gradient had a value that was not finite; None if there is none. The
+        """The first stage and parameter whose gradient had a value that was not finite; None if all were finite. The
         backward runs from the last stage to the first, so the last stage comes first here."""
         for number in reversed(range(len(self.shapes))):
             counts = np.asarray(metrics["bad"][number])

@@ -141,7 +141,7 @@ class _Index:
     def add(self, action: Action, at: int, step: int) -> None:
         stage, kind, k = action
         if kind not in KINDS:
-            raise ScheduleError(f"{action} on device {at} is none of {' '.join(KINDS)}")
+            raise ScheduleError(f"{action} on device {at} has kind {kind!r}; the kinds are {' '.join(KINDS)}")
         if not (0 <= stage < self.schedule.stages and 0 <= k < self.schedule.microbatches):
             raise ScheduleError(
                 f"{action} on device {at}: there are {self.schedule.stages} stages "

@@ -20,7 +20,7 @@ def command() -> None:
 @click.option("--repetitions", type=click.IntRange(min=1), default=9, show_default=True, help="Rounds that count.")
 @click.option("--smoke", is_flag=True, help="One short round, to see that everything runs; its numbers mean nothing.")
 def dispatch(target: Path | None, figure: Path | None, repetitions: int, smoke: bool) -> None:
-    """How many small computations a second reach the devices: this runtime, JAX called directly, and Ray actors."""
+    """Small computations that reach the devices in a second: this runtime, JAX called directly, and Ray actors."""
     benchmark = load("benchmarks.dispatch")
     figures = load("benchmarks.figures") if figure else None
     settings = benchmark.SMOKE if smoke else {"repetitions": repetitions}

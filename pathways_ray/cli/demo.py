@@ -139,7 +139,7 @@ def run_program(program: Program, session: Any, steps: int, shown: Shown) -> dic
 
 
 def programs_table(programs: list[dict[str, Any]]) -> Table:
-    """What ran, what was expected, what came."""
+    """Table of the programs with their expected and their actual results."""
     table = Table(title="programs")
     table.add_column("program", no_wrap=True)
     for heading in ("result", "expected", "came", ""):
@@ -156,7 +156,7 @@ def programs_table(programs: list[dict[str, Any]]) -> Table:
 
 
 def wrong_results(programs: list[dict[str, Any]]) -> list[str]:
-    """What is not as expected, in words."""
+    """A line for each result that is not as expected."""
     return [
         f"{program['program']}: {check['what']}: expected {check['expected']}, came {check['came']}"
         for program in programs

@@ -1,4 +1,4 @@
-"""What `pathways demo` runs, and what must come out: the programs of `examples/`, checked against plain JAX."""
+"""The programs of `pathways demo`: those of `examples/`, with their results checked against plain JAX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Check:
 
 @dataclass
 class Outcome:
-    """What a program gave; `details` go into the JSON."""
+    """The checked results of a program; `details` go into the JSON."""
 
     checks: list[Check]
     details: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from pathways_ray.errors import UsageError
 def command(address: str | None, name: str) -> None:
     """End the runtime on a Ray cluster; programs that run are lost. Ray itself goes on.
 
-    Ends well when there is none. Works without the controller, and after half a start.
+    Ends well when there is no runtime. Works without the controller, and after half a start.
     """
     click.echo(down(address, name))
 

@@ -1,4 +1,4 @@
-"""What the commands share: where text and JSON go, how a failure ends a command, loading what a command runs."""
+"""Shared by the commands: consoles for text and JSON, the end of a command that failed, lazy imports."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def with_folder(ctx: click.Context, param: click.Parameter, value: Path | None) 
 
 
 def console_beside(json_target: Path | None, markup: bool = True) -> Console:
-    """Where a command's text goes: to stdout, or to stderr when the JSON has stdout for itself.
+    """The console for a command's text: stdout, or stderr when the JSON has stdout for itself.
 
     Args:
-        markup: whether `[bold]` in a text is a style; not so where texts come from elsewhere.
+        markup: whether `[bold]` in a text is a style; False for texts that come from elsewhere.
     """
     # Named now, so that a command may redirect what others print to stdout.
     stream = sys.stderr if json_target == STDOUT else sys.stdout

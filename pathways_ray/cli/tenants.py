@@ -1,6 +1,6 @@
 """`pathways tenants`: who may use a runtime, in a file that its controller reads again whenever it changes.
 
-The file keeps the SHA-256 of each token, never a token. It is replaced as a whole, so nobody ever reads half of it.
+The file keeps the SHA-256 of each token, never a token. It is replaced as a whole, so no process reads half of it.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def up(
 
 
 def show(found: dict[str, Any]) -> None:
-    """What `up` did, for people."""
+    """The outcome of `up` as text."""
     if found["started"]:
         islands = found["islands"]
         hosts = sum(island["hosts"] for island in islands)

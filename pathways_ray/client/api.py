@@ -38,7 +38,7 @@ def connect(
 
     Raises:
         AuthenticationError: the token is wrong.
-        ControllerLost: nobody answers.
+        ControllerLost: nothing answers at `url`.
     """
     session = Session.connect(url, token, name, timeout, ca)
     context.sessions.append(session)

@@ -75,7 +75,7 @@ def forget(record: Record) -> None:
 
 
 def running() -> list[Record]:
-    """The clusters that run, in the order of their start: their process lives, or somebody answers at their address."""
+    """The running clusters, in the order of their start: their process lives, or their address answers."""
     return [record for record in all_records() if record.pid or answers(record)]
 
 
@@ -129,5 +129,5 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError:
-        return False  # gone, or a later process of somebody else
+        return False  # gone, or a later process of another user
     return True

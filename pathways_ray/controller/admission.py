@@ -31,7 +31,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Free, Launch, Put
 
 MAX_DEFERRED_CALLS = 64
-"""With so many deferred nothing passes any more: they are looked at again with every event."""
+"""Deferred launches beyond which nothing passes them: they are looked at again with every event."""
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):

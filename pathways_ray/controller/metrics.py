@@ -32,12 +32,12 @@ _OF_TENANTS: tuple[tuple[str, str, type[CounterMetricFamily] | type[GaugeMetricF
 
 
 def text(status: Mapping[str, Any]) -> bytes:
-    """What a scrape answers."""
+    """The body of `/metrics`, in Prometheus' text format."""
     return generate_latest(_Found(status))
 
 
 class _Found:
-    """What `generate_latest` takes for a registry: it asks for `collect` alone."""
+    """A registry as far as `generate_latest` needs one: it calls only `collect`."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self.status = status

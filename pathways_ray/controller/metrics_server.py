@@ -1,4 +1,4 @@
-"""A small HTTP server for Prometheus: one page, for who shows the token."""
+"""A small HTTP server for Prometheus: one page, for requests with the token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_LIMIT_S = 10.0
 
 
 def metrics_url(address: str, port: int, tls: Tls | None) -> str:
-    """Where Prometheus finds the page; on loopback there is no TLS."""
+    """The URL of the page for Prometheus; on loopback it has no TLS."""
     scheme = "http" if tls is None or is_loopback(address) else "https"
     return f"{scheme}://{joined(address, port)}/metrics"
 
@@ -62,7 +62,7 @@ def serve_page(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Scrapes come every few seconds; nobody wants to read of them."""
+            """Logs nothing: Prometheus asks every few seconds."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
@@ -71,7 +71,7 @@ def serve_page(
             connection, peer = super().get_request()
             connection.settimeout(READ_LIMIT_S)
             if context is not None:
-                # The handshake comes with the first read, in the connection's own thread: nobody waits for a slow one.
+                # The handshake comes with the first read, in the connection's own thread: a slow one delays no other.
                 connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
             return connection, peer
 

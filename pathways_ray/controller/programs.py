@@ -1,4 +1,4 @@
-"""From a registered graph to plans for the islands: the controller's slow path, once per program."""
+"""Lowers a registered graph to plans for the islands: the controller's slow path, once per program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
-    `digest` names what it computes, whoever registered it. `device_time` is the time of a launch, summed over its
+    `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
     `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
     compiled it.
     """
@@ -143,7 +143,7 @@ def plan_program(
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
 ) -> PlannedProgram:
-    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function nobody sent."""
+    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function that was not sent."""
     lowered, plans = placed_graph(graph, slices, fusion)
     needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
     if missing := needed - functions.keys():

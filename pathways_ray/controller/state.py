@@ -72,7 +72,7 @@ class Session:
             self.device_bytes += buffer.type.device_bytes
 
     def forget(self, number: int) -> Buffer | None:
-        """Takes a buffer out of the table; None when there is none."""
+        """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None and buffer.failure is None:
             self.device_bytes -= buffer.type.device_bytes

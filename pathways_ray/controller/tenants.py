@@ -4,7 +4,7 @@ A tenant is known by its token; each connection with that token is a session of 
 own; weight, priority and quotas are the tenant's, over all its sessions together. The cluster's own token is the
 operator's: a session opened with it is a tenant of its own, without quotas.
 
-The table is a JSON file. A token stands there as it is, or, better, as its SHA-256, from which nobody gets it back:
+The table is a JSON file. A token stands there as it is, or, better, as its SHA-256, which cannot be reversed:
 
     {"tenants": [{"name": "alice", "token_sha256": "2bd8…", "weight": 2, "quota": {"devices": 8}}]}
 """

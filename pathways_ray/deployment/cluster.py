@@ -44,7 +44,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Options:
-    """What a runtime is started with beside its topology.
+    """The options of a runtime beside its topology.
 
     Args:
         dispatch: "parallel" or "sequential".
@@ -84,7 +84,7 @@ class Options:
     limit_s: float = START_LIMIT_S
 
     def check(self) -> None:
-        """Raises `UsageError` for a value that is none."""
+        """Raises `UsageError` for an invalid value."""
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
         policy_named(self.policy)
@@ -97,13 +97,13 @@ class Options:
         self.listen([LOOPBACK])  # what is wrong on one machine is wrong on several
 
     def listen(self, machines: Sequence[str]) -> ListenConfig:
-        """Where the processes listen: on loopback while all machines are at one address and nothing else is wanted.
+        """The addresses of the processes: loopback while all machines are at one address and nothing else is wanted.
 
         Args:
             machines: the addresses of the Ray nodes.
 
         Raises:
-            UsageError: others could not reach the controller there; the certificate or the table of tenants is none;
+            UsageError: others could not reach the controller there; the certificate or the table of tenants is invalid;
                 the runtime would listen beyond loopback without them.
         """
         if self.bind in ("0.0.0.0", "::", "[::]"):
@@ -293,7 +293,7 @@ def _kill(actors: list[Any], groups: list[Any]) -> None:
 
 
 def _metrics_at(options: Options) -> tuple[str, int] | None:
-    """Where metrics are served. Raises `UsageError` where the token that opens them would be seen by others."""
+    """Address and port of the metrics. Raises `UsageError` if the operator's token would be sent unencrypted."""
     if options.metrics_port is None:
         return None
     if not (is_loopback(options.metrics_bind) or options.tls or options.insecure):

@@ -41,7 +41,7 @@ def find(name: str) -> tuple[str, str, str]:
     """Url, token and CA file of a runtime that serves.
 
     Raises:
-        UsageError: there is none, or only part of one.
+        UsageError: no such runtime serves, or only part of one runs.
     """
     try:
         controller = ray.get_actor(names.controller(name), names.NAMESPACE)

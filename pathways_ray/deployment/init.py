@@ -36,7 +36,7 @@ def init(
     Ray address the same processes start on an existing Ray cluster, hosts spread over its nodes.
 
     Args:
-        islands, hosts_per_island, devices_per_host: the shape. Devices of platform "cpu" are virtual. A list of
+        islands, hosts_per_island, devices_per_host: the topology. Devices of platform "cpu" are virtual. A list of
             `pw.Island` in place of a number says it for each island; the other two are of no use then.
         dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
         fusion: compose chains of nodes on one slice into one computation; results are the same bits.
@@ -45,7 +45,7 @@ def init(
         check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
             differ fails its launches with `OrderMismatch`.
         launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
-            with `LaunchTimeout`, and its island is started anew.
+            with `LaunchTimeout`, and its island is restarted.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
@@ -53,7 +53,7 @@ def init(
         tls: paths, the same on every machine, of a certificate, its key, and, where the certificate does not vouch for
             itself, the CA's certificate.
         tenants: path of a file with the tenants, their tokens and quotas; it is read again when it changes.
-        insecure: listen beyond loopback without `tls` or `tenants`. Whoever reaches the machine can read along.
+        insecure: listen beyond loopback without `tls` or `tenants`. Everybody who reaches the machine can read along.
         ray_options: further options for `ray.init`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the processes of a runtime go: a placement group for each island, the control plane on one node."""
+"""Placement of a runtime's processes: a placement group for each island, the control plane on one node."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _found() -> str:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises `OSError` where nobody listens: Ray itself would go on trying for minutes."""
+    """Raises `OSError` where nothing listens: Ray itself would go on trying for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()

@@ -1,4 +1,4 @@
-"""What a runtime consists of: its islands, and where their number, platform and devices come from when left out."""
+"""The topology of a runtime: its islands, and defaults for their number, platform and devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Island:
             raise UsageError(f"platform must be one of {', '.join(PLATFORMS)} or auto, not {self.platform!r}")
 
     def bundle(self) -> dict[str, float]:
-        """What one of its hosts takes of a Ray node."""
+        """The Ray resources that one of its hosts takes."""
         taken: dict[str, float] = {"CPU": CPUS_PER_HOST}
         if self.platform in ACCELERATORS:
             taken[ACCELERATORS[self.platform]] = self.devices

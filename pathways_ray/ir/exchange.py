@@ -1,4 +1,4 @@
-"""Who sends which piece of an edge to whom: the shard-by-shard view that each host derives for itself.
+"""The pieces of an edge with their senders and receivers, shard by shard, as each host derives them for itself.
 
 Every piece that a host needs comes to it once, lands on one of its devices, and is copied from there to its other
 devices that need it. The lists for one pair of hosts come out in the same order on both sides.
@@ -107,8 +107,8 @@ def _shards_given(made: Exchange, source: PlacedSlice, host: int) -> dict[Box, l
 
 
 class _Nearest:
-    """Which of several replicas of a shard a device takes: its own, one on its host, or, so that replicas share the
-    work, the next one that counts on from the device's own place."""
+    """Choice among replicas of a shard for a device: its own, one on its host, or, so that replicas share the work,
+    the next one that counts on from the device's own place."""
 
     def __init__(self, holders: Holders, devices: tuple[Device, ...]) -> None:
         self.holders = holders

@@ -135,7 +135,7 @@ class Transfer(msgspec.Struct, frozen=True, tag_field="node", tag="transfer"):
 
 
 class Result(msgspec.Struct, frozen=True, tag_field="node", tag="result"):
-    """What the program returns, in order, each value once."""
+    """The results of the program, in order, each value once."""
 
     inputs: tuple[Ref, ...]
 

@@ -1,4 +1,4 @@
-"""How much device memory a program needs: what lies on each slice at the worst moment, by the graph alone."""
+"""Device memory that a program needs: the peak of live bytes on each slice, estimated from the graph alone."""
 
 from __future__ import annotations
 

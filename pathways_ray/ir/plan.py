@@ -104,7 +104,7 @@ class Edge(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Execute(msgspec.Struct, frozen=True, tag_field="step", tag="execute"):
-    """Enqueue an executable. `drops` lists slots nobody on this island needs afterwards."""
+    """Enqueue an executable. `drops` lists slots that this island does not need afterwards."""
 
     gang: int
     node: int
@@ -152,7 +152,7 @@ class NodeLabel(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IslandPlan(msgspec.Struct, frozen=True):
-    """What one island does for a launch of a program.
+    """The work of one island for a launch of a program.
 
     `slots` has the slice of every slot. `arguments` and `results` pair a slot with its number in the launch; `awaited`
     are the slots whose readiness ends the launch on this island.

@@ -1,4 +1,4 @@
-"""Which part of a logical array each device of a slice holds, and which pieces must move when the layout changes.
+"""The part of a logical array on each device of a slice, and the pieces that move when the layout changes.
 
 A `Box` is one (start, stop) pair per dimension. Devices are counted in row-major order of the slice's mesh.
 """
@@ -33,7 +33,7 @@ def shard_boxes(array: ArrayType, spec: Spec, mesh: SliceType) -> list[Box]:
 
 
 def shard_shape(array: ArrayType, spec: Spec, mesh: SliceType) -> tuple[int, ...]:
-    """The shape of one shard (all are alike, since cut dimensions divide evenly)."""
+    """The shape of one shard (all are alike, since sharded dimensions divide evenly)."""
     shape = list(array.shape)
     for dimension, axes in enumerate(spec):
         shape[dimension] //= math.prod(mesh.axis_size(axis) for axis in axes)
@@ -56,7 +56,7 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 class Holders:
-    """Who holds which part of an array in one layout.
+    """The devices that hold each part of an array in one layout.
 
     Shards of a layout form a grid: equal boxes side by side. So the shards that a box meets are counted off from its
     corners, and no device is looked at that holds nothing of it.

@@ -1,7 +1,7 @@
-"""What a value is and where it lies: array types, meshes, partition specs, layouts.
+"""The type and the place of a value: array types, meshes, partition specs, layouts.
 
 A `Spec` is the canonical form of a `jax.sharding.PartitionSpec`: for each array dimension the tuple of mesh axes it is
-cut over, trailing uncut dimensions left out. Equal specs are equal tuples.
+sharded over, trailing unsharded dimensions left out. Equal specs are equal tuples.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SliceType(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Where a logical array lies: on which slice of the program, cut how."""
+    """The place of a logical array: a slice of the program, and how the array is sharded over its mesh."""
 
     slice: int
     spec: Spec
@@ -89,7 +89,7 @@ def spec_text(spec: Spec) -> str:
 
 
 def canonical_spec(entries: tuple[tuple[str, ...], ...]) -> Spec:
-    """Drops trailing uncut dimensions."""
+    """Drops trailing unsharded dimensions."""
     end = len(entries)
     while end and not entries[end - 1]:
         end -= 1
@@ -112,12 +112,12 @@ def check_spec(spec: Spec, axes: tuple[str, ...], what: str = "") -> None:
 
 
 def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> None:
-    """Raises `SpecError` unless every cut dimension of the array divides evenly over its mesh axes.
+    """Raises `SpecError` unless every sharded dimension of the array divides evenly over its mesh axes.
 
     JAX has the same rule for the arguments and results of a jitted function.
 
     Raises:
-        GraphError: the type itself is none.
+        GraphError: the type itself is invalid.
     """
     if array.dtype not in _ITEM_BYTES:
         raise GraphError(f"{what}: there is no dtype {array.dtype!r}")
@@ -126,7 +126,8 @@ def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> No
     check_spec(spec, mesh.axes, what)
     if len(spec) > len(array.shape):
         raise SpecError(
-            f"{what}: {spec_text(spec)} cuts dimension {len(spec) - 1}, but {array} has {len(array.shape)} dimensions"
+            f"{what}: {spec_text(spec)} partitions dimension {len(spec) - 1}, but {array} has {len(array.shape)} "
+            "dimensions; give one entry for each dimension at most"
         )
     for dimension, axes in enumerate(spec):
         parts = math.prod(mesh.axis_size(axis) for axis in axes)

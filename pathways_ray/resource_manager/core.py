@@ -193,7 +193,7 @@ class ManagerCore:
             self.lookups.setdefault(name, []).append(event)
             return []
         waiting = self.forming.setdefault(host.island, {})
-        # A host that comes twice died while it waited; its first request has nobody to answer any more.
+        # A host that comes twice died while it waited; the sender of its first request is gone.
         waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
         commands: list[Command] = [

@@ -1,1 +1,1 @@
-"""How processes talk: the message types, gRPC streams that batch by themselves, and the device-to-device path."""
+"""Communication between processes: message types, gRPC streams and TCP links that batch, credentials, TLS."""

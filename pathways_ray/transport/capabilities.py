@@ -1,10 +1,10 @@
-"""What clients show to hosts: tokens that the controller signs and every host can check by itself.
+"""Credentials of clients at hosts: tokens that the controller signs and every host can check by itself.
 
 Hosts never ask the controller who a client is. They share the *data secret* with it, so a client that carries an
 HMAC-SHA256 made with it was sent by the controller, and cannot have changed a bit of what is signed:
 
 - a *data token* binds a session and how many bytes it may have uploaded on one host;
-- a *proof* binds a session and one of its slices, with its devices.
+- a *tag* binds a session and one of its slices, with its devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class Grant:
-    """What a data token says: whose it is, and the bytes of uploads a host may hold for it (None: no limit)."""
+    """The content of a data token: its session, and the bytes of uploads a host may hold for it (None: no limit)."""
 
     session: int
     allowance: int | None
@@ -38,7 +38,7 @@ def data_token(secret: str, session: int, allowance: int | None) -> str:
 
 
 def grant_of(secret: str, session: int, token: str) -> Grant | None:
-    """What a session's data token grants; None unless the controller made it, for this session."""
+    """The grant of a session's data token; None unless the controller made it, for this session."""
     text, _, signature = token.partition(".")
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(text) <= 20):
@@ -50,18 +50,18 @@ def grant_of(secret: str, session: int, token: str) -> Grant | None:
 
 
 def slice_tag(secret: str, session: int, placed: PlacedSlice) -> str:
-    """What shows that a session holds a slice on these devices."""
+    """The tag by which a session shows that it holds a slice on these devices."""
     return _sign(secret, "slice", session, placed)
 
 
-def is_slice_tag(secret: str, session: int, placed: PlacedSlice, proof: str) -> bool:
+def is_slice_tag(secret: str, session: int, placed: PlacedSlice, tag: str) -> bool:
     """Whether the controller gave this slice to this session; compared in constant time."""
-    return hmac.compare_digest(proof.encode(), slice_tag(secret, session, placed).encode())
+    return hmac.compare_digest(tag.encode(), slice_tag(secret, session, placed).encode())
 
 
 def link_tags(secret: str, session: int) -> tuple[str, str]:
-    """What a client shows on its lane, and what the controller answers: each knows the session's secret, and says it to
-    nobody, since the port of the lane may be somebody else's where the client is."""
+    """The tags on a direct link: the client's, and the one that the controller answers. Both know the session's secret
+    and do not send it, since on the client's side another process may have taken the port of the link."""
     return _sign(secret, "lane", session), _sign(secret, "welcome", session)
 
 

@@ -1,4 +1,4 @@
-"""Where a runtime listens, to whom, and what it needs to listen there.
+"""The addresses at which a runtime listens, and the TLS and tokens that it needs to listen there.
 
 The rule: on loopback anything goes; elsewhere clients are let in only by TLS and with tokens of their own. A runtime
 that would listen elsewhere without them does not start, unless its operator has said `insecure`.
@@ -28,15 +28,15 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class ListenConfig(msgspec.Struct, frozen=True):
-    """How the processes of a runtime listen. In addresses, "" is where Ray reaches each machine.
+    """The addresses of a runtime's processes. An empty one is the address at which Ray reaches each machine.
 
     Args:
         front: the controller's address for clients.
         port: the controller's; 0 is a free one.
         data: the hosts' address for clients.
         links: the address for the runtime's own processes.
-        tls: None is no encryption.
-        tenants: the file with the table of tenants, on the controller's machine; "" is none.
+        tls: None for no encryption.
+        tenants: the file with the table of tenants, on the controller's machine; "" for no tenants.
     """
 
     front: str = "127.0.0.1"
@@ -62,14 +62,14 @@ def is_loopback(address: str) -> bool:
 
 
 def check_exposure(listen: ListenConfig, machines: Iterable[str], insecure: bool) -> None:
-    """Raises `UsageError` for a runtime that would let strangers of the network talk to it.
+    """Raises `UsageError` for a runtime that would accept unauthenticated peers from the network.
 
     Args:
         machines: the addresses of the machines, for an address that is left open.
         insecure: the operator knows, and wants it.
     """
     if not 0 <= listen.port < 1 << 16:
-        raise UsageError(f"port {listen.port} is none; ports are 0 (a free one) to 65535")
+        raise UsageError(f"port {listen.port} is invalid; choose one of 0 (a free one) to 65535")
     everywhere = list(machines)
     listening = [a for bind in (listen.front, listen.data, listen.links) for a in ([bind] if bind else everywhere)]
     open_to = sorted({address for address in listening if not is_loopback(address)})

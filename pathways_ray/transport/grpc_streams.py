@@ -1,6 +1,6 @@
-"""gRPC, where strangers come in: the door of clients, and the stream of those that reach no link.
+"""gRPC, for unauthenticated peers: the service for clients, and the stream of those that reach no link.
 
-gRPC costs some 70 us a message from process to process, but passes gateways, checks HTTP/2 frames of anybody in C++,
+gRPC costs some 70 us a message from process to process, but passes gateways, checks HTTP/2 frames of any peer in C++,
 and its own threads answer pings however busy Python is: by them both ends see that the other one lives.
 """
 

@@ -280,7 +280,7 @@ class AsyncLink(asyncio.Protocol):
         if reason:
             self._hang_up(reason)
         self._end_reading()  # with TLS the connection lasts until the other end agrees
-        self._paused = False  # nobody reads any more: one that takes nothing is given up for its silence
+        self._paused = False  # so that a peer that takes nothing is given up for its silence
         if self._transport is not None:
             self._transport.close()
 
@@ -351,7 +351,7 @@ async def serve(
 
 
 async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:
-    """A link to the server of `path` at `address`. Raises `LinkLost` when there is none."""
+    """A link to the server of `path` at `address`. Raises `LinkLost` when nothing listens there, or it refuses."""
     host, port = endpoint(address)
     context = client_context(trust) if trust is not None else None
     name = ((trust.name if trust is not None else "") or host) if context is not None else None

@@ -107,7 +107,7 @@ class BuffersLost(Message, tag=12):
 
 
 class HostAddress(Message, tag=13):
-    """Where clients reach a host; an empty address means that it is down."""
+    """The address at which clients reach a host; an empty one means that it is down."""
 
     host: int
     epoch: int
@@ -180,7 +180,7 @@ class IslandLaunch(Message, tag=22):
 
 
 class Drop(Message, tag=23):
-    """Buffers that nobody needs any more."""
+    """Buffers that are not needed any more."""
 
     session: int
     buffers: tuple[int, ...]
@@ -372,7 +372,7 @@ class Fetch(Message, tag=52):
 
 
 class CancelFetch(Message, tag=53):
-    """A fetch that nobody waits for any more."""
+    """A fetch whose result is not needed any more."""
 
     request: int
 
@@ -419,7 +419,7 @@ class OpenSession(Message, tag=70):
 class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
-    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where there is none.
+    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port.
     """
 
     session: int
@@ -499,7 +499,7 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """What a host reports when it joins. `coordinator` is where it could serve its island's group from."""
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group."""
 
     host: int
     island: int

@@ -18,7 +18,7 @@ CA_VARIABLE = "PATHWAYS_CA"
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """What one end of a connection expects of the other: a certificate that `roots` (PEM) vouch for, or, where they are
+    """The expectation of one end of a connection: a certificate that `roots` (PEM) vouch for, or, where they are
     empty, one that the system trusts; with `name` in it, or, where that is empty, the address that was dialled."""
 
     roots: bytes = b""
@@ -32,7 +32,7 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 def trust_of(tls: Tls | None) -> Trust | None:
-    """What processes of a runtime expect of each other. Raises `UsageError` for a file that cannot be read."""
+    """The trust between processes of a runtime. Raises `UsageError` for a file that cannot be read."""
     return None if tls is None else Trust(_read(tls.ca), tls.name)
 
 
@@ -52,9 +52,9 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def client_context(trust: Trust) -> ssl.SSLContext:
-    """What checks the certificate of who is dialled, for a link."""
+    """The context of a dialling end of a link, which checks the other end's certificate."""
     context = ssl.create_default_context(cadata=trust.roots.decode("ascii", "ignore") if trust.roots else None)
-    # Python 3.13 asks by default for extensions that gRPC, and who made the certificates, can do without.
+    # Python 3.13 demands extensions by default that gRPC does not, and that many certificates lack.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
@@ -66,7 +66,7 @@ def client_roots(ca: str | bytes | os.PathLike[str] | None) -> bytes | None:
         ca: a path, or the PEM bytes themselves.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no certificate was found there.
     """
     if ca is None:
         ca = os.environ.get(CA_VARIABLE) or None
@@ -100,7 +100,10 @@ def checked(certificate: str, key: str, ca: str = "") -> Tls:
         raise UsageError(f"certificate {certificate} with key {key} and CA {vouching} does not work: {error}") from None
     names = [str(value) for _, value in found.get("subjectAltName", ())]
     if not names:
-        raise UsageError(f"certificate {certificate} names nobody; give it a subjectAltName, which clients check")
+        raise UsageError(
+            f"certificate {certificate} has no subjectAltName, which clients check; add the name "
+            "or the address of the runtime"
+        )
     return Tls(certificate, key, vouching, names[0])
 
 

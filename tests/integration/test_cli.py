@@ -72,7 +72,7 @@ def test_status_shows_who_holds_what(run, session, slices) -> None:
     }
     assert len(devices) == 8
     assert {name for name, holders in devices.items() if "session 1: pair" in holders} == set(pair.devices)
-    (client,) = found["sessions"]  # the asker is none
+    (client,) = found["sessions"]  # the command itself has no session
     assert client["name"] == "init"
     assert client["buffers"] >= 1
     assert client["bytes"] >= MEBIBYTE.nbytes

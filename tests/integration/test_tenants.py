@@ -434,7 +434,7 @@ def test_what_is_another_tenants_cannot_be_named(whole: Cluster, raw) -> None:
         ]
         for put in forged:
             failure = failed(bob.data(put, PutPart(1, 0, 0, V.tobytes())))
-            assert (failure.kind, "the proof is wrong" in failure.message) == ("AuthenticationError", True)
+            assert (failure.kind, "the tag is wrong" in failure.message) == ("AuthenticationError", True)
         ask(bob.channel, ReleaseSlice(bob.id, hers.id), **bob.shown)
         assert any(s["slice"] == hers.id for s in whole.status()["slices"])
         explained = ask(bob.channel, Explain(bob.id, -1, one_step(hers.type, digest)), **bob.shown)

@@ -71,7 +71,7 @@ SHELLS = {
     "pathways_ray/scheduler/plugins.py",
 }
 
-# The floors of each package, from the ground up. A folder, or a module beside the folders, imports from lower floors only.
+# The floors of each package, from the ground up. A folder, or a module beside folders, imports from lower floors only.
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "story"},

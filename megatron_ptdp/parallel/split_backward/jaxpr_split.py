@@ -176,7 +176,7 @@ class SplitScan:
         return cls(constants, carried, body, split, (sorted(carries), []), (given, []))
 
     def finish(self, wanted: Sequence[int]) -> bool:
-        """Adds the second part, which gives these outputs; False if there are none."""
+        """Adds the second part, which gives these outputs; False without outputs."""
         if not wanted:
             return False
         carries, given = self.carries[0], self.given[0]

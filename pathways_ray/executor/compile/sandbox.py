@@ -86,7 +86,7 @@ class Sandbox:
                 unknown = [digest for digest in functions if digest not in self._known]
                 verdicts = self._ask([functions[digest] for digest in unknown])
                 if len(verdicts) != len(unknown):
-                    # Not remembered: one of them is to blame, and the others may be in programs of other clients.
+                    # Not remembered: one of them is the cause, and the others may be in programs of other clients.
                     raise ProgramRefused(f"{name} is refused on host {self.host}: {CRASHED}")
                 self._known.update(zip(unknown, verdicts, strict=True))
             for digest in digests:

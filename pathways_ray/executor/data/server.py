@@ -239,7 +239,7 @@ class DataServer:
         """Makes room for an array, once it is clear that it may come."""
         if not is_slice_tag(self.data_secret, stream.session, message.placed, message.slice_tag):
             raise AuthenticationError(
-                f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the proof is wrong"
+                f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the tag is wrong"
             )
         if message.request in stream.uploads:
             raise WireError(f"request {message.request} is under way already")

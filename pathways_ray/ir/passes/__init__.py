@@ -1,4 +1,4 @@
-"""From a traced graph to one that can be planned: prune, insert transfers, fuse, roll loops. Each takes and gives
+"""Lowers a traced graph to one that can be planned: prune, insert transfers, fuse, roll loops. Each takes and gives
 a frozen graph.
 
 `lower` is the whole pipeline in order, with the verifier after every pass.

@@ -1,4 +1,4 @@
-"""From a lowered graph and the places of its slices to one plan for each island.
+"""Plans a lowered graph, with the places of its slices: one plan for each island.
 
 Transfers become a `Send` right behind the producer and a `Receive` right before the first consumer, or a `Reshard`
 where both slices have the same devices. Every plan is verified before it leaves.

@@ -1,4 +1,4 @@
-"""Drops compute nodes whose results nobody uses. Arguments stay: their number is the caller's contract."""
+"""Drops compute nodes whose results are unused. Arguments stay: their number is the caller's contract."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def roll_loops(graph: Graph) -> Graph:
 
 
 def rolled(recipe: Recipe) -> Recipe:
-    """The same recipe with its repetitions as loops; unchanged where there is none.
+    """The same recipe with its repetitions as loops; unchanged where nothing repeats.
 
     A recipe with more parts than the runtime composes is left as it is: the search takes the square of their number,
     and a tenant may send a recipe of any length.
@@ -132,7 +132,7 @@ class _Search:
         self.last_use = _last_uses(recipe)
 
     def repetition(self, start: int, period: int) -> Repetition:
-        """The longest repetition from `start` on; `times` is 1 where there is none."""
+        """The longest repetition from `start` on; `times` is 1 where nothing repeats."""
         none = Repetition(start, period, 1, ())
         if start + 2 * period > len(self.parts) or self.kinds[start] != self.kinds[start + period]:
             return none

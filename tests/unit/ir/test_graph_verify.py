@@ -89,7 +89,7 @@ def test_a_wrong_graph_is_refused(graph: Graph, message: str) -> None:
 
 
 def test_layouts_must_divide_and_the_message_names_the_line() -> None:
-    with pytest.raises(SpecError, match=r"%1 f \(user.py:3\), input 0: P\(None, x\) cuts dimension 1"):
+    with pytest.raises(SpecError, match=r"%1 f \(user.py:3\), input 0: P\(None, x\) partitions dimension 1"):
         verify(changed(1, input_layouts=(Layout(1, spec("- x")),)))
     with pytest.raises(SpecError, match=r"%1 f \(user.py:3\), output 0: dimension 0 of uint64\[7\] has size 7"):
         verify(changed(1, outputs=(ArrayType((7,), "uint64"),)))

@@ -79,7 +79,7 @@ def test_cut_dimensions_divide() -> None:
         SpecError, match=r"v: dimension 0 of int8\[12\] has size 12, which does not divide into 8 parts"
     ):
         check_layout(ArrayType((12,), "int8"), (("x", "y"),), MESH, "v")
-    with pytest.raises(SpecError, match=r"cuts dimension 1, but int8\[8\] has 1 dimensions"):
+    with pytest.raises(SpecError, match=r"partitions dimension 1, but int8\[8\] has 1 dimensions"):
         check_layout(ArrayType((8,), "int8"), ((), ("x",)), MESH, "v")
 
 

@@ -45,7 +45,7 @@ def test_what_is_missing_twice_or_out_of_place_is_named(rows: tuple[str, ...], m
 
 def test_actions_of_no_known_kind_are_refused() -> None:
     odd = Action(0, "X", 0)  # type: ignore[arg-type]
-    with pytest.raises(ScheduleError, match="0X0 on device 0 is none of F B I W"):
+    with pytest.raises(ScheduleError, match="0X0 on device 0 has kind 'X'; the kinds are F B I W"):
         check(Schedule.of("made", 1, (0,), [[Action(0, "F", 0), odd]]))
 
 

@@ -59,7 +59,7 @@ def test_machines_that_are_all_this_one_need_nothing() -> None:
 
 @pytest.mark.parametrize("port", [-1, 65_536])
 def test_ports(port: int) -> None:
-    with pytest.raises(UsageError, match=f"port {port} is none"):
+    with pytest.raises(UsageError, match=f"port {port} is invalid; choose one of 0 "):
         check_exposure(ListenConfig(port=port), [], insecure=True)
 
 
@@ -109,7 +109,7 @@ def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.Monke
         ((certificate, key, other), "does not work: .*CERTIFICATE_VERIFY_FAILED"),
         ((key, key), "does not work"),
         ((certificate, str(tmp_path / "none")), "none' cannot be read: No such file"),
-        ((nameless, nameless_key), "names nobody; give it a subjectAltName"),
+        ((nameless, nameless_key), "has no subjectAltName, which clients check; add the name or the address"),
     ):
         with pytest.raises(UsageError, match=message):
             tls.checked(*arguments)
