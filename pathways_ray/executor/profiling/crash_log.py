@@ -1,7 +1,7 @@
 """The note that a host's process writes as it dies of a signal of its own, and its successor reads.
 
 A process that is killed from outside writes nothing. So a host that comes back can tell whether its predecessor brought
-its death on itself, and the controller the candidates for the crash.
+its death on itself, and the controller has the candidates for the crash.
 """
 
 from __future__ import annotations

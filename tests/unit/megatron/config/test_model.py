@@ -8,7 +8,7 @@ from megatron_ptdp.config import load
 from megatron_ptdp.config.model import Model
 from megatron_ptdp.errors import BadFigure
 from megatron_ptdp.planner.layers import Split, score_products, weight_products
-from tests.unit.planner.helpers import gpt
+from tests.unit.megatron.planner.helpers import gpt
 
 
 @pytest.mark.parametrize(("layers", "hidden", "heads"), [(1, 64, 1), (24, 2304, 24), (96, 12288, 96)])

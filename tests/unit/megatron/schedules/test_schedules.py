@@ -26,10 +26,10 @@ from megatron_ptdp.schedules import (
     schedule_names,
     vee,
 )
-from tests.unit.megatron.pipelines import BUILT_IN, Sizes, sizes
+from tests.unit.megatron.schedules.pipelines import BUILT_IN, Sizes, sizes
 from tests.unit.strategies import repeatable
 
-ORACLE = Path(__file__).parents[2] / "data" / "oracle"
+ORACLE = Path(__file__).parents[3] / "data" / "oracle"
 NAMES = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",

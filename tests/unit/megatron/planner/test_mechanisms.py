@@ -16,7 +16,7 @@ from megatron_ptdp.planner.pipeline import StageWork, Work, bounded
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.simulated import pipeline_seconds
 from megatron_ptdp.planner.space import families
-from tests.unit.planner.helpers import asked, faster_network, gpt, selene
+from tests.unit.megatron.planner.helpers import asked, faster_network, gpt, selene
 
 PTDP = load.software("ptdp")
 

@@ -15,7 +15,7 @@ from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.pipeline import CLOSED_FORMS
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import estimate_exactly, search
-from tests.unit.planner.helpers import asked, gpt, selene
+from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
 
 def test_plans_come_in_order_fit_and_are_simulated() -> None:

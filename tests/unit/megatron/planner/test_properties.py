@@ -17,7 +17,7 @@ from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.planner.space import families, lower_bound, members
 from megatron_ptdp.schedules import rules_of, schedule_names
-from tests.unit.planner.helpers import asked, faster_network, gpt, selene
+from tests.unit.megatron.planner.helpers import asked, faster_network, gpt, selene
 
 MODEL = gpt(layers=16, hidden=2048, heads=16)
 SOFTWARE = ["ptdp", "megatron-2022", "megatron-core", "xla"]

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from megatron_ptdp.schedules import Action, Lowered, Schedule, ScheduleError, build, check, in_flight, lower
-from tests.unit.megatron.pipelines import Pipeline, Sizes, Stuck, sizes
+from tests.unit.megatron.schedules.pipelines import Pipeline, Sizes, Stuck, sizes
 from tests.unit.strategies import repeatable
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from megatron_ptdp.schedules import build, in_flight, registry, schedule_names, simulate
-from tests.unit.megatron.pipelines import BUILT_IN
+from tests.unit.megatron.schedules.pipelines import BUILT_IN
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "schedules.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROW = re.compile(r"\| `([\w-]+)` \|.*\| ([\d.]+) % \| ([\d.]+) \|")

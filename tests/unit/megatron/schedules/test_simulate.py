@@ -25,7 +25,7 @@ from megatron_ptdp.schedules import (
     peak_memory,
     simulate,
 )
-from tests.unit.megatron.pipelines import Sizes, sizes
+from tests.unit.megatron.schedules.pipelines import Sizes, sizes
 from tests.unit.strategies import repeatable
 
 TIMES = st.integers(1, 5)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.planner.operations import Product, copy_seconds, kernels_seconds, product_seconds
-from tests.unit.planner.helpers import selene
+from tests.unit.megatron.planner.helpers import selene
 
 DEVICE = selene().device
 SIZES = st.integers(1, 20000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.planner.network import Group, all_reduce, crossed, flat_gather, gather, message, shares, spread
-from tests.unit.planner.helpers import faster_network, selene
+from tests.unit.megatron.planner.helpers import faster_network, selene
 
 CLUSTER = selene()
 NVLINK, INFINIBAND = CLUSTER.levels

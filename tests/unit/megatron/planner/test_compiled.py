@@ -11,7 +11,7 @@ from megatron_ptdp.config.cluster import Cluster, Level
 from megatron_ptdp.planner.estimate import Question, action_costs, pipeline_work, split_of, stage_costs, time_split
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan
-from tests.unit.planner.helpers import gpt
+from tests.unit.megatron.planner.helpers import gpt
 
 MODEL = gpt(layers=8, hidden=128, heads=4, tied=False, dropout=False)
 ACTION = 1e-3

@@ -11,7 +11,7 @@ from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.simulated import costs, pipeline_seconds, timeline
 from megatron_ptdp.schedules import build, rules_of, simulate
-from tests.unit.planner.helpers import asked, gpt
+from tests.unit.megatron.planner.helpers import asked, gpt
 
 
 def work_of(plan: Plan, stage: tuple[float, float, float], edge: float, transfer: float = 0.0) -> Work:

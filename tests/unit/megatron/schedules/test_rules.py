@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.schedules import Rules, ScheduleError, build, rules_of, schedule_names, states_rules
-from tests.unit.megatron.pipelines import BUILT_IN
+from tests.unit.megatron.schedules.pipelines import BUILT_IN
 from tests.unit.strategies import repeatable
 
 

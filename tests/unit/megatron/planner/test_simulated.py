@@ -15,7 +15,7 @@ from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import estimate_exactly, search
 from megatron_ptdp.planner.simulated import costs
 from megatron_ptdp.schedules import Action, Schedule, build, loop, register, registry, schedule_names, simulate
-from tests.unit.planner.helpers import asked, gpt, selene
+from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
 ZB = Plan(pipeline=4, chunks=2, batch=16, schedule="interleaved-zb")
 

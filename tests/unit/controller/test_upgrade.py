@@ -15,7 +15,7 @@ from pathways_ray.controller.channel import ChannelState
 from pathways_ray.errors import SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.messages import Completed
-from tests.unit.transport.test_client_service import LIMIT_S, TOKEN, Service, eventually
+from tests.unit.controller.test_client_service import LIMIT_S, TOKEN, Service, eventually
 
 KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
 

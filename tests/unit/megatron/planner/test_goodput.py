@@ -14,7 +14,7 @@ from megatron_ptdp.planner.explain.records import estimate_record
 from megatron_ptdp.planner.goodput import best_interval, expected_stretch, goodput
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import estimate_exactly
-from tests.unit.planner.helpers import asked
+from tests.unit.megatron.planner.helpers import asked
 
 
 def trillion(**operations: float) -> tuple[Question, Estimate]:

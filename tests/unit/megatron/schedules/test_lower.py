@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.schedules import Receive, Reduce, Schedule, ScheduleError, Send, Tie, build, lower
-from tests.unit.megatron.pipelines import Pipeline, Sizes, sizes
+from tests.unit.megatron.schedules.pipelines import Pipeline, Sizes, sizes
 from tests.unit.strategies import repeatable
 
 

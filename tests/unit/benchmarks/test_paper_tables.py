@@ -23,7 +23,7 @@ from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.layers import Split, layer_cost
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.settings import check
-from tests.unit.planner.helpers import asked, gpt, selene
+from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
 
 def predicted(row: Row) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ptdp.schedules import Costs, Link, build, chrome_trace, simulate
 from megatron_ptdp.schedules.draw import COLOURS, draw, shade
-from tests.unit.megatron.pipelines import BUILT_IN
+from tests.unit.megatron.schedules.pipelines import BUILT_IN
 
 
 def test_a_trace_has_a_track_for_each_device_and_link() -> None:

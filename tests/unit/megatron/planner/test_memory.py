@@ -10,7 +10,7 @@ from megatron_ptdp.config import load
 from megatron_ptdp.planner.memory import in_flight, layer_activations, stage_memory, waiting
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.schedules import build, peak_memory, rules_of, schedule_names
-from tests.unit.planner.helpers import gpt, selene
+from tests.unit.megatron.planner.helpers import gpt, selene
 
 FORMULAS = [  # Korthikanti et al. 2022, table 2: bytes over s b h, of a, s, h, t
     ("none", False, lambda a, s, h, t: 10 + 24 / t + 5 * a * s / (h * t)),
