@@ -245,7 +245,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
-    arguments = HostPlan.arguments.func
+    arguments = HostPlan.arguments.func  # type: ignore[attr-defined]
     only_here = property(lambda self: tuple(given for given in arguments(self) if given[2]))
     patch.setattr(HostPlan, "arguments", only_here)
 
@@ -450,7 +450,7 @@ def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
 
 @bug(faults=0)
 def results_are_stored_under_the_next_number(patch: Patch) -> None:
-    results = HostPlan.results.func
+    results = HostPlan.results.func  # type: ignore[attr-defined]
 
     def rotated(self: HostPlan) -> Any:
         slots = [slot for slot, _ in results(self)]

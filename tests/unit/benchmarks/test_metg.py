@@ -14,7 +14,8 @@ from benchmarks.peers import task_graphs
 from benchmarks.peers.pathways_tasks import row_of_tasks, task
 from benchmarks.peers.task_graphs import PATTERNS, WIDTH
 
-EDGES = {  # from Task Bench's core, for 4 columns: for each row of a period, for each task, its inputs
+# From Task Bench's core, for 4 columns: for each row of a period, for each task, its inputs.
+EDGES: dict[str, list[list[list[int]]]] = {
     "trivial": [[[], [], [], []]],
     "stencil": [[[0, 1], [0, 1, 2], [1, 2, 3], [2, 3]]],
     "tree": [[[0], [0], [1], [1]]],

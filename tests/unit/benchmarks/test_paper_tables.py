@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_the_page_shows_errors_marks_and_winners() -> None:
         Line("T", "two", "t4", None, 110.0, "TFLOP/s", read=True, compare="x"),
         Line("T", "three", "", 50.0, 99.0, "TFLOP/s", counted=False),
     ]
-    result = {
+    result: dict[str, Any] = {
         "lines": [
             {**{name: getattr(line, name) for name in Line.__dataclass_fields__}, "error": line.error} for line in lines
         ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.peers import benchmark as program
 from benchmarks.peers import comparisons, environments, protocol, rounds
@@ -155,5 +156,5 @@ def test_a_result_is_json_and_prints_its_losses(capsys: pytest.CaptureFixture[st
         "ratios": comparisons.ratios(made),
         "topologies": [{"hosts": 1, "devices_per_host": 2, "busy_cores_between_rounds": None, "errors": made.errors}],
     }
-    program.show(json.loads(json.dumps(result)), program.Console())
+    program.show(json.loads(json.dumps(result)), Console())
     assert "tf1-sessions: its environment is not there" in capsys.readouterr().out

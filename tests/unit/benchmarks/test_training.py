@@ -110,7 +110,7 @@ def test_other_systems_are_given_the_same_parameters_and_batch(tmp_path: Path) -
     model.write(TINY, 4, tmp_path / "p.npz")
     tree, batch = model.read(tmp_path / "p.npz")
     expected = TINY.parameters()
-    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)  # type: ignore[operator]
     assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(expected)))
     assert batch.shape == (8, 9)
     np.testing.assert_array_equal(batch[:4], TINY.batch(2))

@@ -87,7 +87,7 @@ class Controller:
         self.upgrade.set()
         self._writing = asyncio.Lock()
         self._upgraded, self._hang_up = asyncio.Event(), asyncio.Event()
-        handlers = {streams.CALL: self._call, streams.CLIENT_STREAM: self._stream}
+        handlers: dict[str, Any] = {streams.CALL: self._call, streams.CLIENT_STREAM: self._stream}
         server, self.address = await grpc_streams.serve(handlers, "127.0.0.1", tls=self.tls)
         doors, address = await links.serve({streams.CLIENT_STREAM: self._link}, "127.0.0.1", tls=self.tls)
         self.link_port = links.endpoint(address)[1]

@@ -102,7 +102,7 @@ def test_a_deleted_array_is_freed_once_and_says_why(offline: Offline) -> None:
 
 def test_a_handle_in_a_cycle_is_freed_by_the_collector_in_the_middle_of_a_launch(offline: Offline) -> None:
     """The destructor runs in a thread that has the session's lock."""
-    cycle: list[Any] = offline.session.launch(3, [], (offline.kind,))  # type: ignore[assignment]
+    cycle: list[Any] = offline.session.launch(3, [], (offline.kind,))
     cycle.append(cycle)
     del cycle
     offline.controller.take()
@@ -282,7 +282,7 @@ def test_an_upload_that_cannot_begin_leaves_nothing_behind(offline: Offline) -> 
     def refused(*_: Any) -> Any:
         raise from_failure(GONE)
 
-    offline.hosts.upload = refused  # type: ignore[method-assign]
+    offline.hosts.upload = refused  # type: ignore[assignment, method-assign]
     with pytest.raises(HostLost, match="host 0 is gone"):
         offline.session.put(V, offline.where, ())
     assert offline.controller.take() == [Free((1,))]

@@ -36,13 +36,13 @@ ISLAND_OF_HOST = {0: 0, 1: 0, 2: 1, 3: 2}
 SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["2.0", "2.1"], island=1), placed(3, ["3.0"], island=2)]
 
 
-def to_island(commands: list[Send], island: int, kind: type[Message] = Message) -> list[Message]:
+def to_island(commands: list[Send], island: int, kind: type[Message] = Message) -> list[Any]:
     return [
         c.message for c in commands if isinstance(c, SendIsland) and c.island == island and isinstance(c.message, kind)
     ]
 
 
-def to_client(commands: list[Send], session: int = 1, kind: type[Message] = Message) -> list[Message]:
+def to_client(commands: list[Send], session: int = 1, kind: type[Message] = Message) -> list[Any]:
     return [
         without_story(c.message)
         for c in commands

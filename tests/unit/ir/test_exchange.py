@@ -138,7 +138,7 @@ def test_a_piece_leaves_the_nearest_of_its_holders(move: Move) -> None:
             holders = [s for s, box in enumerate(made.source_boxes) if intersect(box, parcel.box) == parcel.box]
             assert parcel.source == min(
                 holders,
-                key=lambda s, k=k, device=device: (
+                key=lambda s, k=k, device=device: (  # type: ignore[misc]
                     source.devices[s] != device,
                     source.devices[s].host != device.host,
                     (s - k) % len(source.devices),

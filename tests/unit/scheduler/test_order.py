@@ -17,6 +17,7 @@ from pathways_ray.transport.messages import (
     Drop,
     DropProgram,
     Enqueued,
+    FromHost,
     HostDown,
     HostUp,
     IslandLaunch,
@@ -83,7 +84,7 @@ def test_completions_that_come_together_let_as_many_go() -> None:
 
 
 @pytest.mark.parametrize("drop", [Drop(1, (5,)), DropProgram(1, 1)])
-def test_drops_stay_behind_the_launches_that_came_before_them(drop: ToHost) -> None:
+def test_drops_stay_behind_the_launches_that_came_before_them(drop: Drop | DropProgram) -> None:
     island = serving(0, window=1)
     island.from_controller(run(1))
     island.from_controller(run(2))
@@ -93,7 +94,7 @@ def test_drops_stay_behind_the_launches_that_came_before_them(drop: ToHost) -> N
 
 
 @pytest.mark.parametrize("message", [Program(1, b"plan", {}), Peers(())])
-def test_what_has_no_place_in_the_order_is_passed_on(message: ToHost) -> None:
+def test_what_has_no_place_in_the_order_is_passed_on(message: Program | Peers) -> None:
     island = serving(0, window=1)
     island.from_controller(run(1))
     island.from_controller(run(2))
@@ -178,7 +179,7 @@ def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
     island = serving(0, 1)
     island.from_controller(run(1))
-    news = [(0, Done((1,))), (1, IslandLaunchFailed(1, BOOM))]
+    news: list[tuple[int, FromHost]] = [(0, Done((1,))), (1, IslandLaunchFailed(1, BOOM))]
     if first_to_speak == "the one that failed":
         news.reverse()
     (host, message), (other, contradiction) = news

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 
@@ -39,7 +39,7 @@ class Devices:
         self.now = 0.0
         self.free = 0.0
         self.running: list[tuple[float, int, int]] = []
-        self.used: Counter[int] = Counter()
+        self.used: dict[int, float] = defaultdict(float)
         self.started: list[int] = []
         self.sequences = itertools.count(1)
         self.island.host_up(HostUp(0, 1, "t", "d", 2, 1))

@@ -48,7 +48,8 @@ def test_a_write_may_be_interrupted_at_any_step() -> None:
     for step in itertools.count():
         here, there = socket.socketpair()
         with here, there:
-            plain, frames, found = PlainSocket(here), Frames(1 << 20), []
+            plain, frames = PlainSocket(here), Frames(1 << 20)
+            found: list[Any] = []
             assert not plain.write(frame(FIRST), False)
             found += frames.feed(there.recv(100_000))
             cut = interrupted(plain, frame(SECOND), step)

@@ -18,7 +18,7 @@ from pathways_ray.transport import batcher, capabilities, links, thread_links
 from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.links import CLOSE_REASON, AsyncLink, Frames, Handshake, LinkLost, frame
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
-from pathways_ray.transport.tls import trust_of
+from pathways_ray.transport.tls import Trust, trust_of
 
 LIMIT_S = 20.0
 ECHO, LATE, REFUSING = "/a.Test/Echo", "/a.Test/Late", "/a.Test/Refusing"
@@ -420,7 +420,7 @@ def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Pat
     server = Server(certificate)
     trust = trust_of(certificate)
     assert trust is not None
-    for wrong in (links.Trust(), links.Trust(trust.roots, "elsewhere.example")):
+    for wrong in (Trust(), Trust(trust.roots, "elsewhere.example")):
         outbox = thread_links.Outbox()
         outbox.send(Completed((1,)))
         with pytest.raises(LinkLost, match=r"certificate|verify"):

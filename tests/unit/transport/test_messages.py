@@ -213,7 +213,7 @@ def test_broken_batches_too() -> None:
 def test_messages_cannot_be_changed() -> None:
     message = Free((1,))
     with pytest.raises(AttributeError):
-        message.buffers = ()  # type: ignore[misc]
+        message.buffers = ()
     assert hash(Failure("a", "b")) == hash(Failure("a", "b"))
 
 

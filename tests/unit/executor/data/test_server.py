@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from pathways_ray import limits
 from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
@@ -76,7 +77,7 @@ class Wire:
         for message in messages:
             self.outbox.send(message)
 
-    def next(self) -> Message:
+    def next(self) -> Any:
         found = self.came.get(timeout=LIMIT_S)
         if isinstance(found, LinkLost):
             raise found
@@ -130,7 +131,7 @@ def test_a_question_gets_the_failure_that_comes_in_place_of_the_value(host: Host
     failure = Failure("HostLost", "it went", host=1)
     host.put(1, failure)
     host.put(2, SMALL)
-    found = {m.request: m for m in (wire.next(), wire.next(), wire.next())}  # type: ignore[union-attr]
+    found = {m.request: m for m in (wire.next(), wire.next(), wire.next())}
     assert found[3] == DataFailed(3, failure)
     assert isinstance(found[4], FetchPart)
     wrong = found[5]
@@ -217,13 +218,13 @@ def test_a_session_sees_its_own_numbers_only(host: Host) -> None:
 
 
 def test_questions_over_the_limit_are_refused(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_server.limits, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(limits, "MAX_REQUESTS", 3)
     wire.send(*[Fetch(k, 11, (0,)) for k in range(4)])
     refused = wire.next()
     assert isinstance(refused, DataFailed)
     assert (refused.request, refused.failure.kind) == (3, "QuotaExceeded")
     host.put(11, SMALL)
-    assert {wire.next().request for _ in range(3)} == {0, 1, 2}  # type: ignore[union-attr]
+    assert {wire.next().request for _ in range(3)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("asked", [1, 40])
@@ -242,7 +243,7 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
     wire.send(*[Fetch(k, 11, (0,)) for k in range(asked)])
     eventually(lambda: host.store.waiting() == asked)
     host.put(11, SMALL)
-    assert {wire.next().request for _ in range(asked)} == set(range(asked))  # type: ignore[union-attr]
+    assert {wire.next().request for _ in range(asked)} == set(range(asked))
     mine = copied.count(threading.current_thread())
     assert len(copied) == asked
     assert mine == 1 if asked == 1 else mine < asked / 2

@@ -39,6 +39,7 @@ from pathways_ray.executor.run.instructions import (
     Start,
 )
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
     BarrierReached,
@@ -143,7 +144,7 @@ class Host:
         executable = self.plan.executables[number]
         if self.host not in self.plan.placed(executable.slice).hosts:
             return None
-        name = ".".join(part.name for part in executable.recipe.parts)
+        name = ".".join(part.name for part in executable.recipe.parts if isinstance(part, Part))
 
         def run(*inputs: Any) -> list[Any]:
             if any(isinstance(value, Failure) for value in inputs):
@@ -347,12 +348,12 @@ def host_of_a_pair(host: int = 0) -> Host:
         there, one, both = sketch.slice("5.0", island=-1), sketch.slice("0.0"), sketch.slice("0.0", "1.0")
         far = sketch.call("far", sketch.argument(there), slice=there)
         if number == 1:
-            result = sketch.call("g", far, slice=both)
+            results = [sketch.call("g", far, slice=both)]
         else:
-            result = sketch.call("h", far, slice=one)
+            results = [sketch.call("h", far, slice=one)]
             if number == 2:
-                result = sketch.call("f", sketch.argument(both), slice=both), result
-        made.plan = sketch.planned(*result if isinstance(result, tuple) else (result,)).plans[0]
+                results.insert(0, sketch.call("f", sketch.argument(both), slice=both))
+        made.plan = sketch.planned(*results).plans[0]
         made.ready(number)
     made.store.put(1, 1, "x")
     return made

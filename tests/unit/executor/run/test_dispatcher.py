@@ -90,7 +90,7 @@ def programs_of_two_islands(number: int) -> list[Program]:
 @pytest.fixture(scope="module", autouse=True)
 def wide_types() -> Iterator[None]:
     """Hosts have 64-bit types."""
-    before = jax.config.jax_enable_x64
+    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)

@@ -20,7 +20,7 @@ def test_parameters_equal_equation_2(layers: int, hidden: int, heads: int) -> No
 
 def test_parameters_equal_a_count_of_every_array() -> None:
     l, h, f, V, s = 3, 64, 256, 1000, 32  # noqa: E741
-    arrays = [(V, h), (s, h)]
+    arrays: list[tuple[int, ...]] = [(V, h), (s, h)]
     for _ in range(l):
         arrays += [(h, 3 * h), (3 * h,), (h, h), (h,), (h, f), (f,), (f, h), (h,), (h,), (h,), (h,), (h,)]
     count = sum(a[0] * (a[1] if len(a) == 2 else 1) for a in arrays)

@@ -15,7 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models import (
     DATA,
+    T5,
     TENSOR,
+    Gpt,
     ModelConfig,
     Parameter,
     Stage,
@@ -29,7 +31,6 @@ from megatron_ptdp.models import (
 from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.models.reference import reference_loss
 from megatron_ptdp.models.split import join
-from megatron_ptdp.models.transformer import Transformer
 
 EXAMPLES = 4
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiling is what takes long
@@ -59,7 +60,7 @@ def specs(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.spec, tree, is_leaf=lambda leaf: isinstance(leaf, (Parameter, Value)))
 
 
-def batch_of(model: Transformer, seed: int = 0, examples: int = EXAMPLES) -> dict[str, np.ndarray]:
+def batch_of(model: Gpt | T5, seed: int = 0, examples: int = EXAMPLES) -> dict[str, np.ndarray]:
     """Random tokens, and weights with zeros among them."""
     random = np.random.default_rng(seed)
     made = {}
@@ -87,7 +88,7 @@ def expected(config: ModelConfig) -> Result:
     return Result(float(loss), jax.device_get(gradients))
 
 
-def computed(model: Transformer, stages: Sequence[Stage], data: int = 1) -> Result:
+def computed(model: Gpt | T5, stages: Sequence[Stage], data: int = 1) -> Result:
     """The loss and gradients of stages chained by hand: forward one after the other, then backward."""
     place = mesh(data, model.compute.tensor)
     batch, tree = batch_of(model), started(model.config)
@@ -106,7 +107,7 @@ def computed(model: Transformer, stages: Sequence[Stage], data: int = 1) -> Resu
 
 
 @cache
-def forward(model: Transformer, stage: Stage, place: Mesh) -> Any:
+def forward(model: Gpt | T5, stage: Stage, place: Mesh) -> Any:
     """From (parameters, values, batch): the values that go out."""
     following = Stage(stage.last, model.layers, has_embedding=False, has_loss=False)
 
@@ -119,7 +120,7 @@ def forward(model: Transformer, stage: Stage, place: Mesh) -> Any:
 
 
 @cache
-def backward(model: Transformer, stage: Stage, place: Mesh) -> Any:
+def backward(model: Gpt | T5, stage: Stage, place: Mesh) -> Any:
     """From (parameters, values, batch, gradients of what goes out): loss or None, gradients of the first two."""
     own, inputs = specs(model.parameters(stage)), specs(model.values(stage, EXAMPLES))
     following = Stage(stage.last, model.layers, has_embedding=False, has_loss=False)
@@ -144,7 +145,7 @@ def compiled(run: Any, place: Mesh, inputs: Any, outputs: Any) -> Any:
     return jax.jit(jax.shard_map(run, mesh=place, in_specs=inputs, out_specs=outputs), compiler_options=QUICK)
 
 
-def add_tied(model: Transformer, stages: Sequence[Stage], gradients: list[Tree]) -> None:
+def add_tied(model: Gpt | T5, stages: Sequence[Stage], gradients: list[Tree]) -> None:
     """Sums the gradients of what two stages hold, in place."""
     holders = [i for i, s in enumerate(stages) if any(p.tied for p in leaves(model.parameters(s)))]
     assert len(holders) in (0, 2)

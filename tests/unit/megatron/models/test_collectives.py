@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import jax
 import pytest
@@ -27,10 +28,12 @@ def lowered(config: ModelConfig, compute: Compute) -> jax.stages.Lowered:
 def of_one_layer(config: ModelConfig, compute: Compute, *, compiled: bool, more: str = "layers") -> dict[str, int]:
     """What a layer more adds."""
     counts = []
+    changed: dict[str, Any]
     for layers in (1, 2):
-        program = lowered(replace(config, **{more: layers}), replace(compute, unroll=True))
+        changed = {more: layers}
+        program = lowered(replace(config, **changed), replace(compute, unroll=True))
         if compiled:
-            text = program.compile().as_text()
+            text = program.compile().as_text() or ""
             counts.append(Counter({name: text.count(f" {name}(") for name in NAMES}))
         else:
             counts.append(called(program.as_text().replace("_", "-"), "main"))

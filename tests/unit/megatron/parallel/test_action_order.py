@@ -8,6 +8,7 @@ import pytest
 
 from megatron_ptdp.parallel.action_order import completing, enqueued, fused_last_stage
 from megatron_ptdp.schedules import Action, Schedule, build, schedule_names
+from megatron_ptdp.schedules.actions import Kind
 
 CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}
 
@@ -21,6 +22,7 @@ def test_every_device_gets_its_row_and_nothing_comes_before_what_it_needs(name: 
         assert own == list(chain.from_iterable(entry.parts for entry in row))
     place = {action: number for number, action in enumerate(actions)}
     last = schedule.stages - 1
+    backwards: tuple[Kind, ...] = ("B", "I")
     for stage, kind, k in actions:
         here = place[Action(stage, kind, k)]
         if kind == "F" and stage:
@@ -28,7 +30,7 @@ def test_every_device_gets_its_row_and_nothing_comes_before_what_it_needs(name: 
         elif kind in "BI":
             assert place[Action(stage, "F", k)] < here
             if stage < last:
-                assert min(place.get(Action(stage + 1, other, k), here) for other in "BI") < here
+                assert min(place.get(Action(stage + 1, other, k), here) for other in backwards) < here
         elif kind == "W":
             assert place[Action(stage, "I", k)] < here
 

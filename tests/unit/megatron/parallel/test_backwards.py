@@ -108,4 +108,4 @@ def test_every_backward_gives_the_gradient_of_one_device(options, compute, cut_i
     assert total == pytest.approx(float(loss), rel=1e-14)
     gradients = join(model, STAGES, jax.tree.map(np.asarray, reduced))
     for found, wanted in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
-        assert np.linalg.norm(found - wanted) <= 1e-13 * max(np.linalg.norm(wanted), 1e-3)
+        assert np.linalg.norm(found - wanted) <= 1e-13 * max(float(np.linalg.norm(wanted)), 1e-3)

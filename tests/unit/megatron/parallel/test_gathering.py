@@ -58,7 +58,9 @@ def temporary(layers: int, zero: int, recompute: Any, compute: Any = "float32") 
     with jax.set_mesh(mesh):
         compiled = run.lower(placed(params, shapes.used_specs), {}, [], batch, k, scale, sums).compile()
     layer = sum(array.size * 4 // layers for array in jax.tree.leaves(params["layers"]))
-    return compiled.memory_analysis().temp_size_in_bytes, layer
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes, layer
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_gradients_are_those_of_replicas_with_whole_parameters(
     for (path, one), other in zip(
         jax.tree_util.tree_leaves_with_path(found[0]), jax.tree.leaves(found[1]), strict=True
     ):
-        assert np.linalg.norm(one - other) <= 1e-13 * max(np.linalg.norm(one), 1e-3), path
+        assert np.linalg.norm(one - other) <= 1e-13 * max(float(np.linalg.norm(one)), 1e-3), path
 
 
 def test_what_is_gathered_is_not_kept_for_the_backward() -> None:

@@ -20,7 +20,7 @@ def test_sizes_multiply() -> None:
     ("make", "says"),
     [
         (lambda: Sizes(pipeline=0), r"pipeline must be a whole number of at least 1, not 0; .*Sizes\(pipeline=0"),
-        (lambda: Sizes(tensor=2.0), "tensor must be a whole number of at least 1, not 2.0"),
+        (lambda: Sizes(tensor=2.0), "tensor must be a whole number of at least 1, not 2.0"),  # type: ignore[arg-type]
         (lambda: Sizes(data=True), "data must be a whole number"),
         (lambda: Sizes(data=3, islands=2), "3 data-parallel replicas cannot lie evenly on 2 islands"),
         (

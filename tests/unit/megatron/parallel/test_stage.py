@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -73,7 +75,7 @@ def test_backward_gives_sums_as_it_takes_them_and_a_gradient_for_each_value() ->
     params, values, batch, k = arguments(math)
     sums = jax.eval_shape(lambda: math.shapes.zeros("float32"))
     scale = [jax.ShapeDtypeStruct((), jnp.float32)]
-    given = (params, values, [], batch, k, scale, sums)
+    given: tuple[Any, ...] = (params, values, [], batch, k, scale, sums)
     new, downstream, losses = jax.eval_shape(math.backward(recompute=True, weights=True, inputs=True), *given)
     assert new == sums
     assert [(g.shape, g.dtype) for g in downstream] == [(v.shape, v.dtype) for v in jax.tree.leaves(values)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ MODEL = gpt(layers=8, hidden=128, heads=4, tied=False, dropout=False)
 ACTION = 1e-3
 
 
-def here(**device: float) -> Cluster:
+def here(**device: Any) -> Cluster:
     cluster = load.cluster("this-machine")
     return replace(cluster, device=replace(cluster.device, action=ACTION, **device))
 

@@ -58,7 +58,7 @@ def test_the_papers_plan_for_a_trillion_is_found_under_its_conditions() -> None:
     ("name", "value"),
     [("devices", 0), ("devices", -8), ("devices", 10**20), ("batch", 0), ("batch", 10**18), ("tokens", 0.0)],
 )
-def test_impossible_counts_are_refused(name: str, value: float) -> None:
+def test_impossible_counts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(BadFigure, match=f"{name} is {value}, must be 1 to [0-9,]*"):
         search(replace(asked(gpt(), 8, 8), **{name: value}))
 

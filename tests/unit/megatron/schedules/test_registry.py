@@ -40,9 +40,9 @@ def own() -> Iterator[Callable[[Any], None]]:
         (lambda p, m, v=1: of(p, m - 1), "own was asked for 2 devices and 4 microbatches, and made a .* of 2 and 3"),
         (lambda p, m, v=1: of(p + 1, m), "own was asked for 2 devices and 4 microbatches, and made a .* of 3 and 4"),
         (
-            lambda p, m, v=1: Schedule("own", m, (0, 1), rows(p, m)),
+            lambda p, m, v=1: Schedule("own", m, (0, 1), rows(p, m)),  # type: ignore[arg-type]
             "of device 0 are a tuple, not list: use Schedule.of",
-        ),  # type: ignore[arg-type]
+        ),
         (lambda p, m, v=1: Schedule.of("own", 4.0, (0, 1), rows(p, m)), r"whole numbers, not 4.0 and \(0, 1\)"),  # type: ignore[arg-type]
         (lambda p, m, v=1: Schedule.of("own", m, (0, 1), [[(0, "F", 0)], []]), r"\(0, 'F', 0\) on device 0 is no act"),  # type: ignore[list-item]
     ],

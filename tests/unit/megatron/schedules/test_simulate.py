@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -207,7 +208,7 @@ def test_a_timeline_keeps_every_rule(run: tuple[Sizes, Costs]) -> None:
     timeline = simulate(schedule, costs)
     assert tuple(tuple(span.entry for span in row) for row in timeline.rows) == schedule.rows
     ends = {part: span.end for row in timeline.rows for span in row for part in span.entry.parts}
-    sent = {(at.stage, at.value, at.microbatch): at for at in timeline.transfers}
+    sent: dict[tuple[int, str, int], Any] = {(at.stage, at.value, at.microbatch): at for at in timeline.transfers}
     for row in timeline.rows:
         assert all(before.end <= after.start for before, after in pairwise(row))
         for span in row:

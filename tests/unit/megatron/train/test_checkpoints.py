@@ -22,7 +22,7 @@ DATA = {"crc32": 1, "seed": 2, "examples": 8}
 def tree(step: int) -> dict[str, Any]:
     rng = np.random.default_rng(step)
     return {
-        "params": {"layers": {"w": rng.standard_normal((4, 30, 50), np.float32)}, "b": np.float32([step])},
+        "params": {"layers": {"w": rng.standard_normal((4, 30, 50), np.float32)}, "b": np.array([step], np.float32)},
         "slots": {"mu": {"layers": {"w": rng.standard_normal((4, 30, 50), np.float32)}}},
         "counts": {"count": np.int32(step)},
     }

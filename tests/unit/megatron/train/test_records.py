@@ -92,7 +92,7 @@ def test_learning_rates(decay: str, middle: float, end: float) -> None:
 def test_only_what_decays_decays() -> None:
     params = {"matrix": jnp.ones((2, 2)), "norm": jnp.ones(2)}
     for name in ("adamw", "sgd"):
-        config = Optimizer(optimizer=name, weight_decay=0.5, learning_rate=0.1, decay="constant")  # type: ignore[arg-type]
+        config = Optimizer(optimizer=name, weight_decay=0.5, learning_rate=0.1, decay="constant")
         made = transformation(config, 10)({"matrix": True, "norm": False})
         none = {key: jnp.zeros_like(value) for key, value in params.items()}
         updates, _ = made.update(none, made.init(params), params)

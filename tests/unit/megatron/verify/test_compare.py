@@ -86,7 +86,7 @@ def test_the_parameters_that_are_compared_have_no_zeros_and_do_not_depend_on_t()
         assert all((tensor.array != 0).all() for tensor in tensors(config, models.parameters(name, "float64")))
         model = build(config)
         plain = jax.tree.structure(initialise(model, whole(model), seed=3))
-        assert jax.tree.structure(models.parameters(name, "float32")) == plain
+        assert jax.tree.structure(models.parameters(name, "float32")) == plain  # type: ignore[operator]
     assert compare.FLOAT64_BOUND == 1e-12
     weights = models.batch("gpt")["weights"]
     assert {0.0, 0.5, 1.0} == set(np.unique(weights))
