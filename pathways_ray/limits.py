@@ -70,11 +70,11 @@ MAX_TENSOR_BYTES = 1 << 44
 """One value inside an exported function: beyond it, sizes would overflow further down."""
 
 DATA_SILENCE_S = 60.0
-"""A data stream is given up when its other end says nothing for so long. That is long, since a host may be copying and
-a client be busy; that a session or a host has ended is told by the controller."""
+"""A data stream is given up when its other end is silent for this long. That is long, since a host may be copying and
+a client be busy; the controller reports sessions and hosts that have ended."""
 
 LINK_SILENCE_S = 60.0
-"""The same for a client's direct link to the controller: that the client has gone is seen by the stream beside it."""
+"""The same for a client's direct link to the controller: the keepalive stream beside it shows a lost client."""
 
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""

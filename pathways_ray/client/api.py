@@ -174,7 +174,7 @@ def check_no_fork() -> None:
 
 
 _parents_clusters: list[Any] = []
-"""In a fork: clusters of the parent. Kept, since Ray would take the end of its handles here for that of the actors."""
+"""Clusters of the parent, in a fork. Kept, since Ray would take the end of its handles here for that of the actors."""
 
 
 def _leave_to_parent() -> None:

@@ -116,7 +116,7 @@ class Array:
         return np.asarray(self).tolist()
 
     def __format__(self, spec: str) -> str:
-        """With a format, `f"{loss:.4f}"`, that of the value; without one, what `str` says, which waits for nothing."""
+        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`, which waits for nothing."""
         return format(np.asarray(self)[()], spec) if spec else str(self)
 
     def __float__(self) -> float:

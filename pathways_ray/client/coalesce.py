@@ -29,7 +29,7 @@ MIN_OCCURRENCES = 8
 """A length is registered after this many segments that could have had it."""
 
 SAMPLE_EVERY = 8
-"""Of launches that leave one by one, the time of every eighth is measured."""
+"""Launches that leave one by one, for each one whose time is measured."""
 
 MAX_UNCONTENDED_US = 100_000
 """A segment may take this long on its devices while no other session has launches under way: half of what the scheduler

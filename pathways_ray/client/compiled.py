@@ -82,11 +82,11 @@ class CompiledFunction:
         return jax.tree.unflatten(exported.output_tree, outputs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, like any function: what it is called on comes first (argument 0, which may be static)."""
+        """Binds it as a method, like any function: the instance is argument 0, which may be static."""
         return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Program.lower`, for the program of one node."""
+        """Lowers the program of one node, as `Program.lower` does."""
         return self._program(args).lower(*self._dynamic(args), **kwargs)
 
     def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -73,7 +73,7 @@ class _Fetching:
 
 
 class FetchPlan:
-    """As few shards as cover an array of one type: which boxes, on which devices, and what to ask of each host."""
+    """The fewest shards that cover an array of one type: their boxes, devices, and the requests to each host."""
 
     def __init__(self, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> None:
         self.shape, self.dtype = kind.shape, dtype_named(kind.dtype)

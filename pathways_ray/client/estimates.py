@@ -16,7 +16,7 @@ from pathways_ray.client.jaxprs import inner_jaxprs
 
 
 class Rate(NamedTuple):
-    """Of one device: floating-point operations and bytes a second."""
+    """Floating-point operations and bytes a second of one device."""
 
     operations: float
     bytes: float

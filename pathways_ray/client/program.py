@@ -61,7 +61,7 @@ class Program:
         return lowered.launch(leaves)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, like any function: what it is called on comes first, and has to be a pytree."""
+        """Binds it as a method, like any function: the instance comes first, and has to be a pytree."""
         return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:

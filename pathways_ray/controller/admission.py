@@ -91,7 +91,7 @@ class Backlog:
         )
 
     def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of some buffers that may go at once; the others are freed after the launches that claim them."""
+        """The buffers that may be freed at once; the others are freed after the launches that claim them."""
         claimed = tuple(n for n in numbers if n in self.numbers)
         if not claimed:
             return numbers

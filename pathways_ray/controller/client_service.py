@@ -51,7 +51,7 @@ from pathways_ray.transport.messages import (
 )
 
 HANG_UP_LIMIT_S = 5.0
-"""A client that closes its session has so long to end its stream."""
+"""Seconds that a client which closes its session has to end its stream."""
 
 CLOSE_LIMIT_S = 1.0
 """The end of a connection waits this long for the messages that were sent before, such as the close reason."""

@@ -4,7 +4,7 @@ It has no clock, socket or randomness. Its drivers are the Ray actor (`controlle
 `controller.client_service`) and the simulator's controller; both deliver `events` and carry out the commands in order.
 
 `launches` has the life of launches, `clients` sessions and their channels, `requests` the calls with a reply. This file
-has the islands, and whether those it depends on are alive: a scheduler that says nothing is declared dead and killed,
+has the islands, and whether those it depends on are alive: a scheduler that is silent is treated as lost and killed,
 and so is a resource manager that twice does not answer.
 """
 
@@ -60,14 +60,14 @@ TICK_S = 1.0
 """A `Tick` comes once in this time."""
 
 SCHEDULER_LIMIT_S = 8.0
-"""A scheduler that says nothing for this long, which tells every second how much waits there, is taken for dead."""
+"""A scheduler that is silent for this long is treated as lost: it reports every second how much waits there."""
 
 SCHEDULER_ABSENCE_LIMIT_S = 60.0
 """A scheduler that does not join for this long is killed: one that was stopped when the controller before this one died
 is on no stream that could break. That is long, since Ray may take its time to start one on a busy machine."""
 
 MANAGER_LIMIT_S = 4.0
-"""A resource manager that twice does not answer for this long is taken for dead."""
+"""A resource manager that twice does not answer for this long is treated as lost."""
 
 _MANAGER = "resource manager"
 

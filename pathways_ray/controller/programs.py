@@ -34,7 +34,7 @@ class BufferType:
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
-        """On a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
+        """The type on a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
         return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
 
@@ -104,8 +104,8 @@ def check_functions(functions: Mapping[str, bytes]) -> None:
 
 
 def check_size(graph: Graph) -> None:
-    """Raises `TooLarge` for a graph whose nodes refer to more values than anybody needs: passes look at each several
-    times, while other clients wait."""
+    """Raises `TooLarge` for a graph whose nodes refer to too many values: passes look at each several times, while
+    other clients wait."""
     computes = [node for node in graph.nodes if isinstance(node, Compute)]
     found = sum(len(n.inputs) + len(n.input_layouts) + len(n.outputs) + len(n.output_layouts) for n in computes)
     found += sum(len(n.donated) for n in computes) + len(graph.slices)
@@ -114,7 +114,7 @@ def check_size(graph: Graph) -> None:
     if found > limits.MAX_REFERENCES:
         raise TooLarge(
             f"program {graph.name!r} refers to {found} values; the limit is {limits.MAX_REFERENCES}. Pass fewer, "
-            "larger arrays, or cut the program into several"
+            "larger arrays, or split the program into several"
         )
 
 
@@ -175,7 +175,7 @@ def plan_program(
 
 
 def _digest(graph: Graph, functions: set[str]) -> str:
-    """Names what a program computes, on whichever slices and for whomever: its functions and how they hang together."""
+    """Names what a program computes, for all slices and sessions: its functions and how they hang together."""
     shape = [(type(node).__name__, [*node.inputs] if isinstance(node, Compute) else []) for node in graph.nodes]
     return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
 

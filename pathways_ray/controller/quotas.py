@@ -66,7 +66,7 @@ def message_bytes(tenant: Tenant, asked: int, kind: str) -> Failure | None:
     return Failure(
         "QuotaExceeded",
         f"{kind} of {asked} bytes from tenant {tenant.name!r} is too big: {allowed} are allowed in a message. "
-        "Pass big constants as arguments, or cut the program into several",
+        "Pass big constants as arguments, or split the program into several",
     )
 
 

@@ -70,4 +70,4 @@ def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram,
 
 
 REFUSALS: tuple[Refusal, ...] = (program_failed, circuit_open, arguments_unfit, results_taken, over_device_bytes)
-"""In the order in which a user should hear of them."""
+"""Refusals in the order in which a user should learn of them."""

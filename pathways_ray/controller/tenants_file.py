@@ -13,7 +13,7 @@ class TenantsFile:
     """The table of tenants as its file has it; a file that is broken later leaves the last good table in force.
 
     Args:
-        path: "" is no file, and no tenants.
+        path: "" for no file, and no tenants.
         strict: raise for a file that is broken at the start. After a restart it is better to serve the operator alone.
 
     Raises:

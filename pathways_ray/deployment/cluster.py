@@ -144,7 +144,7 @@ class Cluster:
         _answers([host.record.remote() for host in self.hosts.values()])
 
     def recorded(self) -> dict[int, Sequence[Any]]:
-        """For each host its computations since `record`, in the order in which they were enqueued, as
+        """Computations of each host since `record`, in the order in which they were enqueued, as
         `executor.timeline.Computed`; empty where a host did not answer."""
         answers = _answers([host.recorded.remote() for host in self.hosts.values()])
         return dict(zip(self.hosts, answers, strict=True)) if answers else {}

@@ -23,7 +23,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def here() -> NodeAffinitySchedulingStrategy:
-    """On the node of this process: where a runtime is started, its controller's address and files are known."""
+    """Placement on the node of this process, where the controller's address and files are known."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 

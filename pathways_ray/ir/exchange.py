@@ -96,7 +96,7 @@ def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice, host: int | N
 
 
 def _shards_given(made: Exchange, source: PlacedSlice, host: int) -> dict[Box, list[Box]]:
-    """For every box of the target, the shards that meet it and that `host` holds, in row-major order."""
+    """Shards of `host` that meet each box of the target, in row-major order."""
     mine = {box for box, device in zip(made.source_boxes, source.devices, strict=True) if device.host == host}
     takers = Holders(made.target_boxes)
     given: dict[Box, list[Box]] = {}

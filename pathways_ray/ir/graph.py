@@ -179,7 +179,7 @@ class Graph(msgspec.Struct, frozen=True):
         return node.layout
 
     def consumers(self) -> dict[Ref, list[int]]:
-        """For every value that is used: the nodes that use it, once per use."""
+        """Nodes that use each value, once per use."""
         found: dict[Ref, list[int]] = {}
         for index, node in enumerate(self.nodes):
             for ref in inputs_of(node):

@@ -16,7 +16,7 @@ def shard_bytes(graph: Graph, ref: Ref) -> int:
 
 
 def peak_bytes(graph: Graph) -> dict[int, int]:
-    """For each slice: the most bytes one of its devices holds at once, arguments and results included.
+    """Most bytes that one device of each slice holds at once, arguments and results included.
 
     Computed by walking the graph in order; a value lives from its node to its last use. What a computation needs inside
     comes on top: only the compiler knows it.

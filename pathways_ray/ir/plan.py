@@ -39,7 +39,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlacedSlice(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """A slice and its devices. They are written as blocks: on whole hosts side by side, however many, that is one."""
+    """A slice and its devices. Devices are written as blocks: any number of whole hosts side by side is one block."""
 
     mesh: SliceType
     island: int
@@ -47,12 +47,12 @@ class PlacedSlice(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @classmethod
     def on(cls, mesh: SliceType, island: int, devices: Iterable[Device]) -> PlacedSlice:
-        """On these devices, in row-major order of the mesh."""
+        """The slice on these devices, which are in row-major order of the mesh."""
         return cls(mesh, island, _blocks(devices))
 
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
-        """In row-major order of the mesh."""
+        """The devices in row-major order of the mesh."""
         return tuple(
             Device(host, index)
             for block in self.blocks

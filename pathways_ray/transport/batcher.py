@@ -24,12 +24,12 @@ MAX_MESSAGES = 4096
 """Messages that are taken out at a time."""
 
 GATHER_DEPTH = 8
-"""With more than this many launches under way beyond a stream, its messages are gathered."""
+"""Launches under way beyond a stream above which its messages are gathered."""
 
 GATHER_S = 0.001
 
 LONG_GATHER_DEPTH = 64
-"""With more than this many launches under way the devices have work for longer than the long time."""
+"""Launches under way above which the devices have work for longer than the long time."""
 
 LONG_GATHER_S = 0.003
 """Not for a stream that opens the window of an island (`outboxes.FanOut`): it would run dry."""

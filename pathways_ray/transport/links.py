@@ -36,7 +36,7 @@ SILENCE_S = 20.0
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
 MAX_UNAUTHENTICATED = 256
-"""Connections without a handshake that a server holds: more would let anybody use up its file descriptors."""
+"""Connections without a handshake that a server holds: more would let any peer use up its file descriptors."""
 
 CONNECT_LIMIT_S = 10.0
 

@@ -320,7 +320,7 @@ class Gang(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ordered(Message, tag=39):
-    """For checking: the gangs that a host has put on its device queues since it last said so, in that order."""
+    """Gangs that a host has put on its device queues since its last report, in that order; for the order check."""
 
     host: int
     gangs: tuple[Gang, ...]

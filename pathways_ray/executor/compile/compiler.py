@@ -53,8 +53,8 @@ def _packed(value: jax.Array, dtype: str) -> jax.Array:
 
 
 def check_types(executable: Executable, devices: int, calls: Calls) -> None:
-    """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: that is what
-    clients are charged for, and what others are told."""
+    """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: clients are
+    charged for that, and other hosts rely on it."""
     recipe = executable.recipe
     made = _types_made(recipe.parts, executable.inputs, devices, calls)
     for ref, said in zip(recipe.outputs, executable.outputs, strict=True):

@@ -67,7 +67,7 @@ class Outgoing:
     def _prepare_cuts(
         self, made: Exchange, shape: tuple[int, ...], compiler: Compiler
     ) -> dict[int, tuple[Callable[..., Any] | None, dict[Any, int]]]:
-        """For each local source device: the computation that cuts its shard, None when it leaves whole."""
+        """The computation that cuts the shard of each local source device; None where the shard leaves whole."""
         wanted: dict[int, list[Any]] = {}
         for parcels in self.lists.values():
             for parcel in parcels:

@@ -76,7 +76,7 @@ class HostCore:
         self.programs: dict[int, Prepared] = {}
         self.active: dict[int, ActiveLaunch] = {}
         self.producers: dict[int, dict[int, ActiveLaunch]] = {}
-        """By session and buffer: the launch that will store it."""
+        """Active launches by the session and the buffer that they will store."""
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[Instruction]]] = {
             wire.IslandLaunch: self._launch,

@@ -1,7 +1,7 @@
 """Composes chains of compute nodes on one slice into one computation.
 
 A node joins the chain before it when it is the only consumer of the chain's last node and everything else it consumes
-was there before the chain began: then running the chain as one can delay nobody. A chain runs where its last
+was there before the chain began: then running the chain as one delays no other node. A chain runs where its last
 node stood, so it ends before a node in between that takes the memory of what the chain reads. The executor puts an
 optimisation barrier between the parts, so the bits are those of running them one by one.
 
@@ -105,7 +105,7 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, i
 
 
 class _Size(NamedTuple):
-    """Of a chain: its parts, how many of them are not the part before again, and their estimated microseconds."""
+    """The size of a chain: its parts, those that differ from the part before, and their estimated microseconds."""
 
     parts: int
     changes: int

@@ -63,7 +63,7 @@ def rolled(recipe: Recipe) -> Recipe:
 
 
 def _output_counts(recipe: Recipe) -> dict[int, int]:
-    """For each part, one more than the highest output of it that is used."""
+    """Outputs that each part needs: one more than the highest output of it that is used."""
     counts: dict[int, int] = {}
     for ref in [*recipe.outputs, *(ref for part in recipe.parts for ref in part.inputs)]:
         if ref.node >= 0:
