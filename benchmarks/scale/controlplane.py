@@ -74,7 +74,7 @@ class Shape:
 
 
 def chain(slices: list[PlacedSlice]) -> Graph:
-    """A vector that is cut over all devices, and one computation on each slice after the other."""
+    """A vector that is sharded over all devices, and one computation on each slice after the other."""
     array = ArrayType((slices[0].mesh.size,), "float32")
     cut = (("x",),)
     layouts = [Layout(placed.mesh.id, cut) for placed in slices]

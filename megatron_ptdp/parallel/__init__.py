@@ -24,7 +24,7 @@ Terms:
 - `metrics`: "loss" in nats per token, "norm" (of the whole gradient, before clipping), "applied" (False: something was
   not finite, and the state is what it was), "bad" (for each stage, how many values of each parameter's gradient are not
   finite). `step.first_bad(metrics)` names the first one.
-- `step.gradients(state, batch)` is (loss, whole NumPy gradients), for proofs.
+- `step.gradients(state, batch)` is (loss, whole NumPy gradients), for verification.
 
 `explain` shows the bytes that move between stages.
 """

@@ -181,7 +181,7 @@ def explain(
 @click.option("--model", help="left out, the one that the configuration names")
 @click.option("--cluster", default="a100-80g", show_default=True)
 @click.option("--software")
-@click.option("--microbatches", type=click.IntRange(1), help="draw so many only")
+@click.option("--microbatches", type=click.IntRange(1), help="number of microbatches that are drawn")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="write a picture")
 @click.option("--perfetto", type=click.Path(dir_okay=False, path_type=Path), help="write a trace for ui.perfetto.dev")
 def simulate(

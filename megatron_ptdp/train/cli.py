@@ -1,4 +1,4 @@
-"""The command line `pathways-train`: text to tokens, training, and the proof that it is right.
+"""The command line `pathways-train`: text to tokens, training, and the verification of both.
 
     pathways-train prepare --output corpus.tokens
     pathways-train run --config tiny.toml --set pipeline=4

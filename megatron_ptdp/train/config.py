@@ -44,7 +44,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         microbatches: m; 0: B/(b·d) where a batch is given, else 1
         batch: examples of a step; 0: m·b·d
         schedule: one of `schedule_names()`
-        zero: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters are cut over the replicas
+        zero: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters are sharded over the replicas
         join: a forward of the last stage that its backward follows at once is one computation with it: faster, but not
             to the bit the same for all schedules
         scatter_gather: members send 1/t of what goes to the next stage, and gather it there

@@ -1,4 +1,4 @@
-"""Bugs that are made in training steps like this one, planted from outside: the proof of parity must find each.
+"""Bugs that are made in training steps like this one, planted from outside: the check of parity must find each.
 
     with planted("stale-tied"):
         step = build_step(...)

@@ -140,7 +140,7 @@ METHODS = [streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, st
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_garbage_on_streams_of_strangers(session, channels, method) -> None:
+def test_garbage_on_unauthenticated_streams(session, channels, method) -> None:
     identities: list[tuple[tuple[str, str], ...]] = [
         (),
         (("session", "abc"),),
@@ -255,13 +255,13 @@ def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
     """From a client that may put and fetch: devices that are not there, parts out of bounds, buffers of nobody."""
     x = pw.put(V, slice=slices.a4, spec=P("x"))
     equal(x, V)
-    placed, kind, proof = slices.a4.placed, x._type.array, slices.a4.tag
+    placed, kind, tag = slices.a4.placed, x._type.array, slices.a4.tag
     far = slices.b4
     messages: list[list[Message]] = [
         [PutOpen(1, 900001, kind, (("x",),), far.placed, far.tag)],
-        [PutOpen(2, 900002, kind, (("nope",),), placed, proof)],
-        [PutOpen(3, 900003, kind, (("x",),), placed, proof), PutPart(3, 99, 0, b"1234")],
-        [PutOpen(4, 900004, kind, (("x",),), placed, proof), PutPart(4, 0, 1 << 40, b"1234")],
+        [PutOpen(2, 900002, kind, (("nope",),), placed, tag)],
+        [PutOpen(3, 900003, kind, (("x",),), placed, tag), PutPart(3, 99, 0, b"1234")],
+        [PutOpen(4, 900004, kind, (("x",),), placed, tag), PutPart(4, 0, 1 << 40, b"1234")],
         [PutPart(5, 0, 0, b"1234")],
         [Fetch(6, x._buffer.id, (99,))],
         [Fetch(7, x._buffer.id, (-1,))],

@@ -43,7 +43,7 @@ def assert_our_actors_are_gone(python, within_s: float = 30.0) -> None:
 def test_beside_ray_start(python, apart, head) -> None:
     """1. Somebody starts Ray, with a token. 2. A driver without that token is refused. 3. One that has it runs the
     runtime there, and ends. 4. The cluster is as it was, and works."""
-    impatient = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # Ray tries a wrong token so many times, once a second
+    impatient = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # tries of a wrong token, once a second
     stranger = {**apart, "RAY_AUTH_TOKEN": uuid.uuid4().hex, **impatient}
     kind, message = last_line(python.run("existing_ray_refused", "auto", **stranger))
     assert kind == "AuthenticationError"

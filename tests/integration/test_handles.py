@@ -104,7 +104,7 @@ def test_a_compiled_function_holds_no_other_one(session, slices, inc) -> None:
 
 def test_a_constant_returned_again_after_it_was_given_away(session, slices, inc, equal) -> None:
     """1. A program returns a constant, placed once. 2. The caller deletes it, or donates it. 3. The next call places it
-    anew."""
+    again."""
     give = pw.compiled(lambda v: v * 2, slice=slices.a4, donate_argnums=0)
     constant = np.float32(7)
     f = pw.program(lambda v: (inc(v), constant))

@@ -121,7 +121,7 @@ class Cluster:
         return found
 
     def processes(self) -> list[int]:
-        """Who runs, as numbers that change when one is started anew."""
+        """Process ids, which change when a process is restarted."""
         status = self.status()
         hosts = [host for island in status["islands"] for host in island["hosts"]]
         assert all(host["up"] for host in hosts)
@@ -142,7 +142,7 @@ def cluster(python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture
 def whole(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster; afterwards it computes, and no process was started anew."""
+    """The cluster; afterwards it computes, and no process was restarted."""
     before = cluster.processes()
     yield cluster
     assert_computes(cluster, "bob")
@@ -205,8 +205,8 @@ class Raw:
         return ask(self.channel, CreateSlice(self.id, (size,), ("x",), island, "", ""), **self.shown)
 
     def talk(self, *messages: Message, answers: int) -> list[Message]:
-        """Sends messages on the hot stream, waits for so many in return, and ends the stream, thus the session. What
-        tells of several launches counts as so many."""
+        """Sends messages on the hot stream, waits for `answers` in return, and ends the stream, thus the session. A
+        message about several launches counts as several."""
         found: list[Message] = []
         with_room = itertools.chain(map(encode, [[m] for m in messages]), self._wait())
         call = self.channel.stream_stream(streams.CLIENT_STREAM)(
@@ -231,7 +231,7 @@ class Raw:
     def data(
         self, *messages: Message, answers: int = 1, host: int = 0, limit_s: float = 20.0, **other: str
     ) -> list[Message]:
-        """What a host answers on the data stream: so many messages, or 0 for all until it has read the others."""
+        """Answers of a host on the data stream: this many messages, or 0 for all until it has read the others."""
         shown = {"session": str(self.id), "authorization": self.opened.data_token, **other}
 
         def decoded(batches: list[bytes]) -> list[Message]:
@@ -464,7 +464,7 @@ def test_what_is_another_tenants_cannot_be_named(whole: Cluster, raw) -> None:
 
 
 def test_ten_thousand_guesses(whole: Cluster, raw) -> None:
-    """Data tokens and proofs, guessed and changed a little: none opens anything."""
+    """Data tokens and tags, guessed and changed a little: none opens anything."""
     bob, rng = raw("bob"), random.Random(3)
     created = bob.slice(1, island=0)
     assert isinstance(created, SliceCreated)
@@ -766,9 +766,9 @@ def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None
     bob = raw("bob")
     created = bob.slice(2, island=0)
     assert isinstance(created, SliceCreated)
-    mesh, placed, proof = created.placed.mesh, created.placed, created.slice_tag
+    mesh, placed, tag = created.placed.mesh, created.placed, created.slice_tag
     data: list[list[Message]] = [
-        [PutOpen(1, 1, kind, (("x",),), placed, proof), PutPart(1, 0, 0, bytes(16)), PutPart(1, 1, 0, bytes(16))],
+        [PutOpen(1, 1, kind, (("x",),), placed, tag), PutPart(1, 0, 0, bytes(16)), PutPart(1, 1, 0, bytes(16))],
         [Fetch(2, 1, (0, 1))],
     ]
     for number in range(1500):

@@ -56,7 +56,7 @@ def cluster(python, tmp_path_factory: pytest.TempPathFactory, address: str) -> I
         "2",
     ]
     command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=pathways"]
-    # The name of the runtime, and the front door's address; that of the hosts is another one in a cluster.
+    # The name of the runtime, and the address of the client service; that of the hosts is another one in a cluster.
     command += ["-addext", f"subjectAltName=DNS:pathways.test,IP:{address}"]
     subprocess.run(command, check=True, capture_output=True)
     tenants.write_text(json.dumps(TENANTS))
@@ -101,7 +101,9 @@ def test_the_variable_and_the_scheme(cluster: dict[str, Any], monkeypatch: pytes
     pw.connect(cluster["url"].replace("grpcs://", "grpc://"), TOKEN, ca=cluster["ca"]).close()
 
 
-def test_nobody_comes_in_unencrypted_or_trusts_a_stranger(cluster: dict[str, Any], within, tmp_path: Path) -> None:
+def test_unencrypted_connections_and_untrusted_certificates_are_refused(
+    cluster: dict[str, Any], within, tmp_path: Path
+) -> None:
     plain = cluster["url"].replace("grpcs://", "grpc://")
     with within(8), pytest.raises(pw.errors.ControllerLost, match="does not answer"):
         pw.connect(plain, TOKEN, timeout=2.0)
@@ -120,7 +122,7 @@ def test_nobody_comes_in_unencrypted_or_trusts_a_stranger(cluster: dict[str, Any
 
 
 def test_only_what_clients_need_listens_elsewhere(cluster: dict[str, Any], address: str) -> None:
-    """The controller's front door and one port of each host; links and JAX's transfer servers stay on loopback."""
+    """The controller's client service and one port of each host; links and JAX's transfer servers stay on loopback."""
     assert all(link.startswith("127.0.0.1:") for link in cluster["links"])
     for pid in cluster["pids"]:
         found = [c for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]

@@ -19,7 +19,7 @@ with pw.init(2, 1, 1) as session:
         np.asarray(twice(ones[0]())) if f is ones[0] else np.asarray(f())
     host = pw.islands()[0]["hosts"][0]["pid"]
     raylet = psutil.Process(host).parent()
-    raylet.suspend()  # it would start the host anew
+    raylet.suspend()  # it would restart the host
     try:
         os.kill(host, signal.SIGKILL)
         while pw.islands()[0]["hosts"][0]["up"]:

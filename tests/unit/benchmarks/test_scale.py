@@ -40,7 +40,7 @@ def test_bytes_to_a_host_do_not_depend_on_how_many_there_are() -> None:
     assert many.bytes["island to host"] / 32 / 8 < 100, "the limit for a launch on the wire"
 
 
-def test_a_crossing_launch_is_one_message_to_each_island_and_no_more() -> None:
+def test_a_cross_island_launch_is_one_message_to_each_island_and_no_more() -> None:
     (two,), (eight,) = (launched(Shape(4 * n, 4, cross_island=True), 4) for n in (2, 8))
     assert two.bytes["controller to island"] / 2 == eight.bytes["controller to island"] / 8
 

@@ -120,7 +120,7 @@ def test_a_host_that_is_down_is_shown_as_down() -> None:
 
 @contextmanager
 def answering(answer: Callable[[messages.Status, str], bytes]) -> Iterator[str]:
-    """A server in place of a controller; the address of its front door."""
+    """A server in place of a controller; the address of its client service."""
 
     def call(data: bytes, context: grpc.ServicerContext) -> bytes:
         request = messages.REQUEST.decode(data)

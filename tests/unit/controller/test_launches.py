@@ -219,8 +219,8 @@ def test_a_launch_is_not_set_aside_for_a_buffer_that_may_come_to_be() -> None:
     assert "77" in failure_of(front.launch(2, (77,), 20, program=1)).message
 
 
-def test_only_so_many_are_passed() -> None:
-    """A launch over the limit of those set aside holds up what comes after it, as one in flight too many does."""
+def test_deferred_launches_over_the_limit_are_not_passed() -> None:
+    """A launch over the limit of deferred ones holds up what comes after it, as one in flight too many does."""
     front = Harness()
     front.register(program_over(2), 1, ready=False)
     front.register(program_over(1, key=2), 2)

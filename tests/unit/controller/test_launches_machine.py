@@ -248,7 +248,7 @@ class LaunchesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule(which=ANY)
     def host_goes(self, which: int) -> None:
-        """A host is lost, and with it all hosts of its island: they start anew together."""
+        """A host is lost, and with it all hosts of its island: they restart together."""
         lost = ISLAND_OF_HOST[sorted(self.up)[which % len(self.up)]]
         members = [host for host, island in ISLAND_OF_HOST.items() if island == lost and host in self.up]
         self.up.difference_update(members)

@@ -1,4 +1,4 @@
-"""Metrics: what a scrape reads is what the status says."""
+"""Metrics: the page has the figures of the status."""
 
 from __future__ import annotations
 

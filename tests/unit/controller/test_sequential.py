@@ -128,7 +128,7 @@ def test_a_launch_that_lost_a_host_ends_on_the_other_islands_too() -> None:
 def test_an_island_that_is_done_is_not_told_to_go_on() -> None:
     """
     1. Gangs 0, 1 and 2 run on islands 0, 1 and 2. Island 0 has done its part and said so.
-    2. Island 2 loses its host: island 1 has to end, island 0 has nothing left to do and would begin anew.
+    2. Island 2 loses its host: island 1 has to end, island 0 has nothing left to do and would begin again.
     """
     front = Harness(parallel=False)
     front.register(program_over(1, 2, 3), 1)

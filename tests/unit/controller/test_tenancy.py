@@ -50,7 +50,7 @@ def test_islands_learn_whose_a_session_is() -> None:
     assert launches.island_up(1) == [
         SendIsland(1, Account(7, "alice", 2.0, 1)),
         SendIsland(1, Account(8, "session 8", 1.0, 0)),
-    ], "a scheduler that was started anew knows nobody"
+    ], "a restarted scheduler knows no session"
 
 
 def test_an_operator_changes_a_weight_while_sessions_run() -> None:
@@ -176,7 +176,7 @@ def test_a_failed_launch_takes_no_bytes() -> None:
 # --- several islands --------------------------------------------------------------------------------------------------
 
 
-def test_crossing_launches_wait_for_room_and_take_turns() -> None:
+def test_cross_island_launches_wait_for_room_and_take_turns() -> None:
     """
     1. The window is two. Tenant 1 has four launches over both islands, then tenant 2 has two.
     2. As they end, the two tenants take turns, though tenant 1 came first.
@@ -298,7 +298,7 @@ def test_a_program_that_is_to_blame_is_refused_though_it_succeeds_in_between(how
     assert failure.message.count(next(iter(how.values())) if "crash" in how else "killed") == MAX_DEATHS
 
 
-def test_a_crossing_launch_of_a_plain_cluster_needs_no_policy() -> None:
+def test_a_cross_island_launch_of_a_plain_cluster_needs_no_policy() -> None:
     f = Harness()
     assert isinstance(f.launches, Launches)
     f.register(program_over(1, 2), 1)

@@ -15,7 +15,7 @@ from tests.unit.strategies import repeatable
 
 
 def island(number: int, *devices: int, platform: str = "cpu") -> list[HostRecord]:
-    """The hosts of an island with so many devices each; host ids are 10 * island and up."""
+    """The hosts of an island, with their devices; host ids are 10 * island and up."""
     return [
         HostRecord(10 * number + k, number, platform, count, f"node-{number}", 1000 + k)
         for k, count in enumerate(devices)

@@ -41,14 +41,14 @@ def test_what_anybody_may_send_is_no_token(text: str) -> None:
 
 
 def test_a_proof_is_for_one_session_and_one_slice_on_its_devices() -> None:
-    proof = slice_tag(SECRET, 7, SLICE)
-    assert is_slice_tag(SECRET, 7, SLICE, proof)
-    assert not is_slice_tag(SECRET, 8, SLICE, proof)
-    assert not is_slice_tag("another secret", 7, SLICE, proof)
+    tag = slice_tag(SECRET, 7, SLICE)
+    assert is_slice_tag(SECRET, 7, SLICE, tag)
+    assert not is_slice_tag(SECRET, 8, SLICE, tag)
+    assert not is_slice_tag("another secret", 7, SLICE, tag)
     moved = PlacedSlice.on(SLICE.mesh, SLICE.island, (Device(0, 0), Device(0, 2)))
     larger = msgspec.structs.replace(SLICE, mesh=msgspec.structs.replace(SLICE.mesh, shape=(1 << 40,)))
-    assert not is_slice_tag(SECRET, 7, moved, proof)
-    assert not is_slice_tag(SECRET, 7, larger, proof)
+    assert not is_slice_tag(SECRET, 7, moved, tag)
+    assert not is_slice_tag(SECRET, 7, larger, tag)
 
 
 def test_a_token_is_no_proof_and_no_secret_is_in_them() -> None:

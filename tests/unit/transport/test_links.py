@@ -385,10 +385,10 @@ GARBAGE = [
 def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
     server = Server(None)
     host, port = links.endpoint(server.address)
-    with socket.create_connection((host, port), timeout=LIMIT_S) as stranger:
-        stranger.sendall(data)
+    with socket.create_connection((host, port), timeout=LIMIT_S) as peer:
+        peer.sendall(data)
         with contextlib.suppress(ConnectionError):
-            while stranger.recv(1 << 16):
+            while peer.recv(1 << 16):
                 pass
     dialled = Dialled(server.address, None)  # others are served on
     dialled.outbox.send(Completed((1,)))
@@ -397,21 +397,23 @@ def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
     server.stop()
 
 
-def test_more_strangers_than_a_server_holds_are_hung_up_on_and_others_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connections_over_the_limit_are_closed_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 3)
     server = Server(None)
     place = links.endpoint(server.address)
-    strangers = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
+    unknown = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
     with socket.create_connection(place, timeout=LIMIT_S) as refused, contextlib.suppress(ConnectionError):
         assert b"3 other connections have not sent" in refused.recv(1 << 16)
-    strangers.pop().close()
+    unknown.pop().close()
     for _ in range(5):  # those who say hello make room
         dialled = Dialled(server.address, None)
         dialled.outbox.send(Completed((1,)))
         dialled.wait(lambda dialled=dialled: dialled.launches == [1])
         dialled.close()
-    for stranger in strangers:
-        stranger.close()
+    for peer in unknown:
+        peer.close()
     server.stop()
 
 

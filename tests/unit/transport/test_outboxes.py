@@ -46,7 +46,7 @@ async def connected() -> AsyncIterator[tuple[AsyncLink, AsyncLink]]:
 
 
 async def launches(link: AsyncLink, count: int) -> list[list[int]]:
-    """The numbers in so many messages, batch by batch."""
+    """The numbers in this many messages, batch by batch."""
     found: list[list[int]] = []
     while sum(map(len, found)) < count:
         data = await link.read()

@@ -80,7 +80,7 @@ def test_prune_leaves_no_call_without_a_user(case: tuple[Sketch, Graph]) -> None
 
 def test_a_transfer_stands_right_behind_its_producer_and_serves_all_who_ask_for_its_layout() -> None:
     """
-    1. x is produced on slice 1 cut over its axis.
+    1. x is produced on slice 1, sharded over its axis.
     2. One consumer takes it as it is, two want it whole on slice 1, one wants it on slice 2.
     3. Two transfers follow x at once: one for each layout but its own.
     """

@@ -27,7 +27,7 @@ from megatron_ptdp.train.setup import schedule_of, sizes_of
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Plan, int]:
-    """A plan that is legal for a gpt-tiny of so many layers."""
+    """A plan that is legal for a gpt-tiny with this number of layers."""
     schedule = draw(st.sampled_from(schedule_names()))
     pipeline, data = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     chunks = rules_of(schedule).chunks or draw(st.integers(2, 3))

@@ -223,10 +223,10 @@ def test_a_timeline_keeps_every_rule(run: tuple[Sizes, Costs]) -> None:
                 assert span.start >= (transfer.arrival if transfer else made)
                 if transfer:
                     assert transfer.start >= made
-    lanes: dict[object, list[Transfer]] = {}
+    links: dict[object, list[Transfer]] = {}
     for at in timeline.transfers:
-        lanes.setdefault(costs.link.name or (at.source, at.target), []).append(at)
-    assert all(before.end <= after.start for lane in lanes.values() for before, after in pairwise(lane))
+        links.setdefault(costs.link.name or (at.source, at.target), []).append(at)
+    assert all(before.end <= after.start for link in links.values() for before, after in pairwise(link))
     check_path(timeline)
     check_order(timeline)
 

@@ -72,7 +72,7 @@ def test_amounts_are_found_again_and_none_is_below_its_least(amounts: list[float
 
 
 def measured(devices: int = 4) -> Measured:
-    """An island of so many devices in one host, and a second one."""
+    """An island of one host with these devices, and a second one."""
     reductions = [(size, 6 * 10e-6 + 1.5 * size / 5e9) for size in (1e4, 1e6, 1e8)]
     inside = [(size, 2e-4 + size / 8e9) for size in (1e4, 1e6, 1e8)]
     between = [(size, 1e-3 + size / 1e9) for size in (1e4, 1e6, 1e8)]
