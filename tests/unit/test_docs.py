@@ -245,6 +245,25 @@ def test_the_page_of_errors_has_each_error_with_its_cause_and_cure() -> None:
     assert len(rows) == len(wanted)
 
 
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def words_of(page: str) -> list[str]:
+    """The words in the first columns of a page's tables, without the names in parentheses behind them."""
+    cells = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+    words = [re.sub(r" \(.*\)", "", word).strip("` ") for cell in cells for word in cell.split(", ")]
+    return [word for word in words if word != "word"]
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    """Those of the decision about words among them."""
+    glossary = words_of("glossary.md")
+    assert len(glossary) == len(set(glossary))
+    decided = words_of("adr/0019-words.md")
+    assert decided
+    assert not set(decided) - set(glossary)
+
+
 # --- this test itself -------------------------------------------------------------------------------------------------
 
 
