@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pathways_ray import limits
 from tests.unit.test_errors import OWN, drawn_tree
+from tests.unit.test_language import BANNED
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -288,6 +289,13 @@ def test_the_glossary_has_each_word_once() -> None:
     decided = words_of("adr/0019-words.md")
     assert decided
     assert not set(decided) - set(glossary)
+
+
+def test_pages_are_plain_english() -> None:
+    """As docstrings and messages are."""
+    lines = [(path, number, line) for path in NAMING for number, line in prose(path)]
+    found = [f"{place(path, number)}: {one[0]!r}" for path, number, line in lines for one in BANNED.finditer(line)]
+    assert not found, "\n".join(["", *found])
 
 
 # --- this test itself -------------------------------------------------------------------------------------------------
