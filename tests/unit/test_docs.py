@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathways_ray import limits
+from pathways_ray.transport import messages
 from tests.unit.test_errors import OWN, drawn_tree
 from tests.unit.test_language import BANNED
 
@@ -257,6 +258,16 @@ def test_the_page_of_errors_has_each_error_with_its_cause_and_cure() -> None:
     wanted = {kind.__name__ for kind in OWN} - {"PathwaysError", "ResourceError"}
     assert {name for name, _, _ in rows} == wanted
     assert len(rows) == len(wanted)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_messages_names_each() -> None:
+    page = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", page))
+    missing = {kind.__name__ for kind in messages.Message.__subclasses__()} - named
+    assert not missing
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
