@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray import limits
 from pathways_ray.client.buffer import BufferRecord, Upload
@@ -32,6 +32,9 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
@@ -47,10 +50,6 @@ from pathways_ray.transport.messages import (
     SliceCreated,
     encode,
 )
-
-if TYPE_CHECKING:
-    from pathways_ray.simulation.controller import SimulatedController
-    from pathways_ray.simulation.world import World
 
 LENGTHS = (16, 8, 4)
 """Lengths of coalesced launches: shorter than in use, so that short loops have some."""
@@ -85,10 +84,21 @@ class Look:
     shards: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+class ClientEnvironment(Environment, Protocol):
+    """The environment of a client; its processes may have ended."""
+
+    controller: SimulatedController
+    hosts: dict[int, SimulatedHost]
+    clients: list[SimulatedClient]
+
+    def is_whole(self) -> bool:
+        """Whether all processes serve and know each other."""
+
+
 class SimulatedClient:
     """One user with one session."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: ClientEnvironment, number: int) -> None:
         self.world = world
         self.number = number
         self.random = Random(world.random.getrandbits(60))
@@ -116,7 +126,7 @@ class SimulatedClient:
 
     def _open(self) -> None:
         controller = self.world.controller
-        if controller is None or not self.world.is_whole():
+        if not self.world.is_whole():
             self.world.network.after(self.process, 0.5, self._open)
             return
         tenant = Tenant(f"tenant{self.number % 2}", weight=1.0 + self.number % 3, priority=self.number % 3)
@@ -133,7 +143,6 @@ class SimulatedClient:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS, fusion=fusion)
-        self.world.checker.session_opened(self)
         ended = partial(self._disconnected, "the controller's stream ended")
         self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)
         if not controller.process.alive or not controller.client_connects(session, self.end):
@@ -153,8 +162,6 @@ class SimulatedClient:
         island = islands[(self.number + len(self.slices)) % len(islands)]
         most = len(settings.islands[island]) * settings.devices
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
-        if not settings.anywhere and len(settings.islands[island]) > 1:
-            sizes = [most]
         request = SliceRequest((self.random.choice(sizes),), ("x",), island)
         target = self.controller.process
         self.world.network.post(
@@ -225,12 +232,12 @@ class SimulatedClient:
         message = self.core.launch(program.number, [handle.record for handle in arguments], records)
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
-            checker.launched(self, launch, fails, doubtful)
+            checker.launched(self.session, launch, fails, doubtful)
             for handle in results:
                 handle.launch = launch
         self._do((message or ReleaseQueue(),))
         for index in sorted(program.donated):
-            checker.donated(self, arguments[index].launch)
+            checker.donated(self.session, arguments[index].launch)
             self._drop(arguments[index])
         return results
 
@@ -280,7 +287,7 @@ class SimulatedClient:
             strange = tuple(found[:1] * len(program.arguments)) or strange
         results = (BufferRecord(last + 5000),)
         message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
-        self.world.checker.trespassed(self, next(reversed(self.core.pending)))
+        self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
         self._do((message or ReleaseQueue(),))
 
     # --- arrays -------------------------------------------------------------------------------------------------------
@@ -339,13 +346,13 @@ class SimulatedClient:
         if look not in self.looks:
             return
         if isinstance(found, Failure):
-            self.world.checker.look_failed(self, look.handle.number, found)
+            self.world.checker.look_failed(self.session, look.handle.number, found)
             self._end_look(look)
             return
         look.waiting.discard(host)
         look.shards.update({(host, device): value for device, value in found.items()})
         if not look.waiting:
-            self.world.checker.looked(self, look.handle.number, look.handle.expected, look.shards)
+            self.world.checker.looked(self.session, look.handle.number, look.handle.expected, look.shards)
             self._end_look(look)
 
     def _end_look(self, look: Look) -> None:
@@ -401,7 +408,7 @@ class SimulatedClient:
         """Tells the checker of those launches that are not pending any more."""
         for launch in launches:
             if launch not in self.core.pending:
-                self.world.checker.outcome(self, launch, failure, by_client)
+                self.world.checker.outcome(self.session, launch, failure, by_client)
 
     def _host_moved(self, address: HostAddress) -> None:
         epoch, _ = self.addresses.get(address.host, (0, ""))
@@ -421,7 +428,7 @@ class SimulatedClient:
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             self.world.network.after(self.process, 0.5, self._leave_when_done)
             return
-        self.world.checker.check_kept(self)
+        self.world.checker.check_kept(self.session, set(self.handles), self.last_drop)
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self._end(Closing())
         self._disconnected("it left")
@@ -438,5 +445,5 @@ class SimulatedClient:
 
     def _session_over(self, failure: Failure) -> None:
         self.over, self.ended = True, failure.message
-        self.world.checker.session_ended(self, failure.message)
-        self.world.client_over(self)
+        self.world.checker.session_ended(self.session)
+        self.world.log.say(f"{self.process} is over: {self.ended or 'it left'}")

@@ -84,7 +84,6 @@ CROWDED: dict[str, Any] = {
     "islands": {0: [0, 1], 1: [2]},
     "clients": 4,
     "slices": 3,
-    "anywhere": True,
     "poison": 0.0,
     "window": 128,
     "max_in_flight": 1024,

@@ -12,7 +12,8 @@ import pytest
 
 from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.simulation.world import Settings, World, simulate
+from pathways_ray.simulation.settings import Settings
+from pathways_ray.simulation.world import World, simulate
 from tests.simulation.planted import BUGS
 
 FAULTS = 5
