@@ -171,12 +171,12 @@ class Checker:
             self.report(f"{where} has a wrong value in buffer {buffer} of session {session}")
         self.checked_values += 1
 
-    def looked(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
+    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
         self.checked_values += 1
         if any(shard != expected for shard in shards.values()):
             self.report(f"session {session} sees a wrong value in buffer {buffer}")
 
-    def look_failed(self, session: int, buffer: int, failure: Failure) -> None:
+    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
         expected = self.expected.get((session, buffer))
         doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
@@ -240,7 +240,7 @@ class Checker:
             if session.in_flight > self.world.settings.max_in_flight:
                 self.report(f"session {session.id} has {session.in_flight} launches in flight")
         for island, count in launches.cross_island.under_way.items():
-            if count > self.world.settings.crossing_window:
+            if count > self.world.settings.cross_island_window:
                 self.report(f"island {island} has {count} launches over several islands")
         self._validate(launches.validate)
 

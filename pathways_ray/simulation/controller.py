@@ -74,7 +74,7 @@ class SimulatedController:
         self.world = world
         self.process = world.network.process("controller", "controller")
         settings = world.settings
-        window = CrossIslandWindow(POLICIES[settings.policy], settings.crossing_window)
+        window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
         self.launches = Launches(settings.parallel, settings.max_in_flight, window)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
@@ -190,9 +190,9 @@ class SimulatedController:
         self.world.sessions = self.core.clients.sessions_made
 
     def create_slice(
-        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
+        self, caller: Process, session: int, wanted: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
     ) -> None:
-        request = CreateSlice(session, wish.shape, wish.axes, wish.island, wish.platform, wish.name)
+        request = CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
         self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
 
     def close(self, session: int) -> None:

@@ -48,10 +48,10 @@ class Observer(Protocol):
     def result(self, host: int, session: int, buffer: int, value: Future | Failure) -> None:
         """A host put a launch's result into its store."""
 
-    def looked(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
+    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
         """A client fetched a buffer."""
 
-    def look_failed(self, session: int, buffer: int, failure: Failure) -> None:
+    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
         """A client's fetch failed."""
 
     def host_serves(self, island: int, host: int, epoch: int, devices: Devices) -> None:

@@ -22,7 +22,7 @@ class Settings:
     fusion: bool
     policy: str
     window: int
-    crossing_window: int
+    cross_island_window: int
     max_in_flight: int
     slices: int
     programs: int
@@ -57,7 +57,7 @@ class Settings:
             fusion=random.random() < 0.7,
             policy=policy or chosen,
             window=window,
-            crossing_window=max(1, window // 2),
+            cross_island_window=max(1, window // 2),
             max_in_flight=random.choice([3, 8, 1024]),
             slices=random.choice([1, 2, 3]),
             programs=random.choice([1, 2, 3]),

@@ -171,7 +171,7 @@ class World:
     def _link_broke(self, client: SimulatedClient, process: Process) -> None:
         host = int(process.name[4:])
         if self.hosts[host].process is process:
-            client.link_broke(host)
+            client.data.link_broke(host)
 
     def kill_number(self, number: int, why: str) -> None:
         process = self.network.alive.get(number)
@@ -184,7 +184,7 @@ class World:
     def session_of(self, process: Process) -> int:
         return next((client.session for client in self.clients if client.process is process), 0)
 
-    # --- meeting each other -------------------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------------
 
     def connect_to_scheduler(self, address: str, near: End) -> bool:
         scheduler = self.schedulers.get(address)
