@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pathways_ray.story import Entry
+from pathways_ray.story import Entry, log_name
 
 MAX_FILE_BYTES = 8 << 20
 KEPT_FILES = 2
@@ -49,7 +49,7 @@ def folder() -> Path:
 
 def path_of(runtime: str, process: str) -> Path:
     """The file of a process, such as "host 3", of a runtime."""
-    return folder() / runtime / f"{process.replace(' ', '-')}.jsonl"
+    return folder() / runtime / log_name(process)
 
 
 class ProcessLog:

@@ -21,6 +21,11 @@ LAST_ENTRIES = 8
 """Entries that an error carries: as many as fit on a screen beside its message."""
 
 
+def log_name(process: str) -> str:
+    """The name of the log file of a process, such as "host 3"."""
+    return f"{process.replace(' ', '-')}.jsonl"
+
+
 class Entry(NamedTuple):
     """One event. `at` is the process's own clock in seconds; 0 and -1 stand for "concerns none in particular"."""
 

@@ -21,6 +21,9 @@ from pathways_ray.client import registry
 from pathways_ray.errors import AuthenticationError, UsageError, from_failure
 
 ANSWER_WITHIN_S = 5.0
+MAX_LOGS = 16
+"""Log files that are printed; a runtime may have thousands of processes."""
+
 SCHEME = "grpc://"
 ENCRYPTED = "grpcs://"
 
@@ -124,6 +127,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         slices_table(found["slices"], names),
         sessions_table(found["sessions"]),
         *([tenants_table(found["tenants"])] if found.get("tenants") else []),
+        *([logs_table(found["logs"])] if found.get("logs") else []),
     ):
         console.print(table)
 
@@ -179,6 +183,16 @@ def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
     for one in sessions:
         counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
         table.add_row(str(one["session"]), one["name"], *map(str, counts))
+    return table
+
+
+def logs_table(logs: Sequence[dict[str, str]]) -> Table:
+    """One row for each process, of large runtimes for the first ones only."""
+    table = Table("process", "node", "log", title="logs")
+    for one in logs[:MAX_LOGS]:
+        table.add_row(one["process"], one["node"][:8], one["path"])
+    if len(logs) > MAX_LOGS:
+        table.add_row(f"{len(logs) - MAX_LOGS} more", "", "pathways status --json names them")
     return table
 
 

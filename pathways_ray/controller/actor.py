@@ -53,7 +53,7 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
-from pathways_ray.process_log import ProcessLog
+from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
@@ -103,6 +103,8 @@ class Controller:
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.story.sink = ProcessLog(runtime, "controller").write
+        node = ray.get_runtime_context().get_node_id()
+        self.core.requests.logs = str(path_of(runtime, "controller").parent), node
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}

@@ -69,6 +69,7 @@ class Requests:
         data_secret: signs what clients show to hosts.
         book: the table of tenants.
         about: what status shows of the controller itself.
+        logs: the folder of the runtime's logs, and the Ray node of the controller.
         link_port: the port for direct links; 0 where there is no such port.
     """
 
@@ -79,6 +80,7 @@ class Requests:
     data_secret: str
     book: TenantBook = field(default_factory=TenantBook)
     about: dict[str, Any] = field(default_factory=dict)
+    logs: tuple[str, str] | None = None
     link_port: int = 0
     waiting: dict[int, Continuation] = field(default_factory=dict)
     explaining: dict[int, Explaining] = field(default_factory=dict)
@@ -259,6 +261,8 @@ class Requests:
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
         found |= status.of_launches(self.launches, self.report, names) | self.about
+        if self.logs is not None:
+            found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
             found = status.for_tenant(found, client.tenant.name, mine)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pathways_ray.controller.launches import Launches
 from pathways_ray.scheduler.policies import Usage
+from pathways_ray.story import log_name
 from pathways_ray.transport.messages import Load
 
 SPAN_S = 10.0
@@ -88,6 +89,24 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
         "launches": launches.sequence,
         "in_flight": len(launches.in_flight),
     }
+
+
+def logs(islands: Iterable[Mapping[str, Any]], folder: str, node: str) -> list[dict[str, str]]:
+    """The log files of all processes, each with the Ray node that it lies on.
+
+    Args:
+        islands: as the resource manager's status has them.
+        folder: of the runtime's logs, on every node.
+        node: the one of the controller, the resource manager and the schedulers.
+    """
+    places = {"controller": node, "resource manager": node}
+    for island in islands:
+        places[f"scheduler {island['island']}"] = node
+        places |= {f"host {host['host']}": host["node"] for host in island["hosts"]}
+    return [
+        {"process": process, "node": where, "path": f"{folder}/{log_name(process)}"}
+        for process, where in sorted(places.items())
+    ]
 
 
 def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int]) -> dict[str, Any]:

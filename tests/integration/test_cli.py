@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,17 @@ def test_status_shows_who_holds_what(run, session, slices) -> None:
     assert shown[0] == 0
     assert "pair" in shown[1]
     assert "session 1 init" in shown[1]
+
+
+def test_status_names_the_log_of_every_process(run, session, slices) -> None:
+    _, out, _ = run("status", "--url", session.url, "--token", session.token, "--json")
+    logs = {log["process"]: Path(log["path"]) for log in json.loads(out)["logs"]}
+    assert {"controller", "resource manager", "scheduler 0", "host 0"} <= logs.keys()
+    events = {
+        process: [json.loads(line)["event"] for line in path.read_text().splitlines()] for process, path in logs.items()
+    }
+    assert all(events.values()), "each process has logged its start"
+    assert "host joined" in events["scheduler 0"]
 
 
 def test_status_finds_the_cluster_of_this_user(run, session, tmp_path) -> None:

@@ -51,3 +51,18 @@ def test_others_are_somebody() -> None:
 def test_who_has_nothing_sees_that_devices_are_held() -> None:
     devices = status.for_tenant(STATUS, "bob", set())["islands"][0]["hosts"][0]["devices"]
     assert [device["slices"] for device in devices] == [["somebody", "somebody"], ["somebody"]]
+
+
+def test_every_process_has_a_log_on_its_node() -> None:
+    islands = [
+        {"island": 0, "hosts": [{"host": 0, "node": "a"}, {"host": 1, "node": "b"}]},
+        {"island": 3, "hosts": []},
+    ]
+    assert status.logs(islands, "/logs/one", "c") == [
+        {"process": "controller", "node": "c", "path": "/logs/one/controller.jsonl"},
+        {"process": "host 0", "node": "a", "path": "/logs/one/host-0.jsonl"},
+        {"process": "host 1", "node": "b", "path": "/logs/one/host-1.jsonl"},
+        {"process": "resource manager", "node": "c", "path": "/logs/one/resource-manager.jsonl"},
+        {"process": "scheduler 0", "node": "c", "path": "/logs/one/scheduler-0.jsonl"},
+        {"process": "scheduler 3", "node": "c", "path": "/logs/one/scheduler-3.jsonl"},
+    ]
