@@ -1,44 +1,47 @@
-"""What must hold in every run, whatever happens: the invariants of the design, checked from outside.
+"""The invariants of the design, which must hold in every run, checked from outside.
 
-It sees more than anybody in the run: what each result should be, which processes were lost, what lies where. It never
-changes anything.
+The checker sees more than any process of the run: the values that results should have, the processes that were lost,
+the contents of all tables. It never changes anything.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
+from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.simulation.client import SimulatedClient
+from pathways_ray.simulation.clock import Clock
+from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.devices import Devices, Identity
+from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.manager import SimulatedManager
+from pathways_ray.simulation.network import Network, Process
+from pathways_ray.simulation.scheduler import SimulatedScheduler
+from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.values import Future, Outcome
 from pathways_ray.transport.messages import HostUp
 
-if TYPE_CHECKING:
-    from pathways_ray.simulation.client import SimulatedClient
-    from pathways_ray.simulation.controller import SimulatedController
-    from pathways_ray.simulation.host import SimulatedHost
-    from pathways_ray.simulation.network import Process
-    from pathways_ray.simulation.scheduler import SimulatedScheduler
-    from pathways_ray.simulation.world import World
-
 OUTCOME_LIMIT_S = 75.0
-"""A launch has its outcome within this time after it was made and the last fault was over: a host may be waited for for
-30 s, and the hosts of an island may need 30 s to find out that one of them is not coming."""
+"""A launch has its outcome within this time after it was made and the last fault was over: a scheduler may wait 30 s
+for a host, and the hosts of an island may need 30 s to find out that one of them is not coming."""
 
 FREED_LIMIT_S = 10.0
-"""After a session's end all it held is free within this time, or after the last fault when that is later."""
+"""After a session's end, or after the last fault when that is later, all of its memory is free within this time."""
 
 SETTLED_S = 1.0
-"""When nothing happened for this long, nothing is on its way any more."""
+"""Once nothing has happened for this long, no message is on its way."""
 
 OF_LOSSES = {"HostLost", "BufferLost", "ControllerLost", "ProgramRefused"}
 """Failures that only a lost process explains."""
 
 VALIDATE_EVERY = 16
-"""The costly checks of whole tables run on each so-manieth event."""
+"""The costly checks of whole tables run once in this many events."""
 
 
 @dataclass(eq=False)
@@ -53,16 +56,35 @@ class Launched:
     ended: float = -1.0
 
 
+class Cluster(Protocol):
+    """The whole run, as the checker sees it.
+
+    `losses` counts processes that were lost, `disturbed_until` is the end of the last fault, and the cluster has been
+    whole since `quiet_since`.
+    """
+
+    settings: Settings
+    clock: Clock
+    network: Network
+    manager: SimulatedManager
+    controller: SimulatedController
+    schedulers: dict[str, SimulatedScheduler]
+    hosts: dict[int, SimulatedHost]
+    clients: list[SimulatedClient]
+    losses: int
+    disturbed_until: float
+    quiet_since: float
+
+
 @dataclass(eq=False)
 class Checker:
-    """`violations` has what does not hold, in words."""
+    """The `Observer` of a run. `violations` has each breach of an invariant, in words."""
 
-    world: World
+    world: Cluster
     violations: list[str] = field(default_factory=list)
     launches: dict[tuple[int, int], Launched] = field(default_factory=dict)
     expected: dict[tuple[int, int], Outcome] = field(default_factory=dict)
     doubtful: set[tuple[int, int]] = field(default_factory=set)
-    clients: dict[int, SimulatedClient] = field(default_factory=dict)
     gone: dict[int, float] = field(default_factory=dict)
     freed: set[int] = field(default_factory=set)
     served: dict[tuple[int, int], list[Devices]] = field(default_factory=dict)
@@ -77,23 +99,22 @@ class Checker:
 
     # --- one outcome --------------------------------------------------------------------------------------------------
 
-    def launched(self, client: SimulatedClient, launch: int, fails: bool, doubtful: bool) -> None:
-        self.launches[client.session, launch] = Launched(self.world.clock.now, fails, doubtful)
+    def launched(self, session: int, launch: int, fails: bool, doubtful: bool) -> None:
+        self.launches[session, launch] = Launched(self.world.clock.now, fails, doubtful)
 
-    def trespassed(self, client: SimulatedClient, launch: int) -> None:
-        """A launch that names a buffer its session does not have."""
-        self.launches[client.session, launch] = Launched(self.world.clock.now, True, True, strange=True)
+    def trespassed(self, session: int, launch: int) -> None:
+        self.launches[session, launch] = Launched(self.world.clock.now, True, True, strange=True)
 
-    def donated(self, client: SimulatedClient, launch: int) -> None:
-        """A result of a launch was donated to a later one. If it is a failure, who waits for it may find it deleted and
-        take the launch for successful; the later one fails."""
-        record = self.launches.get((client.session, launch))
+    def donated(self, session: int, launch: int) -> None:
+        """If the donated result is a failure, its waiters may find it deleted and treat the launch as successful; the
+        later one fails."""
+        record = self.launches.get((session, launch))
         if record is not None:
             record.fails = False
 
-    def outcome(self, client: SimulatedClient, launch: int, failure: Failure | None, by_client: bool = False) -> None:
-        name = f"launch {launch} of session {client.session}"
-        record = self.launches.get((client.session, launch))
+    def outcome(self, session: int, launch: int, failure: Failure | None, by_client: bool = False) -> None:
+        name = f"launch {launch} of session {session}"
+        record = self.launches.get((session, launch))
         if record is None:
             self.report(f"{name} has an outcome and was never made")
             return
@@ -136,62 +157,56 @@ class Checker:
         if doubtful:
             self.doubtful.add((session, buffer))
 
-    def result(self, host: SimulatedHost, session: int, buffer: int, value: Any) -> None:
-        """A host has put a launch's result into its store; it is looked at when it is ready."""
+    def result(self, host: int, session: int, buffer: int, value: Future | Failure) -> None:
         if isinstance(value, Future):
-            value.when_ready(lambda: self._result(f"host {host.host}", session, buffer, value))
+            value.when_ready(lambda: self._result(f"host {host}", session, buffer, value))
 
     def _result(self, where: str, session: int, buffer: int, value: Future) -> None:
         if value.error is not None:
             return
         expected = self.expected.get((session, buffer))
         if expected is None:
-            self.report(f"{where} made buffer {buffer} of session {session}, which nobody asked for")
+            self.report(f"{where} made buffer {buffer} of session {session}, which no client made")
         elif any(shard != expected for shard in value.shards.values()):
             self.report(f"{where} has a wrong value in buffer {buffer} of session {session}")
         self.checked_values += 1
 
-    def looked(
-        self, client: SimulatedClient, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]
-    ) -> None:
+    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
         self.checked_values += 1
         if any(shard != expected for shard in shards.values()):
-            self.report(f"session {client.session} sees a wrong value in buffer {buffer}")
+            self.report(f"session {session} sees a wrong value in buffer {buffer}")
 
-    def look_failed(self, client: SimulatedClient, buffer: int, failure: Failure) -> None:
-        expected = self.expected.get((client.session, buffer))
-        doubtful = (client.session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
+    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
+        expected = self.expected.get((session, buffer))
+        doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
-            self.report(f"session {client.session} cannot look at buffer {buffer}: {failure}")
+            self.report(f"session {session} cannot look at buffer {buffer}: {failure}")
 
     # --- one order ----------------------------------------------------------------------------------------------------
 
-    def host_serves(self, host: SimulatedHost) -> None:
-        self.served.setdefault((host.island, host.epoch), []).append(host.devices)
-        if host.epoch <= self.newest.get(host.host, 0):
-            self.report(f"host {host.host} serves under epoch {host.epoch}, not above {self.newest[host.host]}")
-        self.newest[host.host] = max(host.epoch, self.newest.get(host.host, 0))
+    def host_serves(self, island: int, host: int, epoch: int, devices: Devices) -> None:
+        self.served.setdefault((island, epoch), []).append(devices)
+        if epoch <= self.newest.get(host, 0):
+            self.report(f"host {host} serves under epoch {epoch}, not above {self.newest[host]}")
+        self.newest[host] = max(epoch, self.newest.get(host, 0))
 
-    def host_accepted(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
-        """A scheduler took a host in."""
-        if epoch <= scheduler.accepted.get(host, 0):
-            self.report(f"scheduler {scheduler.island} took in host {host} under epoch {epoch}, which is over")
+    def host_accepted(self, island: int, host: int, epoch: int, last: int) -> None:
+        if epoch <= last:
+            self.report(f"scheduler {island} took in host {host} under epoch {epoch}, which is over")
 
-    def host_known(self, controller: SimulatedController, hello: HostUp) -> None:
-        """The controller learns of a host that serves."""
-        known = controller.launches.hosts.get(hello.host)
-        if known is not None and hello.epoch <= known.epoch:
-            self.report(f"the controller hears of host {hello.host} under epoch {hello.epoch} after {known.epoch}")
+    def host_known(self, launches: Launches, message: HostUp) -> None:
+        known = launches.hosts.get(message.host)
+        if known is not None and message.epoch <= known.epoch:
+            self.report(f"the controller hears of host {message.host} under epoch {message.epoch} after {known.epoch}")
 
-    def silence_noticed(self, process: Process, controller: SimulatedController) -> None:
+    def silence_noticed(self, process: Process, controller: Process) -> None:
         """A process that the controller watched has been silent for long."""
-        if process.paused and process.alive and controller.process.alive:
+        if process.paused and process.alive and controller.alive:
             self.report(f"{process} is silent, and the controller did not have it killed")
 
-    def heard_from(self, scheduler: SimulatedScheduler, host: int, epoch: int) -> None:
-        """A scheduler acted on a message that a host sent under an epoch."""
-        if epoch < scheduler.core.members.epochs.get(host, 0):
-            self.report(f"scheduler {scheduler.island} took a message of epoch {epoch} of host {host}, which is over")
+    def heard_from(self, core: SchedulerCore, host: int, epoch: int) -> None:
+        if epoch < core.members.epochs.get(host, 0):
+            self.report(f"scheduler {core.island} took a message of epoch {epoch} of host {host}, which is over")
 
     def _check_orders(self) -> None:
         for (island, epoch), members in self.served.items():
@@ -206,32 +221,30 @@ class Checker:
 
     # --- bounds -------------------------------------------------------------------------------------------------------
 
-    def host_bounded(self, host: SimulatedHost) -> None:
-        if len(host.core.active) > self.world.settings.window:
-            self.report(f"host {host.host} has {len(host.core.active)} launches at once")
+    def host_bounded(self, core: HostCore) -> None:
+        if len(core.active) > self.world.settings.window:
+            self.report(f"host {core.host} has {len(core.active)} launches at once")
 
-    def scheduler_bounded(self, scheduler: SimulatedScheduler) -> None:
-        if len(scheduler.core.order.outstanding) > self.world.settings.window:
-            self.report(
-                f"scheduler {scheduler.island} has {len(scheduler.core.order.outstanding)} launches with its hosts"
-            )
+    def scheduler_bounded(self, core: SchedulerCore) -> None:
+        if len(core.order.outstanding) > self.world.settings.window:
+            self.report(f"scheduler {core.island} has {len(core.order.outstanding)} launches with its hosts")
         self.events += 1
         if self.events % VALIDATE_EVERY == 0:
-            self._validate(scheduler.core.order.validate)
+            self._validate(core.order.validate)
 
-    def controller_bounded(self, controller: SimulatedController) -> None:
+    def controller_bounded(self, launches: Launches) -> None:
         self.events += 1
         if self.events % VALIDATE_EVERY:
             return
-        for session in controller.launches.sessions.values():
+        for session in launches.sessions.values():
             if session.in_flight > self.world.settings.max_in_flight:
                 self.report(f"session {session.id} has {session.in_flight} launches in flight")
-        for island, count in controller.launches.cross_island.under_way.items():
-            if count > self.world.settings.crossing_window:
+        for island, count in launches.cross_island.under_way.items():
+            if count > self.world.settings.cross_island_window:
                 self.report(f"island {island} has {count} launches over several islands")
-        self._validate(controller.launches.validate)
+        self._validate(launches.validate)
 
-    def _validate(self, validate: Any) -> None:
+    def _validate(self, validate: Callable[[], None]) -> None:
         try:
             validate()
         except (AssertionError, IndexError, KeyError) as error:
@@ -239,22 +252,19 @@ class Checker:
 
     # --- ownership ----------------------------------------------------------------------------------------------------
 
-    def session_opened(self, client: SimulatedClient) -> None:
-        self.clients[client.session] = client
+    def session_ended(self, session: int) -> None:
+        """Notes the time from which the session's memory has to be freed."""
+        if session and session not in self.gone:
+            self.gone[session] = self.world.clock.now
 
-    def session_ended(self, client: SimulatedClient, why: str) -> None:
-        """A client left, or died, or lost its session: from now on the clock runs for what it held."""
-        if client.session and client.session not in self.gone:
-            self.gone[client.session] = self.world.clock.now
-
-    def check_kept(self, client: SimulatedClient) -> None:
-        """A client has nothing under way, and all is quiet: hosts hold what it has handles to, and no more."""
-        if self.world.clock.now - max(self.world.quiet_since, client.last_drop) < SETTLED_S:
+    def check_kept(self, session: int, handles: set[int], last_drop: float) -> None:
+        """Once all is quiet, hosts have the buffers that the client has handles to, and no more."""
+        if self.world.clock.now - max(self.world.quiet_since, last_drop) < SETTLED_S:
             return
         for host in self.world.hosts.values():
-            kept = host.store.sessions.get(client.session, {}).keys() - client.handles.keys()
+            kept = host.store.sessions.get(session, {}).keys() - handles
             if kept:
-                self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {client.session} for nobody")
+                self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {session} without a handle")
 
     def check_freed(self) -> None:
         """Looks at the sessions that ended long enough ago."""
@@ -268,14 +278,13 @@ class Checker:
 
     def _remains(self, session: int) -> Iterable[tuple[str, str]]:
         world = self.world
-        if world.controller is not None:
-            launches = world.controller.launches
-            if session in launches.sessions:
-                yield "the controller", "the session"
-            if any(program.session == session for program in launches.programs.values()):
-                yield "the controller", "a program"
-            if any(record.session == session for record in launches.in_flight.values()):
-                yield "the controller", "a launch in flight"
+        launches = world.controller.launches
+        if session in launches.sessions:
+            yield "the controller", "the session"
+        if any(program.session == session for program in launches.programs.values()):
+            yield "the controller", "a program"
+        if any(record.session == session for record in launches.in_flight.values()):
+            yield "the controller", "a launch in flight"
         if any(key[0] == session for key in world.manager.core.inventory.slices):
             yield "the resource manager", "a slice"
         for scheduler in world.schedulers.values():
@@ -297,9 +306,10 @@ class Checker:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The run is over: nothing may be left that waits."""
+        """The run is over: no launch, session or device may still wait."""
+        clients = {client.session: client for client in self.world.clients}
         for (session, launch), record in self.launches.items():
-            client = self.clients[session]
+            client = clients[session]
             if record.ended < 0 and client.process.alive and not client.over:
                 self.report(f"launch {launch} of session {session}, made at {record.made:.3f} s, has no outcome")
         for session in self.gone:
@@ -312,7 +322,7 @@ class Checker:
 
 
 def _cycle(orders: Sequence[Sequence[Identity]]) -> list[Identity]:
-    """Gangs that no order can hold which all of these agree with; empty when there is such an order."""
+    """Gangs that these orders put into a circle; empty when one order agrees with all of them."""
     after: dict[Identity, set[Identity]] = {}
     before: dict[Identity, int] = {}
     for order in orders:

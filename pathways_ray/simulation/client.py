@@ -1,4 +1,4 @@
-"""A simulated client: a driver of `client/core.py`, and a user who calls, looks, drops and leaves.
+"""A simulated client: a driver of `client/core.py`, and a user who launches, fetches, drops and leaves.
 
 The user works in bursts: several launches at once, many of which take results that are still to come. It waits for no
 outcome before it has made its last launch; an impatient one does not even wait then.
@@ -7,13 +7,12 @@ outcome before it has made its last launch; an impatient one does not even wait 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray import limits
-from pathways_ray.client.buffer import BufferRecord, Upload
+from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import (
@@ -25,13 +24,14 @@ from pathways_ray.client.events import (
     Placed,
     Registered,
     ReleaseQueue,
-    Uploaded,
 )
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
+from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
@@ -48,47 +48,24 @@ from pathways_ray.transport.messages import (
     encode,
 )
 
-if TYPE_CHECKING:
-    from pathways_ray.simulation.controller import SimulatedController
-    from pathways_ray.simulation.world import World
-
 LENGTHS = (16, 8, 4)
 """Lengths of coalesced launches: shorter than in use, so that short loops have some."""
 
 
-@dataclass(eq=False)
-class Handle:
-    """A handle of the user: the array it stands for, where that lies, and what it should be.
+class ClientEnvironment(DataEnvironment, Protocol):
+    """The environment of a client; its processes may have ended."""
 
-    It is `doubtful` when its launch fails, but not the calls that it comes from: a launch that takes it fails with it,
-    or was over before.
-    """
+    controller: SimulatedController
+    clients: list[SimulatedClient]
 
-    record: BufferRecord
-    layout: Layout
-    expected: Outcome
-    doubtful: bool = False
-    launch: int = 0
-    looked_at: int = 0
-
-    @property
-    def number(self) -> int:
-        return self.record.id
-
-
-@dataclass(eq=False)
-class Look:
-    """A fetch: the hosts that have yet to answer."""
-
-    handle: Handle
-    waiting: set[int]
-    shards: dict[tuple[int, int], int] = field(default_factory=dict)
+    def is_whole(self) -> bool:
+        """Whether all processes serve and know each other."""
 
 
 class SimulatedClient:
     """One user with one session."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: ClientEnvironment, number: int) -> None:
         self.world = world
         self.number = number
         self.random = Random(world.random.getrandbits(60))
@@ -102,9 +79,7 @@ class SimulatedClient:
         self.loop: Drawn | None = None
         self.impatient = self.random.random() < world.settings.impatient
         self.handles: dict[int, Handle] = {}
-        self.uploading: list[BufferRecord] = []
-        self.looks: list[Look] = []
-        self.addresses: dict[int, tuple[int, str]] = {}
+        self.data = ClientData(world, self.process, 0, self._handle)
         self.last_drop = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
@@ -116,7 +91,7 @@ class SimulatedClient:
 
     def _open(self) -> None:
         controller = self.world.controller
-        if controller is None or not self.world.is_whole():
+        if not self.world.is_whole():
             self.world.network.after(self.process, 0.5, self._open)
             return
         tenant = Tenant(f"tenant{self.number % 2}", weight=1.0 + self.number % 3, priority=self.number % 3)
@@ -131,9 +106,9 @@ class SimulatedClient:
 
     def _opened(self, session: int, addresses: list[HostAddress], controller: SimulatedController) -> None:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
+        self.data = ClientData(self.world, self.process, session, self._handle)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS, fusion=fusion)
-        self.world.checker.session_opened(self)
         ended = partial(self._disconnected, "the controller's stream ended")
         self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)
         if not controller.process.alive or not controller.client_connects(session, self.end):
@@ -141,7 +116,7 @@ class SimulatedClient:
             return
         self.controller = controller
         for address in addresses:
-            self.addresses[address.host] = (address.epoch, address.address)
+            self.data.addresses[address.host] = (address.epoch, address.address)
         self._next_slice()
 
     def _next_slice(self) -> None:
@@ -153,8 +128,6 @@ class SimulatedClient:
         island = islands[(self.number + len(self.slices)) % len(islands)]
         most = len(settings.islands[island]) * settings.devices
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
-        if not settings.anywhere and len(settings.islands[island]) > 1:
-            sizes = [most]
         request = SliceRequest((self.random.choice(sizes),), ("x",), island)
         target = self.controller.process
         self.world.network.post(
@@ -195,7 +168,7 @@ class SimulatedClient:
         if random.random() < 0.05:
             self._name_what_is_not_mine()
         self._drop_some()
-        self._look_at_some()
+        self._fetch_some()
         if self.left:
             pause = random.choice([0.0, 0.0005, 0.003, 0.02, 0.2, 1.0])
             self.world.network.after(self.process, pause, self._work)
@@ -225,12 +198,12 @@ class SimulatedClient:
         message = self.core.launch(program.number, [handle.record for handle in arguments], records)
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
-            checker.launched(self, launch, fails, doubtful)
+            checker.launched(self.session, launch, fails, doubtful)
             for handle in results:
                 handle.launch = launch
         self._do((message or ReleaseQueue(),))
         for index in sorted(program.donated):
-            checker.donated(self, arguments[index].launch)
+            checker.donated(self.session, arguments[index].launch)
             self._drop(arguments[index])
         return results
 
@@ -244,7 +217,7 @@ class SimulatedClient:
                 if handle.layout == layout
                 and handle.record.failure is None
                 and handle not in chosen
-                and not (index in program.donated and handle.looked_at)
+                and not (index in program.donated and handle.fetches)
             ]
             if known and self.random.random() < 0.9:
                 chosen.append(known[-1] if self.random.random() < 0.7 else self.random.choice(known))
@@ -260,7 +233,7 @@ class SimulatedClient:
     def _drop_some(self) -> None:
         """Most handles go soon after their use, as they do in a loop that keeps its last value only."""
         for handle in list(self.handles.values())[:-2]:
-            if not handle.looked_at and self.random.random() < 0.6:
+            if not handle.fetches and self.random.random() < 0.6:
                 self._drop(handle)
 
     def _drop(self, handle: Handle) -> None:
@@ -280,85 +253,28 @@ class SimulatedClient:
             strange = tuple(found[:1] * len(program.arguments)) or strange
         results = (BufferRecord(last + 5000),)
         message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
-        self.world.checker.trespassed(self, next(reversed(self.core.pending)))
+        self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
         self._do((message or ReleaseQueue(),))
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
     def _put(self, layout: Layout) -> Handle:
-        placed = next(s for s in self.slices if s.mesh.id == layout.slice)
+        placed = self._slice_of(layout)
         (record,) = self.core.new_buffers(1)
         value = mixed(self.session, record.id)
         handle = self._handle_to(record, layout, value)
-        record.upload = Upload(set(placed.hosts))
-        self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]
-        for host in placed.hosts:
-            process = self._process_of(host)
-            if process is None:
-                self._uploaded(record, host, failed=True)
-                break
-            shell = self.world.hosts[host]
-            answer = partial(self.world.network.post, process, self.process, self._uploaded, record, host)
-            self.world.network.post(self.process, process, shell.put, self.session, record.id, value, placed, answer)
+        self.data.upload(record, value, placed)
         self._handle(Placed(Put(record.id, layout.slice, ARRAY, layout.spec)))
         return handle
 
-    def _uploaded(self, record: BufferRecord, host: int, failed: bool = False) -> None:
-        assert record.upload is not None
-        failure = Failure("HostLost", "an upload failed", host=host) if failed else None
-        self._handle(Uploaded(record, record.upload, host, failure))
+    def _slice_of(self, layout: Layout) -> PlacedSlice:
+        return next(placed for placed in self.slices if placed.mesh.id == layout.slice)
 
-    def _process_of(self, host: int) -> Any:
-        """The process that serves a host's data, None while it is down."""
-        epoch, address = self.addresses.get(host, (0, ""))
-        shell = self.world.hosts.get(host)
-        if not address or shell is None or shell.epoch != epoch or not shell.process.alive:
-            return None
-        return shell.process
-
-    def _look_at_some(self) -> None:
+    def _fetch_some(self) -> None:
         for handle in list(self.handles.values()):
             upload = handle.record.upload
             if handle.record.failure is None and self.random.random() < 0.2 and (upload is None or upload.done):
-                self._look(handle)
-
-    def _look(self, handle: Handle) -> None:
-        placed = next(s for s in self.slices if s.mesh.id == handle.layout.slice)
-        look = Look(handle, set(placed.hosts))
-        processes = {host: self._process_of(host) for host in placed.hosts}
-        if None in processes.values():
-            return
-        handle.looked_at += 1
-        self.looks.append(look)
-        network = self.world.network
-        for host, process in processes.items():
-            answer = partial(network.post, process, self.process, self._seen, look, host)
-            network.post(self.process, process, self.world.hosts[host].fetch, self.session, handle.number, answer)
-
-    def _seen(self, look: Look, host: int, found: dict[int, int] | Failure) -> None:
-        if look not in self.looks:
-            return
-        if isinstance(found, Failure):
-            self.world.checker.look_failed(self, look.handle.number, found)
-            self._end_look(look)
-            return
-        look.waiting.discard(host)
-        look.shards.update({(host, device): value for device, value in found.items()})
-        if not look.waiting:
-            self.world.checker.looked(self, look.handle.number, look.handle.expected, look.shards)
-            self._end_look(look)
-
-    def _end_look(self, look: Look) -> None:
-        self.looks.remove(look)
-        look.handle.looked_at -= 1
-
-    def link_broke(self, host: int) -> None:
-        """The data stream to a host is gone: what was under way there fails."""
-        for record in self.uploading:
-            if record.upload is not None and host in record.upload.missing:
-                self._uploaded(record, host, failed=True)
-        for look in [look for look in self.looks if host in look.waiting]:
-            self._end_look(look)
+                self.data.fetch(handle, self._slice_of(handle.layout))
 
     # --- the core -----------------------------------------------------------------------------------------------------
 
@@ -373,11 +289,10 @@ class SimulatedClient:
                 case ReleaseQueue():
                     self._release_queue()
                 case MoveHost():
-                    self._host_moved(command.address)
+                    self.data.host_moved(command.address)
                 case CloseData():
                     self._session_over(command.failure)
-        for look in [look for look in self.looks if look.handle.record.failure is not None]:
-            self._end_look(look)
+        self.data.end_failed_fetches()
 
     def _release_queue(self) -> None:
         before = list(self.core.pending)
@@ -401,13 +316,7 @@ class SimulatedClient:
         """Tells the checker of those launches that are not pending any more."""
         for launch in launches:
             if launch not in self.core.pending:
-                self.world.checker.outcome(self, launch, failure, by_client)
-
-    def _host_moved(self, address: HostAddress) -> None:
-        epoch, _ = self.addresses.get(address.host, (0, ""))
-        self.addresses[address.host] = (address.epoch, address.address)
-        if not address.address or epoch != address.epoch:
-            self.link_broke(address.host)
+                self.world.checker.outcome(self.session, launch, failure, by_client)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -415,13 +324,13 @@ class SimulatedClient:
         if self.over:
             return
         core = self.core
-        if (core.pending or core.queue or self.looks) and not self.impatient:
+        if (core.pending or core.queue or self.data.fetches) and not self.impatient:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             self.world.network.after(self.process, 0.5, self._leave_when_done)
             return
-        self.world.checker.check_kept(self)
+        self.world.checker.check_kept(self.session, set(self.handles), self.last_drop)
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self._end(Closing())
         self._disconnected("it left")
@@ -438,5 +347,5 @@ class SimulatedClient:
 
     def _session_over(self, failure: Failure) -> None:
         self.over, self.ended = True, failure.message
-        self.world.checker.session_ended(self, failure.message)
-        self.world.client_over(self)
+        self.world.checker.session_ended(self.session)
+        self.world.log.say(f"{self.process} is over: {self.ended or 'it left'}")

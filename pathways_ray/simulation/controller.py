@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
@@ -38,6 +38,8 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import (
@@ -54,18 +56,25 @@ from pathways_ray.transport.messages import (
     encode,
 )
 
-if TYPE_CHECKING:
-    from pathways_ray.simulation.world import World
+
+class ControllerEnvironment(Environment, Protocol):
+    """The environment of the controller. `sessions` counts those opened so far, over restarts."""
+
+    manager: SimulatedManager
+    sessions: int
+
+    def kill_scheduler(self, island: int) -> None:
+        """Ends the schedulers of an island, because the controller did not hear from it."""
 
 
 class SimulatedController:
     """One incarnation of the controller process. Session numbers count on over restarts."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ControllerEnvironment) -> None:
         self.world = world
         self.process = world.network.process("controller", "controller")
         settings = world.settings
-        window = CrossIslandWindow(POLICIES[settings.policy], settings.crossing_window)
+        window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
         self.launches = Launches(settings.parallel, settings.max_in_flight, window)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
@@ -105,12 +114,12 @@ class SimulatedController:
                 case KillScheduler(island):
                     self.world.kill_scheduler(island)
                 case KillManager():
-                    self.world.kill_manager()
+                    self.world.kill(self.world.manager.process, "the controller was not answered")
                 case Exit(reason):
                     self.world.kill(self.process, reason)
                 case ReportFault(text):
                     raise AssertionError(text)
-        self.world.checker.controller_bounded(self)
+        self.world.checker.controller_bounded(self.launches)
 
     def watches(self, process: Process) -> bool:
         """Whether a process is one that the controller has to have killed when it says nothing."""
@@ -165,7 +174,7 @@ class SimulatedController:
         if self.islands[island][0] == link:
             for message in batch:
                 if isinstance(message, HostUp):
-                    self.world.checker.host_known(self, message)
+                    self.world.checker.host_known(self.launches, message)
         self.handle(IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -181,9 +190,9 @@ class SimulatedController:
         self.world.sessions = self.core.clients.sessions_made
 
     def create_slice(
-        self, caller: Process, session: int, wish: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
+        self, caller: Process, session: int, wanted: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
     ) -> None:
-        request = CreateSlice(session, wish.shape, wish.axes, wish.island, wish.platform, wish.name)
+        request = CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
         self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
 
     def close(self, session: int) -> None:

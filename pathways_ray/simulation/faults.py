@@ -1,9 +1,22 @@
-"""What goes wrong in a run, drawn from its seed before it starts."""
+"""Faults of a run: drawn from its seed before it starts, and injected at their times."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
+
+from pathways_ray.simulation.environment import Environment, Observer
+from pathways_ray.simulation.network import RETRANSMIT_LIMIT_S, Process, Weather
+from pathways_ray.simulation.settings import Settings
+
+FAULT_SPAN_S = 8.0
+"""Faults come within this time; clients are busy for about as long."""
+
+NOTICED_LIMIT_S = 30.0
+"""A controller has a silent process killed within this time, its own pauses included."""
 
 KINDS = {
     "kill host": 3,
@@ -25,7 +38,7 @@ KINDS = {
     "delay": 2,
     "slow host": 1,
 }
-"""Faults and how often they come, against each other. A stopped process neither runs nor ends until one that watches it
+"""Faults and their relative frequencies. A stopped process neither runs nor ends until another one, which watches it,
 has it killed."""
 
 
@@ -43,16 +56,13 @@ class Fault:
         return f"{self.kind} {self.where}{lasting}"
 
 
-def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -> list[Fault]:
-    """`count` faults or more within `span` seconds.
-
-    Args:
-        nodes: the names of the nodes by what they are: host, scheduler, client, controller, manager.
-    """
+def draw(random: Random, settings: Settings) -> list[Fault]:
+    """`settings.faults` faults or more, or none."""
+    nodes = _nodes(settings)
     faults: list[Fault] = []
     kinds, weights = list(KINDS), list(KINDS.values())
-    while len(faults) < count:
-        time = 1.0 + random.random() * span
+    while len(faults) < settings.faults:
+        time = 1.0 + random.random() * FAULT_SPAN_S
         kind = random.choices(kinds, weights)[0]
         what, _, who = kind.partition(" ")
         if what == "stop" and any(fault.kind.startswith("stop") for fault in faults):
@@ -75,6 +85,17 @@ def draw(random: Random, count: int, span: float, nodes: dict[str, list[str]]) -
     return sorted(faults, key=lambda fault: (fault.time, fault.kind, fault.where))
 
 
+def _nodes(settings: Settings) -> dict[str, list[str]]:
+    """Names of nodes, by kind of process."""
+    return {
+        "host": [f"host{host}" for hosts in settings.islands.values() for host in hosts],
+        "scheduler": [f"scheduler{island}" for island in settings.islands],
+        "client": [f"client{number}" for number in range(settings.clients)],
+        "controller": ["controller"],
+        "manager": ["manager"],
+    }
+
+
 def _length(random: Random, longest: float) -> float:
     """Short ones more often than long ones."""
     return longest * random.random() ** 3 + 0.01
@@ -90,3 +111,106 @@ def _link(random: Random, nodes: dict[str, list[str]]) -> str:
     if random.random() < 0.1:
         a = random.choice(nodes["manager"])
     return f"{a}|{b}"
+
+
+class FaultObserver(Observer, Protocol):
+    """An observer that checks the reaction to a fault too."""
+
+    def silence_noticed(self, process: Process, controller: Process) -> None:
+        """A process has been stopped for so long that the controller, which watched it, must have had it killed."""
+
+
+class FaultEnvironment(Environment, Protocol):
+    """The run that faults are injected into.
+
+    `slowness` has the factor of a slow host's device times, `losses` counts processes that were lost, and
+    `disturbed_until` is the end of the last fault.
+    """
+
+    slowness: dict[int, float]
+    losses: int
+    disturbed_until: float
+
+    @property
+    def checker(self) -> FaultObserver: ...
+
+    def watcher(self, process: Process) -> Process | None:
+        """The controller's process, if the controller watches `process`."""
+
+    def session_of(self, process: Process) -> int:
+        """The session of a client's process; 0 when it has no session, or is no client's."""
+
+
+class FaultInjector:
+    """Injects faults at their times. `struck` counts those that hit a process or a link."""
+
+    def __init__(self, world: FaultEnvironment, faults: Iterable[Fault]) -> None:
+        self.world = world
+        self.struck = 0
+        for fault in faults:
+            world.clock.at(fault.time, self._strike, fault)
+            self._disturb(fault.time + fault.seconds)
+
+    def _disturb(self, until: float) -> None:
+        self.world.disturbed_until = max(self.world.disturbed_until, until)
+
+    def _strike(self, fault: Fault, again: int = 5) -> None:
+        what, _, who = fault.kind.partition(" ")
+        if what in ("kill", "pause", "stop"):
+            process = next((p for p in self.world.network.alive.values() if p.node == fault.where), None)
+            if (process is None or process.paused) and who != "client" and again:
+                self._disturb(self.world.clock.now + 1.0 + fault.seconds)
+                self.world.clock.after(1.0, self._strike, fault, again - 1)
+            elif process is not None:
+                self._note(fault)
+                self._strike_process(fault, process)
+            return
+        self._note(fault)
+        if fault.kind == "slow host":
+            host = int(fault.where[4:])
+            self.world.slowness[host] = self.world.random.choice([20.0, 300.0])
+            self.world.clock.after(fault.seconds, self._end_slowness, host)
+        else:
+            self._strike_link(fault)
+
+    def _end_slowness(self, host: int) -> None:
+        self.world.slowness.pop(host, None)
+
+    def _note(self, fault: Fault) -> None:
+        self.struck += 1
+        self.world.log.say(str(fault))
+
+    def _strike_process(self, fault: Fault, process: Process) -> None:
+        world = self.world
+        if fault.kind.startswith("kill"):
+            session = world.session_of(process)
+            world.kill(process, "killed")
+            world.checker.session_ended(session)
+        elif fault.kind.startswith("pause"):
+            world.network.pause(process, fault.seconds)
+        else:
+            world.network.pause(process, math.inf)
+            world.losses += 1  # it is as good as lost before it is killed
+            self._disturb(world.clock.now + NOTICED_LIMIT_S)
+            watcher = world.watcher(process)
+            if watcher is not None:
+                world.clock.after(NOTICED_LIMIT_S, world.checker.silence_noticed, process, watcher)
+
+    def _strike_link(self, fault: Fault) -> None:
+        network, now = self.world.network, self.world.clock.now
+        a, _, b = fault.where.partition("|")
+        if fault.kind == "part":
+            network.part(a, b, fault.seconds)
+            return
+        weather = network.weather.setdefault((min(a, b), max(a, b)), Weather())
+        weather.until = now + fault.seconds
+        match fault.kind:
+            case "drop":
+                weather.drop = 0.3
+                self._disturb(weather.until + 2 * RETRANSMIT_LIMIT_S)
+            case "duplicate":
+                weather.duplicate = 0.5
+            case "reorder":
+                weather.reorder = 0.5
+            case "delay":
+                weather.delay = self.world.random.choice([0.05, 0.5, 3.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -14,27 +14,51 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.simulation.devices import Devices
-from pathways_ray.simulation.network import End
+from pathways_ray.simulation.devices import Devices, Group
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.manager import SimulatedManager
+from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, Message, Peer
-
-if TYPE_CHECKING:
-    from pathways_ray.simulation.world import World
+from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
+
+COMPILE_S = (0.002, 0.02, 0.1, 0.4)
+"""Times that a program takes to compile."""
+
+
+class HostEnvironment(Environment, Protocol):
+    """The environment of a host.
+
+    `servers` has the transfer servers by address, `slowness` the factor of a slow host's device times.
+    """
+
+    manager: SimulatedManager
+    servers: dict[str, tuple[Process, Transfer]]
+    slowness: dict[int, float]
+
+    def connect_to_scheduler(self, address: str, near: End) -> bool:
+        """Opens a stream to a scheduler; false when it is gone."""
+
+    def server_at(self, address: str) -> tuple[Process, Transfer] | None:
+        """The transfer server at an address, None when its process has ended."""
+
+    def group(self, island: int, epoch: int) -> Group:
+        """The hosts of an island under one epoch."""
+
+    def form_group(self, island: int, epoch: int, process: Process, formed: Callable[[], None]) -> None:
+        """Waits for the other hosts of the island, then calls `formed` on each of them."""
 
 
 class SimulatedHost:
     """One incarnation of a host process."""
 
-    def __init__(self, world: World, host: int) -> None:
+    def __init__(self, world: HostEnvironment, island: int, host: int) -> None:
         self.world = world
-        self.host = host
-        self.island = world.island_of[host]
+        self.island, self.host = island, host
         self.members = world.settings.islands[self.island]
         self.process = world.network.process(f"host{host}", f"host{host}")
         self.epoch = 0
@@ -43,23 +67,23 @@ class SimulatedHost:
         self.compiling: deque[Callable[[], None]] = deque()
         self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float]]] = {}
         self.last_done = 0.0
-        world.manager.join(self)
+        world.manager.join(self.process, island, host, self._joined)
 
-    def joined(self, epoch: int, scheduler: str) -> None:
+    def _joined(self, reply: JoinReply) -> None:
         """The resource manager's answer: the island has come together under an epoch."""
-        self.epoch = epoch
-        self.scheduler = scheduler
+        self.epoch = reply.epoch
+        self.scheduler = reply.scheduler_address
         if len(self.members) == 1:
-            self.linked()
+            self._linked()
             return
         self.world.network.after(self.process, GROUP_LIMIT_S, self._group_failed)
-        self.world.form_group(self.island, epoch, self)
+        self.world.form_group(self.island, self.epoch, self.process, self._linked)
 
     def _group_failed(self) -> None:
         if not self.under_epoch:
             self.world.kill(self.process, "its group did not form")
 
-    def linked(self) -> None:
+    def _linked(self) -> None:
         """The group stands: joins the scheduler and serves."""
         world, network = self.world, self.world.network
         self.under_epoch = True
@@ -68,12 +92,12 @@ class SimulatedHost:
         world.servers[address] = (self.process, self.transfer)
         group = world.group(self.island, self.epoch)
         self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
-        world.checker.host_serves(self)
+        world.checker.host_serves(self.island, self.host, self.epoch, self.devices)
         self.core = HostCore(self.host, tuple(self.members))
         self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
-        if not world.connect_to_scheduler(self.scheduler, self):
+        if not world.connect_to_scheduler(self.scheduler, self.end):
             self._scheduler_gone()
             return
         self.end.send(HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number))
@@ -85,7 +109,7 @@ class SimulatedHost:
 
     def _received(self, batch: list[Any]) -> None:
         self.driver.handle_batch(batch, self.world.clock.now)
-        self.world.checker.host_bounded(self)
+        self.world.checker.host_bounded(self.core)
 
     def _happened(self, event: Event) -> None:
         self.driver.handle(event, self.world.clock.now)
@@ -108,18 +132,21 @@ class SimulatedHost:
         self.compile_later(lambda: self._happened(work()))
 
     def _made(self, session: int, buffer: int, value: Any) -> None:
-        self.world.checker.result(self, session, buffer, value)
+        self.world.checker.result(self.host, session, buffer, value)
 
     def compile_later(self, work: Callable[[], None]) -> None:
         self.compiling.append(work)
         if len(self.compiling) == 1:
-            self.world.network.after(self.process, self.world.compile_seconds(), self._compiled)
+            self._compile_first()
+
+    def _compile_first(self) -> None:
+        self.world.network.after(self.process, self.world.random.choice(COMPILE_S), self._compiled)
 
     def _compiled(self) -> None:
         self.compiling[0]()
         self.compiling.popleft()
         if self.compiling:
-            self.world.network.after(self.process, self.world.compile_seconds(), self._compiled)
+            self._compile_first()
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(isinstance(value, Failure) or value.ready for value in values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
@@ -24,12 +24,16 @@ from pathways_ray.resource_manager.events import (
     Ticked,
     Withdrawn,
 )
+from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import Process
-from pathways_ray.transport.messages import HostInfo, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
 
-if TYPE_CHECKING:
-    from pathways_ray.simulation.host import SimulatedHost
-    from pathways_ray.simulation.world import World
+
+class ManagerEnvironment(Environment, Protocol):
+    """The environment of a resource manager."""
+
+    def kill_number(self, number: int, why: str) -> None:
+        """Ends the process of this number, if it is alive."""
 
 
 class SimulatedManager:
@@ -38,7 +42,7 @@ class SimulatedManager:
     It is not killed here: without it nothing starts, and nothing else depends on it.
     """
 
-    def __init__(self, world: World, last_epoch: int = 0) -> None:
+    def __init__(self, world: ManagerEnvironment, last_epoch: int = 0) -> None:
         self.world = world
         self.process = world.network.process("manager", "manager")
         self.core = ManagerCore(world.settings.islands, last_epoch=last_epoch)
@@ -61,12 +65,10 @@ class SimulatedManager:
         """Answers once `name` has published its address."""
         self._post(caller, LookedUp(self._token(caller, answer), name))
 
-    def join(self, host: SimulatedHost) -> None:
+    def join(self, caller: Process, island: int, host: int, answer: Callable[[JoinReply], None]) -> None:
         """Answers once all hosts of the island have come."""
-        token = self._token(host.process, lambda reply: host.joined(reply.epoch, reply.scheduler_address))
-        devices = self.world.settings.devices
-        info = HostInfo(host.host, host.island, "cpu", devices, "node", host.process.number, "")
-        self._post(host.process, JoinRequested(token, info))
+        info = HostInfo(host, island, "cpu", self.world.settings.devices, "node", caller.number, "")
+        self._post(caller, JoinRequested(self._token(caller, answer), info))
 
     def leave(self, caller: Process, host: int, epoch: int) -> None:
         self._post(caller, HostLeft(host, epoch), twice=True)

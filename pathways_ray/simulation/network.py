@@ -144,7 +144,7 @@ class End:
 
 @dataclass
 class Weather:
-    """What happens to packets between two nodes while it lasts: chances for each packet, and a delay for all."""
+    """Disturbances of a link between two nodes while they last: chances for each packet, and a delay for all."""
 
     until: float = 0.0
     drop: float = 0.0
@@ -269,7 +269,7 @@ class Network:
         if until <= self.clock.now:
             target.run(act, *arguments)
         elif source.alive or not call:
-            # Sent again after the partition; nobody does that with the calls of a process that is gone.
+            # Sent again after the partition; the calls of a process that is gone are not.
             self.clock.at(until + 0.1, self._post_arrives, source, target, call, act, arguments)
 
     # --- partitions ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The policies of a run: the real ones, and one that decides anew each time, without rhyme or reason.
+"""The policies of a run: the real ones, and one whose ranks change all the time, without rhyme or reason.
 
-No policy may make launches wait for each other, however bad it is. The arbitrary one stands for all that somebody may
-write.
+No policy may make launches wait for each other, however bad it is. The arbitrary one stands for all policies that users
+may write.
 """
 
 from __future__ import annotations

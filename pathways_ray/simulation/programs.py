@@ -98,7 +98,7 @@ def drawn(
 
 
 def _taken(random: Random, layouts: dict[Ref, Layout], home: int, apart: float) -> list[Ref]:
-    """What a call on slice `home` takes, of the values that there are."""
+    """Inputs of a call on slice `home`, from the values that there are."""
     known = list(layouts)
     inputs = [known[-1] if random.random() < 0.7 else random.choice(known)]
     if random.random() < 0.4:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pathways_ray.scheduler.core import TICK_S, SchedulerCore
 from pathways_ray.scheduler.events import (
@@ -24,19 +24,26 @@ from pathways_ray.scheduler.events import (
     ToHosts,
     Withdraw,
 )
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import HostUp
 
-if TYPE_CHECKING:
-    from pathways_ray.simulation.host import SimulatedHost
-    from pathways_ray.simulation.world import World
+
+class SchedulerEnvironment(Environment, Protocol):
+    """The environment of a scheduler."""
+
+    manager: SimulatedManager
+
+    def connect_to_controller(self, incarnation: str, near: End, address: str) -> bool:
+        """Opens a stream to an incarnation of the controller; false when it is gone."""
 
 
 class SimulatedScheduler:
     """One incarnation of a scheduler process."""
 
-    def __init__(self, world: World, island: int) -> None:
+    def __init__(self, world: SchedulerEnvironment, island: int) -> None:
         self.world = world
         self.island = island
         self.process = world.network.process(f"scheduler{island}", f"scheduler{island}")
@@ -46,7 +53,6 @@ class SimulatedScheduler:
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}
         self.controller: End | None = None
-        world.schedulers[self.address] = self
         world.manager.lookup(self.process, "controller", self._found_controller)
 
     def _found_controller(self, address: str) -> None:
@@ -66,16 +72,16 @@ class SimulatedScheduler:
     def _from_controller(self, batch: list[Any]) -> None:
         for message in batch:
             self._handle(ControllerMessage(message))
-        self.world.checker.scheduler_bounded(self)
+        self.world.checker.scheduler_bounded(self.core)
 
     def _tick(self) -> None:
         self._handle(Ticked())
         self.world.network.after(self.process, TICK_S, self._tick)
 
-    def host_connects(self, host: SimulatedHost) -> None:
+    def host_connects(self, near: End) -> None:
         """A host opens its link; its first message says which one it is."""
         end = End(self.world.network, self.process, lambda batch: self._from_host(end, batch), lambda: None)
-        self.world.network.stream(host.end, end)
+        self.world.network.stream(near, end)
 
     def _from_host(self, end: End, batch: list[Any]) -> None:
         hello = batch.pop(0)
@@ -99,7 +105,7 @@ class SimulatedScheduler:
         """
         commands = self.core.handle(event, self.world.clock.now)
         if commands and isinstance(event, HostMessage):
-            self.world.checker.heard_from(self, event.host, event.epoch)
+            self.world.checker.heard_from(self.core, event.host, event.epoch)
         for command in commands:
             match command:
                 case ToHosts(message):
@@ -110,7 +116,7 @@ class SimulatedScheduler:
                         self.controller.send(message)
                 case Accept(host, epoch):
                     assert end is not None
-                    self.world.checker.host_accepted(self, host, epoch)
+                    self.world.checker.host_accepted(self.island, host, epoch, self.accepted.get(host, 0))
                     self.hosts[host], self.accepted[host] = end, epoch
                 case Refuse():
                     assert end is not None

@@ -1,4 +1,4 @@
-"""Values as numbers: a hash of the function and of what went in, so what is wrong or old shows in all that follows.
+"""Values as numbers: a hash of the function and its inputs, so a wrong or old value shows in all that follow from it.
 
 A logical array is one number on every device that holds a shard of it. Where devices that should agree do not, the
 result is a number that nothing else gives.
@@ -59,7 +59,7 @@ def is_poisoned(recipe: Recipe) -> bool:
 
 
 Outcome = int | Failure
-"""What a buffer should hold: a value, or the failure of the poisoned call it comes from."""
+"""The expected content of a buffer: a value, or the failure of the poisoned call it comes from."""
 
 
 def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
@@ -137,7 +137,7 @@ class Future:
         return made
 
     def memory(self) -> dict[int, int]:
-        """What somebody who reads the memory now finds there."""
+        """The values that a reader of the memory finds there now."""
         return dict.fromkeys(self.shards, GARBAGE) if self.overwritten else self.shards
 
 

@@ -1,18 +1,14 @@
 """One run: a cluster, its clients and its faults, all drawn from a seed, in one thread and without waiting.
 
-The shells of this folder do what the real ones do; whatever is decided, the real pure classes decide: `Launches`,
+The processes of this folder talk as the real ones do; all decisions are those of the real pure classes: `Launches`,
 `SchedulerCore`, `ManagerCore`, `HostCore`, `BufferStore`, the lowering and the planning.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from pathways_ray.simulation import faults
 from pathways_ray.simulation.checker import Checker
@@ -20,136 +16,55 @@ from pathways_ray.simulation.client import SimulatedClient
 from pathways_ray.simulation.clock import Clock
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.devices import Group
-from pathways_ray.simulation.faults import Fault
+from pathways_ray.simulation.faults import FaultInjector
 from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
-from pathways_ray.simulation.network import RETRANSMIT_LIMIT_S, End, Network, Process, Weather
-from pathways_ray.simulation.policies import POLICIES
+from pathways_ray.simulation.network import End, Network, Process
 from pathways_ray.simulation.scheduler import SimulatedScheduler
+from pathways_ray.simulation.settings import Result, Settings
 from pathways_ray.simulation.transfer import Transfer
 
-SLICES_ANYWHERE = True
-"""Whether slices may lie on some hosts of an island only. Not yet: a launch that fails there is taken for a
-disagreement of its hosts, and a host without a part in a program misses its plan after a restart."""
-
-FAULT_SPAN_S = 8.0
-"""Faults come within this time; clients are busy for about as long."""
-
 GROUP_SILENCE_S = 100.0
-"""What `jax.distributed` waits for a member of a group (its `heartbeat_timeout_seconds`) before it ends the others."""
-
-NOTICED_LIMIT_S = 30.0
-"""A controller has a silent process killed within this time, its own pauses included."""
+"""The time that `jax.distributed` waits for a member of a group (its `heartbeat_timeout_seconds`) before it ends the
+others."""
 
 LIMIT_S = 400.0
 """A run that has not come to rest by then never will."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a run is about. Windows are mostly far smaller than in earnest, so that they matter."""
-
-    islands: dict[int, list[int]]
-    devices: int
-    clients: int
-    parallel: bool
-    fusion: bool
-    policy: str
-    window: int
-    crossing_window: int
-    max_in_flight: int
-    slices: int
-    programs: int
-    launches: tuple[int, int]
-    poison: float
-    loops: float
-    impatient: float
-    anywhere: bool
-    faults: int
-    apart: float = 0.0
-
-    @classmethod
-    def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
-        """Args: policy: one of `POLICIES`, or "" to draw it too."""
-        random = Random(f"settings {seed}")
-        hosts, islands = 0, {}
-        for island in range(random.choice([1, 2, 2, 3, 4])):
-            count = random.choice([1, 1, 2, 2, 3])
-            islands[island] = list(range(hosts, hosts + count))
-            hosts += count
-        window = random.choice([2, 4, 16, 128])
-        looping = random.random() < 0.1
-        chosen = random.choice(sorted(POLICIES))
-        return cls(
-            islands=islands,
-            devices=random.choice([1, 2, 2]),
-            clients=random.choice([1, 2, 3, 4]),
-            parallel=random.random() < 0.8,
-            fusion=random.random() < 0.7,
-            policy=policy or chosen,
-            window=window,
-            crossing_window=max(1, window // 2),
-            max_in_flight=random.choice([3, 8, 1024]),
-            slices=random.choice([1, 2, 3]),
-            programs=random.choice([1, 2, 3]),
-            launches=(5, 30),
-            poison=random.choice([0.0, 0.0, 0.2]),
-            loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
-            impatient=random.choice([0.0, 0.3]),
-            anywhere=SLICES_ANYWHERE,
-            faults=faults,
-        )
-
-
-@dataclass
-class Result:
-    """What a run came to. `digest` is that of its log; two runs of one seed have the same."""
-
-    seed: int
-    violations: list[str]
-    digest: str
-    launches: int = 0
-    failed: int = 0
-    values: int = 0
-    struck: int = 0
-    events: int = 0
-    seconds: float = 0.0
-    log: list[str] = field(default_factory=list)
-
-
 class World:
-    """Everything that there is in a run."""
+    """All processes of a run, the network between them, their faults and their checker.
+
+    It is the environment of each process, and the `Cluster` that the checker looks at.
+    """
 
     def __init__(self, seed: int, settings: Settings, logged: bool = False) -> None:
         self.seed, self.settings = seed, settings
-        self.logged = logged
-        self.log: list[str] = []
-        self._digest = hashlib.blake2b(digest_size=16)
         self.random = Random(f"world {seed}")
         self.clock = Clock()
-        self.network = Network(self.clock, self.random, self.note)
+        self.log = Log(self.clock, logged)
+        self.network = Network(self.clock, self.random, self.log.note)
         self.checker = Checker(self)
-        self.island_of = {host: island for island, hosts in settings.islands.items() for host in hosts}
         self.hosts: dict[int, SimulatedHost] = {}
         self.schedulers: dict[str, SimulatedScheduler] = {}
         self.servers: dict[str, tuple[Process, Transfer]] = {}
         self.groups: dict[tuple[int, int], Group] = {}
-        self.forming: dict[tuple[int, int], list[SimulatedHost]] = {}
+        self.forming: dict[tuple[int, int], list[tuple[Process, Callable[[], None]]]] = {}
         self.slowness: dict[int, float] = {}
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
-        self.losses = self.struck = 0
+        self.losses = 0
         self.disturbed_until = self.quiet_since = 0.0
-        self.over = 0
         self._start_manager()
-        self.controller: SimulatedController | None = None
         self._start_controller()
         for island in settings.islands:
             self._start_scheduler(island)
-        for host in self.island_of:
-            self._start_host(host)
+        for island, hosts in settings.islands.items():
+            for host in hosts:
+                self._start_host(island, host)
         self.clients = [SimulatedClient(self, number) for number in range(settings.clients)]
-        self._plan_faults()
+        self.faults = FaultInjector(self, faults.draw(Random(f"faults {seed}"), settings))
         self.clock.after(0.5, self._look_around)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -165,20 +80,20 @@ class World:
         return Result(
             self.seed,
             checker.violations,
-            self._digest.hexdigest(),
+            self.log.digest,
             checker.outcomes,
             checker.failed,
             checker.checked_values,
-            self.struck,
+            self.faults.struck,
             self.clock.events,
             self.clock.now,
-            self.log,
+            self.log.lines,
         )
 
     _at_rest = False
 
     def _look_around(self) -> None:
-        """Twice a second: whether the cluster is whole, and whether all is over."""
+        """Looks twice a second whether the cluster is whole, and whether all is over."""
         if self.clock.now < self.disturbed_until or not self.is_whole():
             self.quiet_since = self.clock.now
         self.checker.check_freed()
@@ -186,27 +101,15 @@ class World:
         if everybody and self.checker.gone.keys() <= self.checker.freed:
             self._at_rest = True
         if not everybody and self.clock.now - self.quiet_since > 60.0:
-            self._at_rest = True  # who waits now waits for ever
+            self._at_rest = True  # a client that waits now waits for ever
         self.clock.after(0.5, self._look_around)
-
-    def note(self, who: str, batch: list[Any]) -> None:
-        text = f"{self.clock.now:.6f} {who}: {' '.join(map(_brief, batch))}"
-        self._digest.update(text.encode())
-        if self.logged:
-            self.log.append(text)
-
-    def say(self, text: str) -> None:
-        line = f"{self.clock.now:.6f} *** {text}"
-        self._digest.update(line.encode())
-        if self.logged:
-            self.log.append(line)
 
     def is_whole(self) -> bool:
         """Whether all processes serve and know each other."""
-        if self.controller is None or not self.controller.process.alive or self.controller.process.paused:
+        if not self.controller.process.alive or self.controller.process.paused:
             return False
         launches = self.controller.launches
-        if launches.away or launches.hosts.keys() != self.island_of.keys():
+        if launches.away or launches.hosts.keys() != self.hosts.keys():
             return False
         return all(
             h.process.alive and not h.process.paused and h.under_epoch and launches.hosts[n].epoch == h.epoch
@@ -216,17 +119,14 @@ class World:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start_manager(self) -> None:
-        """Its first epoch is above all before. Processes that waited for an answer of its predecessor end: Ray tells
-        them that it died."""
+        """Starts the resource manager with epochs above all earlier ones. Processes that waited for an answer of its
+        predecessor end: Ray tells them that it died."""
         self.manager = SimulatedManager(self, last_epoch=round(1000 * self.clock.now))
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
             s.process for s in self.schedulers.values() if s.controller is None
         ]:
             self.kill(process, "the resource manager died with its call")
-
-    def kill_manager(self) -> None:
-        self.kill(self.manager.process, "the controller was not answered")
 
     def kill_scheduler(self, island: int) -> None:
         for scheduler in list(self.schedulers.values()):
@@ -239,17 +139,18 @@ class World:
 
     def _start_scheduler(self, island: int) -> None:
         scheduler = SimulatedScheduler(self, island)
+        self.schedulers[scheduler.address] = scheduler
         self.restarts[scheduler.process.number] = lambda: self._start_scheduler(island)
 
-    def _start_host(self, host: int) -> None:
-        shell = self.hosts[host] = SimulatedHost(self, host)
-        self.restarts[shell.process.number] = lambda: self._start_host(host)
+    def _start_host(self, island: int, host: int) -> None:
+        started = self.hosts[host] = SimulatedHost(self, island, host)
+        self.restarts[started.process.number] = lambda: self._start_host(island, host)
 
     def kill(self, process: Process, why: str) -> None:
-        """A process ends; Ray starts a successor, unless it is a client's."""
+        """Ends a process; Ray starts a successor, unless it is a client's."""
         if not process.alive:
             return
-        self.say(f"{process} ends: {why}")
+        self.log.say(f"{process} ends: {why}")
         self.network.kill(process)
         restart = self.restarts.pop(process.number, None)
         if restart is None:
@@ -270,31 +171,31 @@ class World:
     def _link_broke(self, client: SimulatedClient, process: Process) -> None:
         host = int(process.name[4:])
         if self.hosts[host].process is process:
-            client.link_broke(host)
+            client.data.link_broke(host)
 
     def kill_number(self, number: int, why: str) -> None:
         process = self.network.alive.get(number)
         if process is not None:
             self.kill(process, why)
 
-    def client_over(self, client: SimulatedClient) -> None:
-        self.say(f"{client.process} is over: {client.ended or 'it left'}")
+    def watcher(self, process: Process) -> Process | None:
+        return self.controller.process if self.controller.watches(process) else None
 
-    def compile_seconds(self) -> float:
-        return float(self.random.choice([0.002, 0.02, 0.1, 0.4]))
+    def session_of(self, process: Process) -> int:
+        return next((client.session for client in self.clients if client.process is process), 0)
 
-    # --- meeting each other -------------------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------------
 
-    def connect_to_scheduler(self, address: str, host: SimulatedHost) -> bool:
+    def connect_to_scheduler(self, address: str, near: End) -> bool:
         scheduler = self.schedulers.get(address)
         if scheduler is None or not scheduler.process.alive:
             return False
-        scheduler.host_connects(host)
+        scheduler.host_connects(near)
         return True
 
     def connect_to_controller(self, incarnation: str, near: End, address: str) -> bool:
         controller = self.controller
-        if controller is None or not controller.process.alive or controller.incarnation != incarnation:
+        if not controller.process.alive or controller.incarnation != incarnation:
             return False
         controller.island_connects(near, address)
         return True
@@ -310,118 +211,15 @@ class World:
             if shell.epoch == epoch:
                 self.kill(shell.process, "JAX misses a member of its group")
 
-    def form_group(self, island: int, epoch: int, host: SimulatedHost) -> None:
-        """A host of an island of several looks for the others of its epoch."""
+    def form_group(self, island: int, epoch: int, process: Process, formed: Callable[[], None]) -> None:
         members = self.forming.setdefault((island, epoch), [])
-        members.append(host)
-        if len(members) == len(self.settings.islands[island]) and all(m.process.alive for m in members):
-            for member in members:
-                self.network.after(member.process, 0.01 * self.random.random(), member.linked)
+        members.append((process, formed))
+        if len(members) == len(self.settings.islands[island]) and all(member.alive for member, _ in members):
+            for member, linked in members:
+                self.network.after(member, 0.01 * self.random.random(), linked)
 
     def group(self, island: int, epoch: int) -> Group:
         return self.groups.setdefault((island, epoch), Group(self.checker.report))
-
-    # --- faults -------------------------------------------------------------------------------------------------------
-
-    def _plan_faults(self) -> None:
-        nodes = {
-            "host": [f"host{host}" for host in self.island_of],
-            "scheduler": [f"scheduler{island}" for island in self.settings.islands],
-            "client": [f"client{number}" for number in range(self.settings.clients)],
-            "controller": ["controller"],
-            "manager": ["manager"],
-        }
-        if not self.settings.faults:
-            return
-        for fault in faults.draw(Random(f"faults {self.seed}"), self.settings.faults, FAULT_SPAN_S, nodes):
-            self.clock.at(fault.time, self._strike, fault)
-            self.disturbed_until = max(self.disturbed_until, fault.time + fault.seconds)
-
-    def _strike(self, fault: Fault, again: int = 5) -> None:
-        what, _, who = fault.kind.partition(" ")
-        if what in ("kill", "pause", "stop"):
-            process = next((p for p in self.network.alive.values() if p.node == fault.where), None)
-            if (process is None or process.paused) and who != "client" and again:
-                self.disturbed_until = max(self.disturbed_until, self.clock.now + 1.0 + fault.seconds)
-                self.clock.after(1.0, self._strike, fault, again - 1)
-                return
-            if process is None:
-                return
-        self.struck += 1
-        self.say(str(fault))
-        if what == "kill":
-            assert process is not None
-            self._kill_by_fault(process)
-        elif what == "pause":
-            assert process is not None
-            self.network.pause(process, fault.seconds)
-        elif what == "stop":
-            assert process is not None
-            self.network.pause(process, math.inf)
-            self.losses += 1  # it is as good as lost before it is killed
-            self.disturbed_until = max(self.disturbed_until, self.clock.now + NOTICED_LIMIT_S)
-            if self.controller is not None and self.controller.watches(process):
-                self.clock.after(NOTICED_LIMIT_S, self.checker.silence_noticed, process, self.controller)
-        elif fault.kind == "slow host":
-            host = int(fault.where[4:])
-            self.slowness[host] = self.random.choice([20.0, 300.0])
-            self.clock.after(fault.seconds, self._fast_again, host)
-        else:
-            a, _, b = fault.where.partition("|")
-            if fault.kind == "part":
-                self.network.part(a, b, fault.seconds)
-                return
-            weather = self.network.weather.setdefault((min(a, b), max(a, b)), Weather())
-            weather.until = self.clock.now + fault.seconds
-            match fault.kind:
-                case "drop":
-                    weather.drop = 0.3
-                    late = weather.until + 2 * RETRANSMIT_LIMIT_S
-                    self.disturbed_until = max(self.disturbed_until, late)
-                case "duplicate":
-                    weather.duplicate = 0.5
-                case "reorder":
-                    weather.reorder = 0.5
-                case "delay":
-                    weather.delay = self.random.choice([0.05, 0.5, 3.0])
-
-    def _fast_again(self, host: int) -> None:
-        self.slowness.pop(host, None)
-
-    def _kill_by_fault(self, process: Process) -> None:
-        client = next((c for c in self.clients if c.process is process), None)
-        self.kill(process, "killed")
-        if client is not None:
-            self.checker.session_ended(client, "killed")
-
-
-def _brief(message: Any) -> str:
-    """A message in a few letters."""
-    if isinstance(message, tuple):
-        return f"Register({message[0]})"
-    shown = [getattr(message, name) for name in message.__struct_fields__[:3] if name in _SHOWN]
-    failure = getattr(message, "failure", None)
-    if failure is not None:
-        shown.append(f"{failure.kind}: {failure.message}")
-    return f"{type(message).__name__}({', '.join(map(str, shown))})"
-
-
-_SHOWN = {
-    "sequence",
-    "sequences",
-    "session",
-    "program",
-    "launch",
-    "launches",
-    "buffer",
-    "buffers",
-    "host",
-    "epoch",
-    "island",
-    "reason",
-    "gang",
-}
-"""Fields of messages that the log has."""
 
 
 def simulate(seed: int, faults: int = 5, policy: str = "", logged: bool = False) -> Result:

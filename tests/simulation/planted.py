@@ -84,7 +84,6 @@ CROWDED: dict[str, Any] = {
     "islands": {0: [0, 1], 1: [2]},
     "clients": 4,
     "slices": 3,
-    "anywhere": True,
     "poison": 0.0,
     "window": 128,
     "max_in_flight": 1024,
@@ -226,7 +225,7 @@ def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
     wrapped(patch, HostDriver, "handle_batch", handle_batch)
 
 
-@bug(faults=0, seeds=150, crossing_window=1024, window=2, policy="arbitrary")
+@bug(faults=0, seeds=150, cross_island_window=1024, window=2, policy="arbitrary")
 def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     """The scheduler takes the launch that the policy wants, whether or not it is the first of the cross-island ones."""
 

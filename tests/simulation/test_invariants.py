@@ -12,7 +12,8 @@ import pytest
 
 from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.simulation.world import Settings, World, simulate
+from pathways_ray.simulation.settings import Settings
+from pathways_ray.simulation.world import World, simulate
 from tests.simulation.planted import BUGS
 
 FAULTS = 5
@@ -30,7 +31,7 @@ def test_no_mix_of_programs_can_wait_on_itself(policy: str) -> None:
     reason among them. Only two launches fit on an island, and the controller lets all that cross islands go at once: if
     an order could wait on itself, it would. Nothing goes wrong otherwise, so every launch must get through."""
     for seed in range(80):
-        settings = replace(Settings.drawn(seed, 0, policy), window=2, crossing_window=1024, max_in_flight=1024)
+        settings = replace(Settings.drawn(seed, 0, policy), window=2, cross_island_window=1024, max_in_flight=1024)
         assert World(seed, settings).run().violations == [], f"seed {seed}"
 
 

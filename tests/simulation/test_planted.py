@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pathways_ray.simulation.world import Settings, World
+from pathways_ray.simulation.settings import Settings
+from pathways_ray.simulation.world import World
 from tests.simulation.planted import BUGS, Planted
 
 SLOW = {"a gate forgets what did not arrive", "what an earlier launch still needs is overwritten"}

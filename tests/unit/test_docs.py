@@ -1,6 +1,6 @@
 """What the documentation names is there: paths, modules, classes and their members, errors, commands, links.
 
-Nothing is imported: names are looked up in the syntax trees of the packages. A name may begin at any level of its
+Names are looked up in the syntax trees of the packages. A name may begin at any level of its
 module's path, as in `order.IslandOrder` for `pathways_ray.scheduler.order.IslandOrder`.
 """
 
@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pathways_ray import limits
+from pathways_ray.transport import messages
 from tests.unit.test_errors import OWN, drawn_tree
+from tests.unit.test_language import BANNED
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -98,6 +101,13 @@ def classes() -> dict[str, list[Scope]]:
 
 
 @functools.cache
+def constants() -> frozenset[str]:
+    """Names at the top of modules, and members of their classes."""
+    scopes = list(modules().values())
+    return frozenset().union(*(scope.names for scope in scopes), *(c.names for s in scopes for c in s.classes.values()))
+
+
+@functools.cache
 def files() -> frozenset[str]:
     """Files and folders (with a slash at the end) of the tree, relative to its root."""
     inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts)
@@ -159,6 +169,9 @@ def make_targets() -> set[str]:
 PATH = re.compile(r"(?:[\w.\-]+/)+|(?:[\w\-]+/)*[\w.\-]+\.(?:py|toml|md|yaml|lock|json|jsonl)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?=\(|$)")
 CLASS = re.compile(r"[A-Z][a-z]\w*(?=\(|$)")
+CONSTANT = re.compile(r"(?!PATHWAYS_|RAY_|OVERLAP_)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+"""Variables of the environment and what schedules print are no names of the code."""
+
 MODULE = re.compile(r"python -m ([\w.]+)")
 TARGET = re.compile(r"make ([a-z][a-z\-]*)")
 
@@ -169,6 +182,8 @@ def fault(quoted: str) -> str:
         return "" if path_is_there(quoted) else "no such path"
     if found := DOTTED.match(quoted) or CLASS.match(quoted):
         return "" if name_is_there(found[0]) else "no such name"
+    if CONSTANT.fullmatch(quoted):
+        return "" if quoted in constants() else "no such constant"
     if found := MODULE.match(quoted):
         return "" if module_is_there(found[1]) else "no such module"
     if found := TARGET.match(quoted):
@@ -245,6 +260,55 @@ def test_the_page_of_errors_has_each_error_with_its_cause_and_cure() -> None:
     assert len(rows) == len(wanted)
 
 
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_messages_names_each() -> None:
+    page = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", page))
+    missing = {kind.__name__ for kind in messages.Message.__subclasses__()} - named
+    assert not missing
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+UNITS = {"": 1, " MiB": 1 << 20, " GiB": 1 << 30, " s": 1}
+
+
+def test_the_page_of_the_design_states_the_limits_of_the_code() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    stated = re.findall(r"\(`(\w+)`\) \| ([\d,]+)( MiB| GiB| s|) \|", page)
+    assert len(stated) > 10
+    for name, number, unit in stated:
+        assert getattr(limits, name) == int(number.replace(",", "")) * UNITS[unit], name
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def words_of(page: str) -> list[str]:
+    """The words in the first columns of a page's tables, without the names in parentheses behind them."""
+    cells = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+    words = [re.sub(r" \(.*\)", "", word).strip("` ") for cell in cells for word in cell.split(", ")]
+    return [word for word in words if word != "word"]
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    """Those of the decision about words among them."""
+    glossary = words_of("glossary.md")
+    assert len(glossary) == len(set(glossary))
+    decided = words_of("adr/0019-words.md")
+    assert decided
+    assert not set(decided) - set(glossary)
+
+
+def test_pages_are_plain_english() -> None:
+    """As docstrings and messages are."""
+    lines = [(path, number, line) for path in NAMING for number, line in prose(path)]
+    found = [f"{place(path, number)}: {one[0]!r}" for path, number, line in lines for one in BANNED.finditer(line)]
+    assert not found, "\n".join(["", *found])
+
+
 # --- this test itself -------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +318,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "`errors.Failure.kind` `errors.Failure.no_such_field` `errors.NoSuchError` `pw.init()` `pw.no_such_name(1)`\n"
         "`HostLost` `NoSuchClass` `pathways_ray/errors.py` `no/such/file.py` `docs/` `no_such_folder/`\n"
         "`make test` `make nothing` `python -m benchmarks --smoke` `python -m benchmarks.nothing`\n"
+        "`ISLAND_WINDOW` `NO_SUCH_LIMIT` `PATHWAYS_URL`\n"
         "[one](page.md#a-heading) [two](page.md#another) [three](none.md) [four](https://example.com)\n"
         "# A heading\n```\n`NoSuchClass` in code\n```\n",
         encoding="utf-8",
@@ -267,8 +332,9 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "page.md:2: `no_such_folder/`: no such path",
         "page.md:3: `make nothing`: no such target of make",
         "page.md:3: `python -m benchmarks.nothing`: no such module",
+        "page.md:4: `NO_SUCH_LIMIT`: no such constant",
     ]
     assert broken_links(page) == [
-        "page.md:4: no such heading: page.md#another",
-        "page.md:4: no such file: none.md",
+        "page.md:5: no such heading: page.md#another",
+        "page.md:5: no such file: none.md",
     ]

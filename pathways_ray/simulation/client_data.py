@@ -1,0 +1,149 @@
+"""The data links of a simulated client to hosts: its uploads and fetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from pathways_ray.client.buffer import BufferRecord, Upload
+from pathways_ray.client.events import Uploaded
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import Layout
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.values import Outcome
+from pathways_ray.transport.messages import HostAddress
+
+
+@dataclass(eq=False)
+class Handle:
+    """A handle of the user: the array it stands for, where that lies, and what it should be.
+
+    It is `doubtful` when its launch fails, but not the calls that it comes from: a launch that takes it fails with it,
+    or was over before.
+    """
+
+    record: BufferRecord
+    layout: Layout
+    expected: Outcome
+    doubtful: bool = False
+    launch: int = 0
+    fetches: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.record.id
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A fetch: the hosts that have yet to answer."""
+
+    handle: Handle
+    waiting: set[int]
+    shards: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+class DataEnvironment(Environment, Protocol):
+    """The environment of data links."""
+
+    hosts: dict[int, SimulatedHost]
+
+
+class ClientData:
+    """The uploads and fetches of one session. `uploaded` receives the outcome of an upload to each host."""
+
+    def __init__(
+        self, world: DataEnvironment, process: Process, session: int, uploaded: Callable[[Uploaded], None]
+    ) -> None:
+        self.world, self.process, self.session = world, process, session
+        self.uploading: list[BufferRecord] = []
+        self.fetches: list[Fetch] = []
+        self.addresses: dict[int, tuple[int, str]] = {}
+        self._uploaded = uploaded
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def host_moved(self, address: HostAddress) -> None:
+        epoch, _ = self.addresses.get(address.host, (0, ""))
+        self.addresses[address.host] = (address.epoch, address.address)
+        if not address.address or epoch != address.epoch:
+            self.link_broke(address.host)
+
+    def link_broke(self, host: int) -> None:
+        """The data stream to a host is gone: uploads and fetches that are under way there fail."""
+        for record in self.uploading:
+            if record.upload is not None and host in record.upload.missing:
+                self._upload_ended(record, host, failed=True)
+        for fetch in [fetch for fetch in self.fetches if host in fetch.waiting]:
+            self._end_fetch(fetch)
+
+    def _process_of(self, host: int) -> Process | None:
+        """The process that serves a host's data, None while it is down."""
+        epoch, address = self.addresses.get(host, (0, ""))
+        serving = self.world.hosts.get(host)
+        if not address or serving is None or serving.epoch != epoch or not serving.process.alive:
+            return None
+        return serving.process
+
+    # --- uploads ------------------------------------------------------------------------------------------------------
+
+    def upload(self, record: BufferRecord, value: int, placed: PlacedSlice) -> None:
+        record.upload = Upload(set(placed.hosts))
+        self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]
+        post = self.world.network.post
+        for host in placed.hosts:
+            process = self._process_of(host)
+            if process is None:
+                self._upload_ended(record, host, failed=True)
+                break
+            answer = partial(post, process, self.process, self._upload_ended, record, host)
+            post(self.process, process, self.world.hosts[host].put, self.session, record.id, value, placed, answer)
+
+    def _upload_ended(self, record: BufferRecord, host: int, failed: bool = False) -> None:
+        assert record.upload is not None
+        failure = Failure("HostLost", "an upload failed", host=host) if failed else None
+        self._uploaded(Uploaded(record, record.upload, host, failure))
+
+    # --- fetches ------------------------------------------------------------------------------------------------------
+
+    def fetch(self, handle: Handle, placed: PlacedSlice) -> None:
+        """Fetches a buffer, if all of its hosts are up."""
+        processes = {host: self._process_of(host) for host in placed.hosts}
+        if None in processes.values():
+            return
+        handle.fetches += 1
+        fetch = Fetch(handle, set(placed.hosts))
+        self.fetches.append(fetch)
+        post = self.world.network.post
+        for host, process in processes.items():
+            assert process is not None
+            answer = partial(post, process, self.process, self._fetched, fetch, host)
+            post(self.process, process, self.world.hosts[host].fetch, self.session, handle.number, answer)
+
+    def _fetched(self, fetch: Fetch, host: int, found: dict[int, int] | Failure) -> None:
+        if fetch not in self.fetches:
+            return
+        handle = fetch.handle
+        if isinstance(found, Failure):
+            self.world.checker.fetch_failed(self.session, handle.number, found)
+            self._end_fetch(fetch)
+            return
+        fetch.waiting.discard(host)
+        fetch.shards.update({(host, device): value for device, value in found.items()})
+        if not fetch.waiting:
+            self.world.checker.fetched(self.session, handle.number, handle.expected, fetch.shards)
+            self._end_fetch(fetch)
+
+    def end_failed_fetches(self) -> None:
+        """Ends the fetches of buffers that the client knows to have failed."""
+        for fetch in [fetch for fetch in self.fetches if fetch.handle.record.failure is not None]:
+            self._end_fetch(fetch)
+
+    def _end_fetch(self, fetch: Fetch) -> None:
+        self.fetches.remove(fetch)
+        fetch.handle.fetches -= 1

@@ -1,0 +1,98 @@
+"""The run as its processes see it.
+
+A process knows the `Environment` and the protocol beside its own class that extends it; the checker sees a process as
+an `Observer`. `World` alone knows all classes.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from pathways_ray.controller.launches import Launches
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.simulation.clock import Clock
+from pathways_ray.simulation.devices import Devices
+from pathways_ray.simulation.log import Log
+from pathways_ray.simulation.network import Network, Process
+from pathways_ray.simulation.settings import Settings
+from pathways_ray.simulation.values import Future, Outcome
+from pathways_ray.transport.messages import HostUp
+
+
+class Observer(Protocol):
+    """Steps of processes that an observer checks. It changes nothing that it is given."""
+
+    def launched(self, session: int, launch: int, fails: bool, doubtful: bool) -> None:
+        """A client made a launch.
+
+        Args:
+            fails: a call that it depends on is poisoned.
+            doubtful: it takes another result of such a launch.
+        """
+
+    def trespassed(self, session: int, launch: int) -> None:
+        """A client made a launch that names a buffer its session does not have."""
+
+    def donated(self, session: int, launch: int) -> None:
+        """A client donated a result of a launch to a later one."""
+
+    def outcome(self, session: int, launch: int, failure: Failure | None, by_client: bool = False) -> None:
+        """A client learned the outcome of a launch, or decided it (`by_client`)."""
+
+    def expect(self, session: int, buffer: int, outcome: Outcome, doubtful: bool) -> None:
+        """A client made a buffer that should hold `outcome`."""
+
+    def result(self, host: int, session: int, buffer: int, value: Future | Failure) -> None:
+        """A host put a launch's result into its store."""
+
+    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
+        """A client fetched a buffer."""
+
+    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
+        """A client's fetch failed."""
+
+    def host_serves(self, island: int, host: int, epoch: int, devices: Devices) -> None:
+        """A host begins to serve under an epoch."""
+
+    def host_accepted(self, island: int, host: int, epoch: int, last: int) -> None:
+        """A scheduler accepted a host; the last time under epoch `last`."""
+
+    def host_known(self, launches: Launches, message: HostUp) -> None:
+        """The controller is about to learn of a host that serves."""
+
+    def heard_from(self, core: SchedulerCore, host: int, epoch: int) -> None:
+        """A scheduler acted on a message that a host sent under an epoch."""
+
+    def host_bounded(self, core: HostCore) -> None:
+        """A host handled a batch."""
+
+    def scheduler_bounded(self, core: SchedulerCore) -> None:
+        """A scheduler handled a batch of its controller."""
+
+    def controller_bounded(self, launches: Launches) -> None:
+        """The controller handled an event."""
+
+    def session_ended(self, session: int) -> None:
+        """A client left, or died, or lost its session; 0 for a session that was never opened."""
+
+    def check_kept(self, session: int, handles: set[int], last_drop: float) -> None:
+        """A client has nothing under way, and handles to these buffers only since it last dropped one."""
+
+
+class Environment(Protocol):
+    """Everything that any process needs of its run."""
+
+    settings: Settings
+    random: Random
+    clock: Clock
+    log: Log
+    network: Network
+
+    @property
+    def checker(self) -> Observer: ...
+
+    def kill(self, process: Process, why: str) -> None:
+        """Ends a process; Ray starts a successor, unless it is a client's."""

@@ -1,0 +1,85 @@
+"""Settings of a run, drawn from its seed, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from pathways_ray.simulation.policies import POLICIES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The cluster of a run, its clients and the number of its faults.
+
+    Windows are mostly far smaller than in production, so that runs reach their limits.
+    """
+
+    islands: dict[int, list[int]]
+    devices: int
+    clients: int
+    parallel: bool
+    fusion: bool
+    policy: str
+    window: int
+    cross_island_window: int
+    max_in_flight: int
+    slices: int
+    programs: int
+    launches: tuple[int, int]
+    poison: float
+    loops: float
+    impatient: float
+    faults: int
+    apart: float = 0.0
+
+    @classmethod
+    def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
+        """Settings of a seed.
+
+        Args:
+            policy: one of `POLICIES`, or "" to draw it too.
+        """
+        random = Random(f"settings {seed}")
+        hosts, islands = 0, {}
+        for island in range(random.choice([1, 2, 2, 3, 4])):
+            count = random.choice([1, 1, 2, 2, 3])
+            islands[island] = list(range(hosts, hosts + count))
+            hosts += count
+        window = random.choice([2, 4, 16, 128])
+        looping = random.random() < 0.1
+        chosen = random.choice(sorted(POLICIES))
+        return cls(
+            islands=islands,
+            devices=random.choice([1, 2, 2]),
+            clients=random.choice([1, 2, 3, 4]),
+            parallel=random.random() < 0.8,
+            fusion=random.random() < 0.7,
+            policy=policy or chosen,
+            window=window,
+            cross_island_window=max(1, window // 2),
+            max_in_flight=random.choice([3, 8, 1024]),
+            slices=random.choice([1, 2, 3]),
+            programs=random.choice([1, 2, 3]),
+            launches=(5, 30),
+            poison=random.choice([0.0, 0.0, 0.2]),
+            loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
+            impatient=random.choice([0.0, 0.3]),
+            faults=faults,
+        )
+
+
+@dataclass
+class Result:
+    """The violations and the counts of a run. `digest` is that of its log; two runs of one seed have the same."""
+
+    seed: int
+    violations: list[str]
+    digest: str
+    launches: int = 0
+    failed: int = 0
+    values: int = 0
+    struck: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    log: list[str] = field(default_factory=list)
