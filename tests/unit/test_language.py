@@ -1,8 +1,7 @@
 """The language of docstrings, comments and messages.
 
 A docstring begins with a noun or a verb: a relative clause has its reader wait for the subject. Some phrases are no
-English, or say in Python what they do not mean ("is none"). The files of `language_to_mend.txt` have such faults still:
-it may only become shorter, so a file without a fault must leave it.
+English, or say in Python what they do not mean ("is none").
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pathways_ray", "megatron_ptdp", "benchmarks", "examples")
-TO_MEND = Path(__file__).with_name("language_to_mend.txt")
 
 OPENING = re.compile(
     r"(?:What|Whatever|Who|Whoever|Whom|Whose|Where|Wherever|When|Whenever|Which|Why|How|That which|Those who"
@@ -68,12 +66,7 @@ def faults(path: Path) -> list[str]:
 def test_docstrings_comments_and_messages_are_plain_english() -> None:
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     assert files
-    found = {str(path.relative_to(ROOT)): faults(path) for path in files}
-    to_mend = TO_MEND.read_text(encoding="utf-8").split()
-    assert to_mend == sorted(set(to_mend))
-    wrong = [f"{name}:{fault}" for name, all_ in found.items() if name not in to_mend for fault in all_]
-    wrong += [f"{name}: no fault is left: take it out of {TO_MEND.name}" for name in to_mend if found.get(name) == []]
-    wrong += [f"{name}: no such file: take it out of {TO_MEND.name}" for name in to_mend if name not in found]
+    wrong = [f"{path.relative_to(ROOT)}:{fault}" for path in files for fault in faults(path)]
     assert not wrong, "\n".join(["", *wrong])
 
 
