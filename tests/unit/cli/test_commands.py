@@ -255,7 +255,8 @@ def test_demo_stops_the_cluster_when_a_program_fails(
     assert benchmarks == []
 
 
-def test_progress_on_a_terminal() -> None:
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one, which the tests may be run from, nothing is drawn
     drawn_to = io.StringIO()
     console = Console(file=drawn_to, force_terminal=True, width=100)
     with demo.Shown(console).step("train", "a model") as progress:
