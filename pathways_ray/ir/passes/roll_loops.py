@@ -99,7 +99,7 @@ def repetitions(recipe: Recipe) -> list[Repetition]:
             key=lambda r: r.period * (r.times - 1),
         )
         if longest.times >= MIN_ROUNDS:
-            found.append(longest)
+            found.append(search.with_outputs(longest))
             at = longest.end
         else:
             at += 1
@@ -129,29 +129,46 @@ class _Search:
         self.kinds = [
             numbers.setdefault(_without_inputs(part), len(numbers)) if _can_roll(part) else -1 for part in recipe.parts
         ]
-        self.last_use = _last_uses(recipe)
+        # For each part: its outputs that are used, each with the last part that uses it.
+        self.uses: list[dict[int, int]] = [{} for _ in recipe.parts]
+        for ref, last in _last_uses(recipe).items():
+            if ref.node >= 0:
+                self.uses[ref.node][ref.output] = last
+        self.latest = [max(uses.values(), default=-1) for uses in self.uses]
 
     def repetition(self, start: int, period: int) -> Repetition:
         """The longest repetition from `start` on; `times` is 1 where nothing repeats."""
         none = Repetition(start, period, 1, ())
         if start + 2 * period > len(self.parts) or self.kinds[start] != self.kinds[start + period]:
             return none
+        if not self._feeds_only_next(start, period):
+            return none
         first, second = (self.block(start + k * period, start, period) for k in (0, 1))
         if first is None or second is None or not _continues(first, second):
             return none
         times = 2
-        while self.block(start + times * period, start, period) == second:
+        while (
+            self._feeds_only_next(start + (times - 1) * period, period)
+            and self.block(start + times * period, start, period) == second
+        ):
             times += 1
-        times = min([times, *self._used_later(start, period, times)])
-        if times == 1:
-            return none
-        final = start + period * (times - 1)
-        outputs = (
-            Ref(ref.node - final, ref.output)
-            for ref, last in self.last_use.items()
-            if final <= ref.node < final + period <= last
-        )
-        return Repetition(start, period, times, tuple(sorted(outputs)))
+        return Repetition(start, period, times, ())
+
+    def with_outputs(self, found: Repetition) -> Repetition:
+        """A repetition with the values of its last block that are used behind it."""
+        final = found.end - found.period
+        outputs = [
+            Ref(number - final, output)
+            for number in range(final, found.end)
+            for output, last in self.uses[number].items()
+            if last >= found.end
+        ]
+        return found._replace(outputs=tuple(sorted(outputs)))
+
+    def _feeds_only_next(self, at: int, period: int) -> bool:
+        """Whether no value of the block at `at` is used behind the block that follows it. The search asks before it
+        compares anything: a tenant may send parts that are all alike and all used at the end."""
+        return max(self.latest[at : at + period]) < at + 2 * period
 
     def block(self, at: int, start: int, period: int) -> list[_Call] | None:
         """The calls of the block at `at`; None when it cannot be part of a repetition from `start` on."""
@@ -171,14 +188,6 @@ class _Search:
                     return None
             calls.append(_Call(self.kinds[number], tuple(inputs)))
         return calls
-
-    def _used_later(self, start: int, period: int, times: int) -> list[int]:
-        """Up to which block a repetition may go, for each value of a block but the last one that a part behind the
-        next block takes."""
-        final = start + period * (times - 1)
-        uses = self.last_use.items()
-        blocks = (((ref.node - start) // period, last) for ref, last in uses if start <= ref.node < final)
-        return [block + 1 for block, last in blocks if last >= start + period * (block + 2)]
 
     def loop(self, repetition: Repetition) -> Loop:
         """The loop of a repetition; its inputs still name the values of the recipe as it was."""

@@ -14,7 +14,7 @@ from pathways_ray.errors import GraphError
 from pathways_ray.ir.evaluate import evaluate
 from pathways_ray.ir.graph import Graph, Loop, Part, Recipe, Ref, functions_in
 from pathways_ray.ir.passes import lower
-from pathways_ray.ir.passes.roll_loops import MIN_ROUNDS, rolled
+from pathways_ray.ir.passes.roll_loops import MAX_PERIOD, MIN_ROUNDS, _Search, rolled
 from pathways_ray.ir.text import graph_text, recipe_text
 from pathways_ray.ir.verify import verify
 from tests.unit.helpers import Sketch
@@ -52,6 +52,18 @@ def test_values_that_are_all_kept_for_later_are_found_out_soon() -> None:
     calls = [("f", ((k - 1, 0),)) for k in range(count)] + [("g", ((k, 0),)) for k in range(count)]
     kept = recipe(*calls, outputs=tuple((count + k, 0) for k in range(count)))
     assert rolled(kept) == kept
+
+
+def test_parts_that_are_alike_and_all_used_at_the_end_are_not_even_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant may send such a recipe; comparing every length from every start would hold up the controller."""
+    compared: list[int] = []
+    monkeypatch.setattr(_Search, "block", lambda self, at, start, period: compared.append(at))
+    count = limits.MAX_FUSED_PARTS - 1
+    inputs = tuple((-1, k) for k in range(20))
+    calls = [("f", ((k - 1, 0), *inputs)) for k in range(count)] + [("g", tuple((k, 0) for k in range(count)))]
+    kept = recipe(*calls, outputs=((count, 0),))
+    assert rolled(kept) == kept
+    assert len(compared) <= 2 * MAX_PERIOD, "only blocks at the end may feed nothing but the block behind them"
 
 
 @pytest.mark.parametrize(
