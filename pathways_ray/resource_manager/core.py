@@ -24,25 +24,8 @@ from typing import NamedTuple
 
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import Liveness
+from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory
-from pathways_ray.resource_manager.events import (
-    Answer,
-    Command,
-    ControllerServes,
-    Event,
-    HostLeft,
-    JoinRequested,
-    KillController,
-    KillProcess,
-    KillRequested,
-    LookedUp,
-    Published,
-    SessionReleased,
-    SliceReleased,
-    SliceRequested,
-    Ticked,
-    Withdrawn,
-)
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
 
@@ -61,7 +44,7 @@ with a big program; clients of one that is stopped have seen it before, by its m
 class Joining(NamedTuple):
     """A host that waits for the others of its island, and the scheduler that it will use."""
 
-    request: JoinRequested
+    request: events.JoinRequested
     scheduler: str
 
 
@@ -80,58 +63,58 @@ class ManagerCore:
         self.story = Story("resource manager")
         self.inventory = Inventory(last_epoch=last_epoch)
         self.addresses: dict[str, str] = {}
-        self.lookups: dict[str, list[LookedUp | JoinRequested]] = {}
+        self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.requests: list[tuple[float, SliceRequested]] = []
-        self.controller = ControllerServes("", "", "")
+        self.requests: list[tuple[float, events.SliceRequested]] = []
+        self.controller = events.ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
         self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
         self.schedulers: dict[int, str] = {}
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         match event:
-            case ControllerServes():
+            case events.ControllerServes():
                 return self._controller_serves(event, now)
-            case Published(name, address):
+            case events.Published(name, address):
                 self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
-            case Withdrawn(name, address):
+            case events.Withdrawn(name, address):
                 # A successor may have been quicker.
                 if self.addresses.get(name) == address:
                     del self.addresses[name]
                     self.story.note(Entry(now, "address withdrawn", f"{name} at {address}"))
                 return []
-            case LookedUp(token, name):
+            case events.LookedUp(token, name):
                 if (found := self.addresses.get(name)) is not None:
-                    return [Answer(token, found)]
+                    return [events.Answer(token, found)]
                 self.lookups.setdefault(name, []).append(event)
                 return []
-            case JoinRequested():
+            case events.JoinRequested():
                 return self._join(event, now)
-            case HostLeft(host, epoch):
+            case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 self.inventory.leave(host, epoch)
                 return []
-            case KillRequested(host, epoch):
+            case events.KillRequested(host, epoch):
                 record = self.inventory.hosts.get(host)
                 if record is None or record.epoch != epoch:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
-            case SliceRequested():
+            case events.SliceRequested():
                 self.requests.append((now + MAX_REJOIN_S, event))
                 return self._answer_requests(now)
-            case SliceReleased(token, session, slice_id):
-                return [Answer(token, self.inventory.release(session, slice_id))]
-            case SessionReleased(token, session):
-                return [Answer(token, self.inventory.release_session(session))]
-            case Ticked():
+            case events.SliceReleased(token, session, slice_id):
+                return [events.Answer(token, self.inventory.release(session, slice_id))]
+            case events.SessionReleased(token, session):
+                return [events.Answer(token, self.inventory.release_session(session))]
+            case events.Ticked():
                 return [*self._silent_controller(now), *self._silent_hosts(now), *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
-    def _controller_serves(self, event: ControllerServes, now: float) -> list[Command]:
+    def _controller_serves(self, event: events.ControllerServes, now: float) -> list[events.Command]:
         incarnation = event.incarnation
         if incarnation in self.past_controllers:
             return []  # sent before it died
@@ -148,19 +131,19 @@ class ManagerCore:
             return self._publish("controller", event.address, now)
         return []
 
-    def _silent_controller(self, now: float) -> list[Command]:
+    def _silent_controller(self, now: float) -> list[events.Command]:
         """Kills a controller that has been silent for too long, once."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for incarnation in self.controllers.silent(now):
             self.controllers.forget(incarnation)
             reason = f"it did not answer for {MAX_CONTROLLER_SILENCE_S:.0f} s"
             self.story.note(Entry(now, "controller killed", reason))
-            commands.append(KillController(self.controller.actor, reason))
+            commands.append(events.KillController(self.controller.actor, reason))
         return commands
 
-    def _silent_hosts(self, now: float) -> list[Command]:
+    def _silent_hosts(self, now: float) -> list[events.Command]:
         """Kills hosts that have not joined the successor of their scheduler in time, once."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for host in self.rejoining.silent(now):
             self.rejoining.forget(host)
             reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
@@ -177,14 +160,14 @@ class ManagerCore:
             if host.island == island and host.host not in self.forming.get(island, {}):
                 self.rejoining.hear(host.host, now)
 
-    def _publish(self, name: str, address: str, now: float) -> list[Command]:
+    def _publish(self, name: str, address: str, now: float) -> list[events.Command]:
         self.addresses[name] = address
         self.story.note(Entry(now, "address published", f"{name} at {address}"))
         return [command for event in self.lookups.pop(name, ()) for command in self.handle(event, now)]
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
-    def _join(self, event: JoinRequested, now: float) -> list[Command]:
+    def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
@@ -196,7 +179,7 @@ class ManagerCore:
         # A host that comes twice died while it waited; the sender of its first request is gone.
         waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
-        commands: list[Command] = [
+        commands: list[events.Command] = [
             self._kill(other, "a member of its group restarted", now)
             for other in self.inventory.left_behind(host.host)
             if other.host not in waiting
@@ -205,36 +188,36 @@ class ManagerCore:
             commands += self._form(host.island, now)
         return commands
 
-    def _form(self, island: int, now: float) -> list[Command]:
+    def _form(self, island: int, now: float) -> list[events.Command]:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
         records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid) for h in hosts]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for number, joining in members:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
-            commands.append(Answer(joining.request.token, reply))
+            commands.append(events.Answer(joining.request.token, reply))
         return commands + self._answer_requests(now)
 
-    def _kill(self, record: HostRecord, reason: str, now: float) -> KillProcess:
+    def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
-        return KillProcess(record.node, record.pid, reason)
+        return events.KillProcess(record.node, record.pid, reason)
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _answer_requests(self, now: float) -> list[Command]:
+    def _answer_requests(self, now: float) -> list[events.Command]:
         """Answers requests for slices: all of them once every island is known, else those that waited for too long."""
         if not self.requests:
             return []
         known = self.inventory.islands().keys() >= self.islands.keys()
         ready = [event for limit, event in self.requests if known or now >= limit]
         self.requests = [] if known else [(limit, event) for limit, event in self.requests if now < limit]
-        return [Answer(event.token, self._create(event, now)) for event in ready]
+        return [events.Answer(event.token, self._create(event, now)) for event in ready]
 
-    def _create(self, event: SliceRequested, now: float) -> SliceCreated | Refused:
+    def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:
