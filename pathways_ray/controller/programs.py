@@ -142,12 +142,20 @@ def plan_program(
     functions: Mapping[str, bytes],
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
+    trusted: bool = False,
 ) -> PlannedProgram:
-    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function that was not sent."""
+    """Plans `graph`; raises what `placed_graph` raises, `GraphError` for a function that was not sent, and `TooLarge`
+    for functions that do not fit into one message to an island."""
     lowered, plans = placed_graph(graph, slices, fusion)
     needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
     if missing := needed - functions.keys():
         raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
+    size = sum(len(functions[digest]) for digest in needed)
+    if size > limits.MAX_PROGRAM_BYTES:
+        raise TooLarge(
+            f"the functions of program {graph.name!r} take {size} bytes, constants included; the limit is "
+            f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
+        )
     arguments = {
         node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
         for node in graph.arguments
@@ -166,7 +174,7 @@ def plan_program(
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
         plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
+        messages={p.island: _message(key, p, functions, len(plans) > 1, trusted) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
@@ -180,7 +188,9 @@ def _digest(graph: Graph, functions: set[str]) -> str:
     return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
 
 
-def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
+def _message(
+    key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, trusted: bool
+) -> Program:
     """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
     share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
@@ -192,6 +202,7 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         devices=len(devices),
         device_set=zlib.crc32(encode(devices)),
         cross_island=cross_island,
+        trusted=trusted,
     )
 
 

@@ -45,13 +45,14 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """An entry of the table.
 
     `weight` is its part of the device time under the policy "share", `priority` its rank under "priority" (higher goes
-    first).
+    first). Of what `trusted` tenants send only the form is checked: their code can reach the data of others.
     """
 
     name: str
     weight: float = 1.0
     priority: int = 0
     quota: Quota = Quota()
+    trusted: bool = False
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -63,6 +64,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     weight: float = 1.0
     priority: int = 0
     quota: Quota = Quota()
+    trusted: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,8 +94,8 @@ class TenantBook:
 
 
 def operators(session: int) -> Tenant:
-    """The tenant of a session that was opened with the cluster's own token."""
-    return Tenant(f"session {session}")
+    """The tenant of a session that was opened with the cluster's own token. The operator is trusted."""
+    return Tenant(f"session {session}", trusted=True)
 
 
 def token_digest(token: str) -> str:
@@ -120,7 +122,7 @@ def decode(data: bytes) -> TenantBook:
             raise UsageError(
                 f"{what} has a token of {len(entry.token)} characters; {MIN_TOKEN_CHARACTERS} are the least"
             )
-        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota)
+        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.trusted)
         try:
             book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
         except UsageError as error:
@@ -131,7 +133,8 @@ def decode(data: bytes) -> TenantBook:
 def encode(book: TenantBook) -> bytes:
     """The file of a table, with digests in place of tokens."""
     tenants = [
-        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota) for tenant, digest in book.entries
+        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota, tenant.trusted)
+        for tenant, digest in book.entries
     ]
     return msgspec.json.format(msgspec.json.encode({"tenants": tenants}), indent=2) + b"\n"
 

@@ -125,7 +125,7 @@ class SimulatedHost:
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)
 
     def in_background(self, work: Callable[[], Event]) -> None:

@@ -188,7 +188,7 @@ class Host:
         self.awaited[sequence, barrier] = values
         return None
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         return PreparedProgram(plan, self, self.store, self)
 
     def in_background(self, work: Callable[[], Event]) -> None:
