@@ -103,10 +103,11 @@ class _Bound:
 
 
 def _check_form(op: ir.Operation, target: str, forms: Sequence[Form], attributes: set[str]) -> None:
-    """Raises unless the call has one of these forms; the one that fits best says what is wrong."""
+    """Raises unless the call has one of these forms; one for the same attributes, if there is, says what is wrong."""
     _check_names(op, target, attributes)
     worst: ProgramRefused | None = None
-    for form in forms:
+    said = _kernel_attributes(op)
+    for form in [form for form in forms if _is_for(form, said)] or forms:
         try:
             bound = _check_arrays(op, target, form)
             if target in KERNELS:
@@ -117,6 +118,16 @@ def _check_form(op: ir.Operation, target: str, forms: Sequence[Form], attributes
         except ProgramRefused as error:
             worst = error
     raise worst or _refusal(target, "it has no form")
+
+
+def _kernel_attributes(op: ir.Operation) -> dict[str, str]:
+    if "mhlo.backend_config" not in op.attributes:
+        return {}
+    return {item.name: str(item.attr) for item in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+
+
+def _is_for(form: Form, said: dict[str, str]) -> bool:
+    return all(callable(values) or said.get(name) in values for name, values in form.attributes.items())
 
 
 def _check_arrays(op: ir.Operation, target: str, form: Form) -> _Bound:
@@ -155,9 +166,7 @@ def _with(form: Form, bound: _Bound) -> str:
 
 
 def _check_attributes(op: ir.Operation, target: str, form: Form, bound: _Bound) -> None:
-    said: dict[str, str] = {}
-    if "mhlo.backend_config" in op.attributes:
-        said = {item.name: str(item.attr) for item in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+    said = _kernel_attributes(op)
     if said.keys() != form.attributes.keys():
         raise _refusal(target, f"its kernel gets the attributes {sorted(said)}, not {sorted(form.attributes)}")
     for name, values in form.attributes.items():

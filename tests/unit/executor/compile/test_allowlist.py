@@ -18,38 +18,15 @@ import numpy as np
 import psutil
 import pytest
 from jax import export
-from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
-from jaxlib.mlir.dialects import stablehlo
 
 from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile import allowlist, sandbox
 from pathways_ray.executor.compile.sandbox import Sandbox
+from tests.unit.executor.compile.exports import MESH, blob_of, exported, written
 
-SQUARE = jax.ShapeDtypeStruct((4, 4), np.float32)
 FIVE = jax.ShapeDtypeStruct((5,), np.int8)
-MESH = AbstractMesh((4,), ("x",))
-
-
-def exported(function: Callable[..., Any], *avals: Any, platforms: tuple[str, ...] = ("cpu",)) -> export.Exported:
-    with jax.sharding.use_abstract_mesh(MESH):
-        return export.export(jax.jit(function), platforms=platforms)(*avals or (SQUARE,))
-
-
-def blob_of(found: export.Exported) -> bytes:
-    return bytes(found.serialize())
-
-
-def written(body: str, rest: str = "", **changes: Any) -> bytes:
-    """An exported function from 4x4 floats to 4x4 floats, whose StableHLO was changed by hand; `%0` is its result."""
-    text = (
-        "module { func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {\n"
-        f"{body}\nreturn %0 : tensor<4x4xf32> }}\n{rest} }}"
-    )
-    code = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
-    return blob_of(dataclasses.replace(exported(lambda v: v + 1), mlir_module_serialized=code, **changes))
-
 
 USUAL: dict[str, Callable[..., Any]] = {
     "linear algebra": lambda v: jnp.linalg.svd(v)[0] + jnp.linalg.inv(v) + jnp.linalg.qr(v)[0] + jnp.linalg.eigh(v)[1],
