@@ -194,9 +194,15 @@ def _message(
     """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
     share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
+    plan = encode(island)
+    if len(plan) > limits.MAX_PLAN_BYTES:
+        raise TooLarge(
+            f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit is "
+            f"{limits.MAX_PLAN_BYTES}. Split the program into several"
+        )
     return Program(
         program=key,
-        plan=encode(island),
+        plan=plan,
         functions=_functions_of(island, functions),
         name=island.name,
         devices=len(devices),

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor.compile import allowlist, sandbox
+from pathways_ray.executor.compile import allowlist, confinement, sandbox
 from pathways_ray.executor.compile.sandbox import Sandbox
 from tests.unit.executor.compile.exports import MESH, blob_of, exported, written
 
@@ -243,6 +244,14 @@ TROUBLES = {
     "memory": "x = bytearray(20 << 30)",
     "files": "open(os.environ['HOME'] + '/written-by-a-sandbox', 'w').write('x' * 100000)",
     "exit": "import os; os._exit(0)",
+    "reading": "open('/etc/hostname').read()",
+    "reading around Python": "ctypes.CDLL(None).open(b'/etc/hostname', 0) >= 0 or os._exit(0)",
+    "connecting": "socket.socket().connect(('127.0.0.1', 1))",
+    "a signal to its parent": "os.kill(os.getppid(), 9)",
+    "a new process": "os.fork()",
+    "another program": "os.execv('/bin/true', ['true'])",
+    "reading the memory of its parent": "ctypes.CDLL(None).process_vm_readv(os.getppid(), 0, 0, 0, 0, 0)",
+    "an answer without end": "[os.write(max(fd for fd in range(3, 64) if alive(fd)), b'x' * 65536) for _ in range(10**9)]",
 }
 
 
@@ -252,10 +261,15 @@ def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.Monk
     and the next program is read as if nothing had been."""
     package = tmp_path / "sitecustomize.py"
     package.write_text(
-        "import os, sys, types\n"
+        "import ctypes, os, socket, sys, types\n"
         "if 'pathways_ray.executor.compile.sandbox' in ' '.join(sys.orig_argv):\n"
         "    from pathways_ray.executor.compile import sandbox\n"
         "    fake = types.ModuleType('pathways_ray.executor.compile.allowlist')\n"
+        "    def alive(fd):\n"
+        "        try:\n"
+        "            return os.write(fd, b'') == 0\n"
+        "        except OSError:\n"
+        "            return False\n"
         "    def verdicts(blobs, trusted=False):\n"
         "        if blobs in ([b'good'], [b'']):\n"
         "            return [('', 0)]\n"
@@ -327,3 +341,58 @@ def test_several_threads_may_ask(checker: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_the_filter_lets_through_what_readers_need_and_no_more() -> None:
+    """The packet filter, run by hand: for each architecture, a call of each kind."""
+    ends = {0x7FFF0000: "allow", 0x00050001: "fail", 0x80000000: "kill"}
+
+    def run(machine: str, number: int, architecture: int) -> str:
+        lines = list(struct.iter_unpack("HBBI", confinement.filter_of(machine)))
+        assert max(max(line[1:3]) for line in lines) < 256
+        at, loaded = 0, 0
+        while True:
+            code, if_true, if_false, value = lines[at]
+            match code:
+                case 0x20:
+                    loaded = {0: number, 4: architecture}[value]
+                case 0x15:
+                    at += if_true if loaded == value else if_false
+                case 0x35:
+                    at += if_true if loaded >= value else if_false
+                case 0x06:
+                    return ends[value]
+            at += 1
+
+    x86, arm = 0xC000003E, 0xC00000B7
+    assert [run("x86_64", n, x86) for n in (0, 1, 9, 231, 2, 257, 41, 42, 57, 59, 62, 101, 310)] == (
+        ["allow"] * 4 + ["fail"] * 2 + ["kill"] * 7
+    )
+    assert [run("aarch64", n, arm) for n in (63, 64, 222, 94, 56, 198, 203, 220, 221, 129, 117, 270)] == (
+        ["allow"] * 4 + ["fail"] + ["kill"] * 7
+    )
+    assert run("x86_64", 0, arm) == run("x86_64", 0x40000000, x86) == "kill"
+
+
+def test_a_checker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "REPLY_LIMIT_S", 0.5)
+    stuck = Sandbox(5, command=("-c", "import time; time.sleep(1000)"))
+    with pytest.raises(CompileError, match="host 5 cannot check functions: its checker does not run"):
+        stuck.check("f", ["1"], {"1": b"x" * (1 << 20)})
+    stuck.close()
+
+
+def test_a_function_for_another_number_of_devices_is_refused(checker: Sandbox) -> None:
+    mapped = jax.shard_map(lambda s: jax.lax.psum(s, "x"), mesh=MESH, in_specs=P("x"), out_specs=P(), check_vma=False)
+    blob = blob_of(exported(mapped))
+    checker.check("f", [digest(blob)], {digest(blob): blob}, devices=4)
+    with pytest.raises(ProgramRefused, match="f is refused on host 3: it was exported for 4 devices; its slice has 8"):
+        checker.check("f", [digest(blob)], {digest(blob): blob}, devices=8)
+
+
+def test_trust_is_not_mixed_up(checker: Sandbox) -> None:
+    blob = blob_of(exported(lambda v: v + jax.lax.empty((4, 4), np.float32), platforms=("cuda",)))
+    for _ in range(2):
+        checker.check("f", [digest(blob)], {digest(blob): blob}, trusted=True)
+        with pytest.raises(ProgramRefused, match="custom call 'AllocateBuffer' is not among those"):
+            checker.check("f", [digest(blob)], {digest(blob): blob})
