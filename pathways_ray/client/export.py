@@ -41,7 +41,7 @@ _LOOP = b"while"
 """The operation in the code of a function that has loops."""
 
 _ANY_CUSTOM_CALL = export.DisabledSafetyCheck.custom_call("ALL")
-"""Sessions that the operator trusts export whatever JAX can; others what it promises to understand in later versions."""
+"""Sessions that the operator trusts export whatever JAX can; others, what it promises to understand later."""
 
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
@@ -163,7 +163,7 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
         if equation.primitive.name in _CALLBACKS:
             raise TraceError(
                 f"{name} calls back to the host ({equation.primitive.name} at {source_info.of_equation(equation)}); "
-                "compiled functions run where the user's Python is not, whoever sends them"
+                "compiled functions run where the user's Python is not"
             )
     if closed.effects:
         raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")

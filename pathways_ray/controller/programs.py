@@ -197,8 +197,8 @@ def _message(
     plan = encode(island)
     if len(plan) > limits.MAX_PLAN_BYTES:
         raise TooLarge(
-            f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit is "
-            f"{limits.MAX_PLAN_BYTES}. Split the program into several"
+            f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit "
+            f"is {limits.MAX_PLAN_BYTES}. Split the program into several"
         )
     return Program(
         program=key,

@@ -1,7 +1,7 @@
 """Code of tenants: what would reach the memory of others is refused on a real cluster, for whom the operator does not
 trust; and what others compute meanwhile stays right.
 
-One cluster of one island of two hosts: there a collective that one device enters by itself would meet the next client's.
+One cluster of one island of two hosts: there a collective that one device enters alone would meet the next client's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,12 @@ def test_a_collective_that_one_device_enters_is_refused(tenant: Any) -> None:
     sums = [add(secret) for _ in range(3)]
     with pytest.raises(pw.errors.ProgramRefused) as refused:
         value(stolen)
-    for words in ("only_first", "stablehlo.all_reduce", "test_code.py:", "may be entered by some of devices [0, 1] only"):
+    for words in (
+        "only_first",
+        "stablehlo.all_reduce",
+        "test_code.py:",
+        "may be entered by some of devices [0, 1] only",
+    ):
         assert words in str(refused.value)
     for each in sums:
         np.testing.assert_array_equal(value(each), expected)
@@ -104,12 +109,15 @@ def test_a_collective_that_one_device_enters_is_refused(tenant: Any) -> None:
 
 
 def test_a_kernel_that_would_read_beyond_its_operand_is_refused(tenant: Any) -> None:
-    session, where = tenant("alice")
+    _, where = tenant("alice")
 
     @pw.compiled(slice=where, in_specs=P(), out_specs=P())
     def reads_beyond(x: Any, y: Any) -> Any:
         call = jax.ffi.ffi_call("lapack_strsm_ffi", jax.ShapeDtypeStruct((64, 1), np.float32))
-        letters = {name: np.uint8(ord(letter)) for name, letter in zip(("side", "uplo", "trans_x", "diag"), "LUNU", strict=True)}
+        letters = {
+            name: np.uint8(ord(letter))
+            for name, letter in zip(("side", "uplo", "trans_x", "diag"), "LUNU", strict=True)
+        }
         return call(x, y, **letters)
 
     with pytest.raises(pw.errors.ProgramRefused, match=r"lapack_strsm_ffi.*operand 1 is tensor<64x1xf32>"):

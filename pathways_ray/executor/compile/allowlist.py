@@ -79,9 +79,10 @@ XLA between two of its passes, write them."""
 
 _PYTHON_CALLBACK = re.compile("python.*callback")
 
-_WATCHED = frozenset(
-    ["stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng", "sdy.manual_computation"]
-) | COLLECTIVES
+_WATCHED = (
+    frozenset(["stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng", "sdy.manual_computation"])
+    | COLLECTIVES
+)
 """Operations without which all devices take the same way."""
 
 
@@ -210,7 +211,9 @@ def _look_at_call(op: ir.Operation, look: _Look) -> None:
     if not look.trusted:
         check_custom_call(op)
     if "called_computations" in op.attributes:
-        look.calls += [ir.FlatSymbolRefAttr(symbol).value for symbol in ir.ArrayAttr(op.attributes["called_computations"])]
+        look.calls += [
+            ir.FlatSymbolRefAttr(symbol).value for symbol in ir.ArrayAttr(op.attributes["called_computations"])
+        ]
 
 
 def _check_attributes(op: ir.Operation) -> None:

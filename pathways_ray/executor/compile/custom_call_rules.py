@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from pathways_ray.errors import ProgramRefused
+from pathways_ray.executor.compile.attributes import Value, entries, integers, maker
 from pathways_ray.executor.compile.custom_calls import EXPANDED, KERNELS, ArrayForm, Form, parsed
 
 _ALWAYS = {"call_target_name", "api_version", "backend_config", "has_side_effect", "called_computations"}
@@ -77,7 +77,7 @@ def _check_names(op: ir.Operation, target: str, allowed: set[str]) -> None:
 
 @dataclass
 class _Bound:
-    """What the names of a signature stand for in one call."""
+    """The meaning of a signature's names in one call."""
 
     batch: tuple[int, ...]
     types: dict[str, str]
@@ -121,9 +121,7 @@ def _check_form(op: ir.Operation, target: str, forms: Sequence[Form], attributes
 
 
 def _kernel_attributes(op: ir.Operation) -> dict[str, str]:
-    if "mhlo.backend_config" not in op.attributes:
-        return {}
-    return {item.name: str(item.attr) for item in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+    return {name: str(value) for name, value in entries(op, "mhlo.backend_config").items()}
 
 
 def _is_for(form: Form, said: dict[str, str]) -> bool:
@@ -187,12 +185,12 @@ def _check_layouts(op: ir.Operation, target: str, form: Form, batch: int) -> Non
     for name, arrays in (("operand_layouts", operands), ("result_layouts", results)):
         layouts = list(ir.ArrayAttr(op.attributes[name])) if name in op.attributes else []
         wanted = [_layout(array, batch, form.row_major) for array in arrays]
-        found = [list(ir.DenseIntElementsAttr(layout)) for layout in layouts]
+        found = [integers(layout) for layout in layouts]
         if found != wanted:
             raise _refusal(target, f"its {name} are {found}, not {wanted}")
     expected = {"num_batch_dims": f'"{batch}"'}
     if "mhlo.frontend_attributes" in op.attributes:
-        said = {item.name: str(item.attr) for item in ir.DictAttr(op.attributes["mhlo.frontend_attributes"])}
+        said = {name: str(value) for name, value in entries(op, "mhlo.frontend_attributes").items()}
         if said != expected:
             raise _refusal(target, f"its frontend attributes are {said}, not {expected}")
     if "sdy.sharding_rule" in op.attributes:
@@ -242,7 +240,7 @@ def _check_uses(op: ir.Operation, target: str, form: Form, batch: int) -> None:
             )
 
 
-def _is_guarded(value: ir.Value, info: ir.Value, batch: int) -> bool:
+def _is_guarded(value: Value, info: Value, batch: int) -> bool:
     """Whether each way of a value leads to a `select` that takes it only where `info` is 0."""
     for use in value.uses:
         owner = use.owner.operation
@@ -267,12 +265,12 @@ def _keeps_places(op: ir.Operation, batch: int) -> bool:
     return False
 
 
-def _is_success(value: ir.Value, info: ir.Value, batch: int) -> bool:
+def _is_success(value: Value, info: Value, batch: int) -> bool:
     """Whether a predicate is `info == 0`, for each matrix of the batch in its place."""
     for _ in range(4):
-        if not isinstance(value.owner, ir.Operation | ir.OpView):
+        op = maker(value)
+        if op is None:
             return False
-        op = value.owner.operation
         if op.name == "stablehlo.broadcast_in_dim":
             dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
             if dims[:batch] != list(range(batch)) or dims != sorted(dims):
@@ -287,13 +285,13 @@ def _is_success(value: ir.Value, info: ir.Value, batch: int) -> bool:
     return False
 
 
-def _is_zero(value: ir.Value) -> bool:
+def _is_zero(value: Value) -> bool:
     for _ in range(4):
-        if not isinstance(value.owner, ir.Operation | ir.OpView):
+        op = maker(value)
+        if op is None:
             return False
-        op = value.owner.operation
         if op.name == "stablehlo.constant":
-            return not np.any(np.asarray(ir.DenseIntElementsAttr(op.attributes["value"])))
+            return not any(integers(op.attributes["value"]))
         if op.name != "stablehlo.broadcast_in_dim":
             return False
         value = op.operands[0]
@@ -323,7 +321,7 @@ def _check_top_k(op: ir.Operation) -> None:
     made = [ir.RankedTensorType(v.type) for v in op.results]
     if (len(kinds), len(made)) != (4, 2) or "mhlo.backend_config" not in op.attributes:
         raise _refusal(target, f"it has {len(kinds)} operands and {len(made)} results")
-    config = {item.name: item.attr for item in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+    config = entries(op, "mhlo.backend_config")
     fields = ("aggregate_to_topk", "recall_target", "reduction_dim", "reduction_input_size_override", "top_k")
     if set(config) - {"is_fallback"} != set(fields):
         raise _refusal(target, f"its attributes are {sorted(config)}")

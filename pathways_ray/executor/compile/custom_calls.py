@@ -60,6 +60,18 @@ def _reflectors(d: Sizes) -> bool:
     return d["t"] <= d["n"] <= d["m"]
 
 
+def _is_wide(d: Sizes) -> bool:
+    return d["m"] < d["n"]
+
+
+def _is_tall(d: Sizes) -> bool:
+    return d["m"] >= d["n"]
+
+
+def _is_any(_: Sizes) -> bool:
+    return True
+
+
 _LU = Form("T[m,n] -> T[m,n] i32[k] i32[]", aliases=_FIRST)
 _QR = Form("T[m,n] -> T[m,n] T[k]", aliases=_FIRST)
 _REFLECTORS = Form("T[m,n] T[t] -> T[m,n]", aliases=_FIRST, where=_reflectors)
@@ -184,7 +196,7 @@ _GPU: dict[str, tuple[Form, ...]] = {
                 unwritten=() if compute == _TRUE else (2, 3),
                 guarded=(1, 2, 3) if compute == _TRUE else (1,),
                 row_major=wide,
-                where=(lambda d: d["m"] < d["n"]) if wide else (lambda d: name == "gesdd" or d["m"] >= d["n"]),
+                where=_is_wide if wide else _is_any if name == "gesdd" else _is_tall,
             )
             for wide in ((False,) if name == "gesdd" else (False, True))
             for compute, full, vectors in (

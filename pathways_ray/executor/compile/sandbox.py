@@ -200,9 +200,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os.close(inside)
-            confinement.confine(
-                outside, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND
-            )
+            confinement.confine(outside, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND)
             trusted, blobs = _QUESTION.decode(frame)
             data = encode(allowlist.verdicts(blobs, trusted))
             _send(outside, len(data).to_bytes(8, "big") + data)

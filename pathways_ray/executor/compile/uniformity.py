@@ -1,9 +1,9 @@
 """The analysis that shows that every device of a collective's group enters it.
 
-On islands of several CPU hosts all clients with slices on the same devices share a communicator, which pairs collectives
-by their order. A collective that one device enters and another one does not would meet the next client's: each would
-see the other's data. So a collective passes only where all devices of its group are sure to take the same branches and
-the same number of rounds.
+On islands of several CPU hosts all clients with slices on the same devices share a communicator, which pairs
+collectives by their order. A collective that one device enters and another one does not would meet the next client's:
+each would see the other's data. So a collective passes only where all devices of its group are sure to take the same
+branches and the same number of rounds.
 
 For each value the analysis knows on which devices it is sure to be equal: a *partition* of the devices, as a tuple of
 labels; devices with the same label hold equal values. Constants are equal everywhere, the number of a device differs
@@ -11,8 +11,8 @@ everywhere, results of operations are as fine as their operands together, and co
 A branch or a loop puts all that is inside under the partition of its predicate.
 
 Outside of manual computations (`shard_map`) a value is one array, however it lies on devices: its partition says that
-all devices see the same one, and what XLA's partitioner inserts there stands under uniform predicates. Two ways lead out
-of that: the number of a device, and a manual computation that calls a result replicated though it differs
+all devices see the same one, and what XLA's partitioner inserts there stands under uniform predicates. Two ways lead
+out of that: the number of a device, and a manual computation that calls a result replicated though it differs
 (`check_vma=False`); the analysis follows both. Where the partitioner may insert collectives under a predicate that
 differs, it is not known which; there nothing but scalars is allowed.
 """
@@ -20,7 +20,7 @@ differs, it is not known which; there nothing but scalars is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -29,13 +29,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from pathways_ray.errors import ProgramRefused
-
-Partition: TypeAlias = int
-"""A partition of the devices, as its number in `Partitions`; 0 is the one in which all are equal."""
-
-UNIFORM: Partition = 0
-
-MAX_DEVICES = 1 << 14
+from pathways_ray.executor.compile.attributes import Value, integers, maker, matrix
+from pathways_ray.executor.compile.partitions import UNIFORM, Mesh, Partition, Partitions
 
 _SEVERAL = 2
 """Devices of a module that does not say how many it has: its values may differ among them."""
@@ -43,6 +38,9 @@ _SEVERAL = 2
 _GROUPED = frozenset(
     f"stablehlo.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
 )
+_BY_DEVICES = ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter")
+"""Those that may count replicas instead."""
+
 COLLECTIVES = _GROUPED | {"stablehlo.collective_permute"}
 _DIFFER = frozenset(("stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"))
 """Operations whose result is a device's own. `rng` draws from a state of the device; `rng_bit_generator` and what
@@ -53,79 +51,9 @@ _HARMLESS = frozenset((*_RETURNS, "sdy.constant", "stablehlo.constant"))
 _INSTEAD = "move the collective out of the branch or loop, or make the predicate equal on all of them"
 
 
-class Partitions:
-    """The partitions met so far, each with a number, and joins of them."""
-
-    def __init__(self, devices: int) -> None:
-        self.devices = devices
-        self._tuples: list[tuple[int, ...]] = [(0,) * devices]
-        self._numbers: dict[tuple[int, ...], Partition] = {self._tuples[0]: UNIFORM}
-        self._joins: dict[tuple[Partition, Partition], Partition] = {}
-
-    def of(self, labels: Iterable[Any]) -> Partition:
-        """The partition in which devices with equal labels are equal."""
-        seen: dict[Any, int] = {}
-        labels = tuple(seen.setdefault(label, len(seen)) for label in labels)
-        number = self._numbers.setdefault(labels, len(self._tuples))
-        if number == len(self._tuples):
-            self._tuples.append(labels)
-        return number
-
-    def labels(self, partition: Partition) -> tuple[int, ...]:
-        return self._tuples[partition]
-
-    def join(self, *partitions: Partition) -> Partition:
-        """Devices are equal in the result if they are equal in each of these."""
-        found = UNIFORM
-        for other in partitions:
-            if other == found or other == UNIFORM:
-                continue
-            if found == UNIFORM:
-                found = other
-                continue
-            pair = (min(found, other), max(found, other))
-            if pair not in self._joins:
-                self._joins[pair] = self.of(zip(self._tuples[pair[0]], self._tuples[pair[1]], strict=True))
-            found = self._joins[pair]
-        return found
-
-    def equal_on(self, partition: Partition, devices: Sequence[int]) -> bool:
-        labels = self._tuples[partition]
-        return all(labels[device] == labels[devices[0]] for device in devices)
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """A mesh of the module: its axes, and the coordinates of each device (a row for each)."""
-
-    axes: tuple[str, ...]
-    coordinates: np.ndarray[Any, np.dtype[np.int64]]
-
-    def along(self, axes: Iterable[str]) -> list[tuple[int, ...]]:
-        """For each device its coordinates on these axes."""
-        chosen = [self.axes.index(axis) for axis in sorted(set(axes))]
-        return [tuple(row) for row in self.coordinates[:, chosen].tolist()]
-
-    @classmethod
-    def read(cls, attribute: ir.Attribute) -> Mesh:
-        mesh = sdy.MeshAttr(attribute)
-        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-        shape = [axis.size for axis in axes]
-        size = int(np.prod(shape, dtype=object))
-        if not 0 < size <= MAX_DEVICES:
-            raise ProgramRefused(f"its mesh has {size} devices; {MAX_DEVICES} are the limit")
-        places = np.indices(shape).reshape(len(shape), size).T
-        numbers = list(mesh.device_ids) or range(size)
-        if sorted(numbers) != list(range(size)):
-            raise ProgramRefused(f"its mesh names devices {list(numbers)[:8]}, which are not its {size} devices")
-        ordered = np.empty_like(places)
-        ordered[list(numbers)] = places
-        return cls(tuple(axis.name for axis in axes), ordered)
-
-
 @dataclass(frozen=True)
 class _Place:
-    """Where an operation stands.
+    """The place of an operation.
 
     `under` is the partition of the branches and loops around it, `manual` the axes for which code is written device by
     device, `free` whether the mesh has others, over which the partitioner may insert collectives. `because` is the
@@ -195,7 +123,9 @@ class _Analysis:
             values.update(zip(op.results, self._operation(op, given, values, place), strict=True))
         return ()
 
-    def _operation(self, op: ir.Operation, given: list[Partition], values: _Values, place: _Place) -> Sequence[Partition]:
+    def _operation(
+        self, op: ir.Operation, given: list[Partition], values: _Values, place: _Place
+    ) -> Sequence[Partition]:
         name, join = op.name, self.partitions.join
         if place.free and place.under != UNIFORM:
             self._check_free(op, place)
@@ -225,8 +155,8 @@ class _Analysis:
         return [self._plain(op, given, values, place)] * len(op.results)
 
     def _coordinate(self, op: ir.Operation) -> tuple[int, ...] | None:
-        """What an integer of each device is, where that follows from the device's number: `jax.lax.axis_index` divides
-        it, and takes the remainder. It differs along its own axis only."""
+        """An integer of each device, where that follows from the device's number: `jax.lax.axis_index` divides it, and
+        takes the remainder. It differs along its own axis only."""
         if op.name == "stablehlo.partition_id":
             return tuple(range(self.partitions.devices))
         if op.name not in ("stablehlo.convert", "stablehlo.divide", "stablehlo.remainder"):
@@ -295,17 +225,18 @@ class _Analysis:
             # XLA has all devices meet in it, whether they send or not.
             self._check_entered(what, [range(devices)], place)
             sources: dict[int, int] = {}
-            for source, target in _numbers(op.attributes["source_target_pairs"]).tolist():
+            for source, target in _places(op.attributes["source_target_pairs"]).tolist():
                 if not (0 <= source < devices and 0 <= target < devices) or target in sources:
                     raise ProgramRefused(f"{what} sends from device {source} to {target} of {devices}")
                 sources[target] = source
             return of(labels[sources[device]] if device in sources else -1 for device in range(devices))
-        if op.name in ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter"):
-            if "use_global_device_ids" not in op.attributes:
-                raise ProgramRefused(f"{what} does not name its groups by devices")
-        groups = [[k for k in group if k != -1] for group in _numbers(op.attributes["replica_groups"]).tolist()]
+        if op.name in _BY_DEVICES and "use_global_device_ids" not in op.attributes:
+            raise ProgramRefused(f"{what} does not name its groups by devices")
+        groups = [[k for k in group if k != -1] for group in _places(op.attributes["replica_groups"]).tolist()]
         if sorted(k for group in groups for k in group) != list(range(devices)):
-            raise ProgramRefused(f"{what} has groups {str(groups)[:200]}, which are not all of its {devices} devices once")
+            raise ProgramRefused(
+                f"{what} has groups {str(groups)[:200]}, which are not all of its {devices} devices once"
+            )
         self._check_entered(what, groups, place)
         found: list[Any] = [None] * devices
         for group in groups:
@@ -337,7 +268,8 @@ class _Analysis:
     # --- manual computations ------------------------------------------------------------------------------------------
 
     def _manual(self, op: ir.Operation, given: list[Partition], values: _Values, place: _Place) -> list[Partition]:
-        axes = frozenset(sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+        named = sdy.ManualAxesAttr(op.attributes["manual_axes"])
+        axes = frozenset(named[k] for k in range(len(named)))
         inputs, outputs = (
             [sdy.TensorShardingAttr(each) for each in sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings]
             for name in ("in_shardings", "out_shardings")
@@ -388,18 +320,18 @@ def _axes(sharding: sdy.TensorShardingAttr) -> set[str]:
     return {sdy.AxisRefAttr(axis).name for axes in (*dims, sharding.unreduced_axes) for axis in axes}
 
 
-def _numbers(attribute: ir.Attribute) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _places(attribute: ir.Attribute) -> np.ndarray[Any, np.dtype[np.int64]]:
     if not isinstance(attribute, ir.DenseIntElementsAttr):
         raise ProgramRefused(f"a collective has groups in a form that is not known: {str(attribute)[:200]}")
-    return np.array(list(attribute), np.int64).reshape(ir.RankedTensorType(attribute.type).shape)
+    return matrix(attribute)
 
 
-def _constant(value: ir.Value) -> int | None:
-    op = value.owner.operation if isinstance(value.owner, ir.Operation | ir.OpView) else None
+def _constant(value: Value) -> int | None:
+    op = maker(value)
     if op is None or op.name != "stablehlo.constant" or not isinstance(op.attributes["value"], ir.DenseIntElementsAttr):
         return None
-    found = list(ir.DenseIntElementsAttr(op.attributes["value"]))
-    return int(found[0]) if len(found) == 1 else None
+    found = integers(op.attributes["value"]) if ir.RankedTensorType(op.results[0].type).rank == 0 else []
+    return found[0] if found else None
 
 
 _LINE = re.compile(r'"([^"]+)":(\d+)')

@@ -35,7 +35,8 @@ class HostIO(Protocol):
         """Pulls from these hosts from now on."""
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
-        """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May be called from the thread of `in_background`."""
+        """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May
+        be called from the thread of `in_background`."""
 
     def in_background(self, work: Callable[[], do.Event]) -> None:
         """Does work in another thread, in order, and has the driver handle its event."""

@@ -187,11 +187,15 @@ def test_programs_that_do_not_fit_into_a_message_are_refused(monkeypatch: pytest
         if size == 100:
             plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
             continue
-        with pytest.raises(TooLarge, match=r"the functions of program 'two' take 201 bytes, constants included; .* 200\."):
+        with pytest.raises(
+            TooLarge, match=r"the functions of program 'two' take 201 bytes, constants included; .* 200\."
+        ):
             plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
     functions = {"f": b"", "g": b""}
     monkeypatch.setattr(limits, "MAX_PLAN_BYTES", 100)
-    with pytest.raises(TooLarge, match=r"the plan of program 'two' takes \d+ bytes on island 0; the limit is 100\. Split"):
+    with pytest.raises(
+        TooLarge, match=r"the plan of program 'two' takes \d+ bytes on island 0; the limit is 100\. Split"
+    ):
         plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
 
 

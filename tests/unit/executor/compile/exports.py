@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jax._src.interpreters.mlir import make_ir_context
+from jax.interpreters.mlir import make_ir_context
 from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -25,7 +25,7 @@ def exported(
     mesh: AbstractMesh = MESH,
     unchecked: bool = False,
 ) -> export.Exported:
-    """A function of 4x4 floats, if `avals` does not say otherwise; `unchecked` exports custom calls that JAX refuses."""
+    """A function of 4x4 floats, if `avals` does not say otherwise; `unchecked` exports any custom call."""
     disabled = (export.DisabledSafetyCheck.custom_call("ALL"),) if unchecked else ()
     with jax.sharding.use_abstract_mesh(mesh):
         return export.export(jax.jit(function), platforms=platforms, disabled_checks=disabled)(*avals or (SQUARE,))

@@ -52,7 +52,9 @@ USUAL: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("function", USUAL.values(), ids=USUAL)
 def test_what_programs_usually_do_is_allowed(function: Callable[..., Any]) -> None:
     for platforms in (("cpu",), ("cpu", "cuda")):
-        assert [refused for refused, _ in allowlist.verdicts([blob_of(exported(function, platforms=platforms))])] == [""]
+        assert [refused for refused, _ in allowlist.verdicts([blob_of(exported(function, platforms=platforms))])] == [
+            ""
+        ]
 
 
 TALKS = """
@@ -251,7 +253,9 @@ TROUBLES = {
     "a new process": "os.fork()",
     "another program": "os.execv('/bin/true', ['true'])",
     "reading the memory of its parent": "ctypes.CDLL(None).process_vm_readv(os.getppid(), 0, 0, 0, 0, 0)",
-    "an answer without end": "[os.write(max(fd for fd in range(3, 64) if alive(fd)), b'x' * 65536) for _ in range(10**9)]",
+    "an answer without end": (
+        "pipe = max(fd for fd in range(64) if alive(fd))\n        while os.write(pipe, b'x' * 65536): pass"
+    ),
 }
 
 

@@ -14,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax._src.lax import linalg as la
+from jax.lax import linalg as la
 from jaxlib.mlir.ir import MLIRError
 
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.allowlist import check_function, verdicts
 from pathways_ray.executor.compile.custom_calls import EXPANDED, KERNELS, OTHERS
 from tests.unit.executor.compile.exports import SQUARE, blob_of, exported, from_text, written
+
+RAW_QR = functools.partial(jnp.linalg.qr, mode="raw")
 
 PLATFORMS = {
     "cpu": (np.float32, np.float64, np.complex64, np.complex128),
@@ -42,7 +44,7 @@ def of_platform(platform: str, dtype: Any) -> Iterator[tuple[str, Callable[..., 
         a, (m, n) = array(*shape, dtype=dtype), shape[-2:]
         yield "lu", la.lu, (a,)
         yield "qr", functools.partial(jnp.linalg.qr, mode="complete"), (a,)
-        yield "raw qr", la.geqrf, (a,)
+        yield "raw qr", RAW_QR, (a,)
         for full, uv in itertools.product((False, True), repeat=2):
             algorithms = [la.SvdAlgorithm.DEFAULT]
             algorithms += [la.SvdAlgorithm.QR] if gpu else []
@@ -65,7 +67,11 @@ def of_platform(platform: str, dtype: Any) -> Iterator[tuple[str, Callable[..., 
             options = {"lower": lower, "transpose_a": transpose, "conjugate_a": conjugate, "unit_diagonal": unit}
             yield "triangular", functools.partial(la.triangular_solve, left_side=left, **options), (a, b)
         diagonal = array(*batch, rows, dtype=dtype)
-        yield "tridiagonal solve", la.tridiagonal_solve, (diagonal, diagonal, diagonal, array(*batch, rows, 3, dtype=dtype))
+        yield (
+            "tridiagonal solve",
+            la.tridiagonal_solve,
+            (diagonal, diagonal, diagonal, array(*batch, rows, 3, dtype=dtype)),
+        )
 
 
 def _of_cpu(a: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
@@ -105,7 +111,7 @@ def targets_of(blob: bytes) -> set[str]:
 
 @pytest.mark.usefixtures("wide_types")
 def test_all_of_linear_algebra_passes() -> None:
-    """Every kernel of the table is used by one of them; and JAX's own sharding rules and layouts are among what passes."""
+    """All kernels of the table are used, with the layouts and sharding rules that JAX gives them."""
     seen: set[str] = set()
     for platform, dtypes in PLATFORMS.items():
         for dtype in dtypes:
@@ -125,7 +131,7 @@ def test_all_of_linear_algebra_passes() -> None:
     assert {re.sub("^(cu|hip)", "", name) for name in unseen} <= {"_threefry2x32_ffi", "solver_gesdd_ffi"}
 
 
-def TOP_K(v: Any, w: Any) -> list[Any]:  # noqa: N802
+def TOP_K(v: Any, w: Any) -> list[Any]:
     return [
         *jax.lax.approx_max_k(v, 4),
         *jax.lax.approx_min_k(v, 3, reduction_dimension=0, recall_target=0.5),
@@ -134,8 +140,11 @@ def TOP_K(v: Any, w: Any) -> list[Any]:  # noqa: N802
 
 
 def test_the_kernel_of_random_numbers_passes() -> None:
-    with jax._src.config.threefry_gpu_kernel_lowering(True):
+    jax.config.update("jax_threefry_gpu_kernel_lowering", True)
+    try:
         blob = blob_of(exported(lambda v: v + jax.random.normal(jax.random.key(1), (4, 4)), platforms=("cuda",)))
+    finally:
+        jax.config.update("jax_threefry_gpu_kernel_lowering", False)
     assert targets_of(blob) == {"cu_threefry2x32_ffi"}
     check_function(blob)
 
@@ -155,7 +164,7 @@ def test_linear_algebra_over_a_mesh_passes() -> None:
 SUBJECTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "potrf": (la.cholesky, (array(2, 5, 5),), "cpu"),
     "getrf": (la.lu, (array(2, 4, 6),), "cpu"),
-    "geqrf": (la.geqrf, (array(6, 4),), "cpu"),
+    "geqrf": (RAW_QR, (array(6, 4),), "cpu"),
     "orgqr": (la.householder_product, (array(2, 6, 4), array(2, 3)), "cpu"),
     "syevd": (la.eigh, (array(2, 5, 5),), "cpu"),
     "gesdd": (functools.partial(la.svd, full_matrices=True), (array(2, 6, 4),), "cpu"),
@@ -173,7 +182,7 @@ SUBJECTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "cu syevd": (la.eigh, (array(5, 5),), "cuda"),
     "pivots": (functools.partial(la.lu_pivots_to_permutation, permutation_size=9), (array(4, dtype=np.int32),), "cuda"),
     "gtsv2": (la.tridiagonal_solve, (array(5), array(5), array(5), array(5, 3)), "cuda"),
-    "Qr": (la.geqrf, (array(6, 4),), "tpu"),
+    "Qr": (RAW_QR, (array(6, 4),), "tpu"),
     "Eigh": (la.eigh, (array(5, 5),), "tpu"),
     "LuDecomposition": (la.lu, (array(6, 4),), "tpu"),
     "ApproxTopK": (lambda v: jax.lax.approx_max_k(v, 4), (array(30, 70),), "cpu"),
@@ -308,14 +317,18 @@ KIND = "(tensor<4x4xf32>) -> tensor<4x4xf32>"
 INSIDE = f"func.func private @f(%a: tensor<4x4xf32>) -> tensor<4x4xf32> {{ {EVIL}\nreturn %z : tensor<4x4xf32> }}"
 
 UNSAFE = {
-    "reading beyond an operand": (READS, "", r"'lapack_strsm_ffi' .* operand 1 is tensor<64x1xf32>; .* tensor<1x1xf32>"),
+    "reading beyond an operand": (READS, "", "'lapack_strsm_ffi' .* operand 1 is tensor<64x1xf32>; .* tensor<1x1"),
     "writing beyond a result": (WRITES, "", r"'lapack_sgetrf_ffi' .* result 0 is tensor<1x1xf32>; .* tensor<4x4xf32>"),
     "a result that is not written": (SVD.format(mode=78, u="4x4", used=2), "", "result 2 is used, though its kernel"),
     "one of any size": (SVD.format(mode=78, u="512x512", used=0), "", r"result 2 is tensor<512x512xf32>"),
     "a result of a failure": (SVD.format(mode=65, u="4x4", used=2), "", "result 2 is used without a select by info"),
     "a mode that JAX does not know": (SVD.format(mode=79, u="4x4", used=0), "", r"its mode is 79 : ui8"),
     "inside a function": (f"%0 = call @f(%arg0) : {KIND}", INSIDE, "'lapack_strsm_ffi'"),
-    "inside a composite": (f'%0 = stablehlo.composite "a.b" %arg0 {{decomposition = @f}} : {KIND}', INSIDE, "'lapack_strsm_ffi'"),
+    "inside a composite": (
+        f'%0 = stablehlo.composite "a.b" %arg0 {{decomposition = @f}} : {KIND}',
+        INSIDE,
+        "'lapack_strsm_ffi'",
+    ),
     "inside a branch": (
         '%i = stablehlo.constant dense<0> : tensor<i32>\n%0 = "stablehlo.case"(%i) ({\n'
         f"{EVIL.replace('%a', '%arg0')}\nstablehlo.return %z : tensor<4x4xf32>}}) : (tensor<i32>) -> tensor<4x4xf32>",
@@ -358,10 +371,14 @@ def test_batches_are_partitioned_along_batch_dimensions_only() -> None:
 
 def test_trusted_tenants_may_use_other_custom_calls_but_no_callbacks() -> None:
     pivoted = exported(lambda v: jax.scipy.linalg.qr(v, pivoting=True), unchecked=True)
-    with pytest.raises(ProgramRefused, match="custom call 'lapack_sgeqp3_ffi' is not among those that programs may use"):
+    with pytest.raises(
+        ProgramRefused, match="custom call 'lapack_sgeqp3_ffi' is not among those that programs may use"
+    ):
         check_function(blob_of(pivoted))
     check_function(blob_of(pivoted), trusted=True)
-    check_function(blob_of(exported(lambda v: v + jax.lax.empty((4, 4), np.float32), platforms=("cuda",))), trusted=True)
+    check_function(
+        blob_of(exported(lambda v: v + jax.lax.empty((4, 4), np.float32), platforms=("cuda",))), trusted=True
+    )
     call = written("%0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%arg0) : " + KIND)
     with pytest.raises(ProgramRefused, match="calls a Python function, which is in the process that exported it"):
         check_function(call, trusted=True)

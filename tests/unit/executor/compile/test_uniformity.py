@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.allowlist import check_function
-from pathways_ray.executor.compile.uniformity import UNIFORM, Partitions
+from pathways_ray.executor.compile.partitions import UNIFORM, Partitions
 from tests.unit.executor.compile.exports import SQUARE, blob_of, exported, from_text
 
 MESH = AbstractMesh((2, 2), ("x", "y"))
@@ -49,9 +49,9 @@ ENTERED_BY_ALL: dict[str, Callable[[Any], Any]] = {
     "in a fori_loop": mapped(lambda v: lax.fori_loop(0, 3, lambda i, c: c * i + lax.ppermute(c, "y", [(0, 1)]), v)),
     "in a scan with remat": mapped(
         lambda v: jax.grad(
-            lambda w: lax.scan(jax.checkpoint(lambda c, i: (jnp.sin(c) + lax.psum(c, "x") * i, None)), w, jnp.arange(3.0))[
-                0
-            ].sum()
+            lambda w: lax.scan(
+                jax.checkpoint(lambda c, i: (jnp.sin(c) + lax.psum(c, "x") * i, None)), w, jnp.arange(3.0)
+            )[0].sum()
         )(v)
     ),
     "until a sum is small": mapped(
@@ -63,9 +63,13 @@ ENTERED_BY_ALL: dict[str, Callable[[Any], Any]] = {
     "by a value that came in replicated": lambda v: mapped(
         lambda u, w: lax.cond(w[0] > 0, lambda u: lax.psum(u, "x"), lambda u: u, u), (P("x", "y"), P())
     )(v, v[0]),
-    "by a gathered value": mapped(lambda v: lax.cond(lax.all_gather(v[0, 0], BOTH).sum() > 0, lambda u: lax.psum(u, "x"), lambda u: u, v)),
+    "by a gathered value": mapped(
+        lambda v: lax.cond(lax.all_gather(v[0, 0], BOTH).sum() > 0, lambda u: lax.psum(u, "x"), lambda u: u, v)
+    ),
     "by the number of a round": mapped(
-        lambda v: lax.scan(lambda c, i: (lax.cond(i % 2 == 0, lambda u: lax.psum(u, "x"), lambda u: u, c), None), v, jnp.arange(5))[0]
+        lambda v: lax.scan(
+            lambda c, i: (lax.cond(i % 2 == 0, lambda u: lax.psum(u, "x"), lambda u: u, c), None), v, jnp.arange(5)
+        )[0]
     ),
     "by another axis": mapped(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.psum(u, "y"), lambda u: u, v)),
     "by a random number of all": mapped(
@@ -85,7 +89,7 @@ ENTERED_BY_ALL: dict[str, Callable[[Any], Any]] = {
     ),
     "along one axis": partly(lambda v: lax.psum(v, "x") + lax.axis_index("x")),
     "a number along one axis": partly(lambda v: v * lax.cond(lax.axis_index("x") == 0, lambda: 1.0, lambda: 2.0)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("function", ENTERED_BY_ALL.values(), ids=ENTERED_BY_ALL)
@@ -99,51 +103,68 @@ ENTERED_BY_SOME: dict[str, tuple[Callable[[Any], Any], str]] = {
     "by the device's place": (
         mapped(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.psum(u, "x"), lambda u: u, v)),
         r"stablehlo.all_reduce \(.*test_uniformity.py:\d+\) may be entered by some of devices \[0, 2\] only: the "
-        r"predicate of stablehlo.case \(.*test_uniformity.py:\d+\) may differ among them. Devices that wait there would "
-        r"meet other computations; move the collective out of the branch or loop, or make the predicate equal",
+        r"predicate of stablehlo.case \(.*test_uniformity.py:\d+\) may differ among them. Devices that wait there "
+        r"would meet other computations; move the collective out of the branch or loop, or make the predicate equal",
     ),
     "in a function": (
-        mapped(lambda v: lax.cond(lax.axis_index("y") == 0, jax.jit(lambda u: lax.psum(u, BOTH)), lambda u: u, v)), SOME
+        mapped(lambda v: lax.cond(lax.axis_index("y") == 0, jax.jit(lambda u: lax.psum(u, BOTH)), lambda u: u, v)),
+        SOME,
     ),
     "in a function that others call as well": (
         mapped(
-            lambda v: lax.cond(lax.axis_index("y") == 0, AGAIN, lambda u: u, v)
-            + lax.cond(lax.psum(v.sum(), BOTH) > 0, AGAIN, lambda u: u, v)
+            lambda v: (
+                lax.cond(lax.axis_index("y") == 0, AGAIN, lambda u: u, v)
+                + lax.cond(lax.psum(v.sum(), BOTH) > 0, AGAIN, lambda u: u, v)
+            )
         ),
         SOME,
     ),
     "in one of several branches": (
-        mapped(lambda v: lax.switch(lax.axis_index("y"), [lambda u: lax.all_gather(u, "y")[0], jnp.sin], v)), SOME
+        mapped(lambda v: lax.switch(lax.axis_index("y"), [lambda u: lax.all_gather(u, "y")[0], jnp.sin], v)),
+        SOME,
     ),
     "until the device's own part is small": (
-        mapped(lambda v: lax.while_loop(lambda c: jnp.sum(c**2) > 1, lambda c: c / 2 + lax.pmean(c, "y"), v)), SOME
+        mapped(lambda v: lax.while_loop(lambda c: jnp.sum(c**2) > 1, lambda c: c / 2 + lax.pmean(c, "y"), v)),
+        SOME,
     ),
     "until a sum over others is small": (
-        mapped(lambda v: lax.while_loop(lambda c: lax.psum(jnp.sum(c**2), "y") > 1, lambda c: lax.pmean(c, "x"), v)), SOME
+        mapped(lambda v: lax.while_loop(lambda c: lax.psum(jnp.sum(c**2), "y") > 1, lambda c: lax.pmean(c, "x"), v)),
+        SOME,
     ),
     "as a condition": (
-        mapped(lambda v: lax.while_loop(lambda c: lax.pmax(c, "x").sum() > lax.axis_index("x"), lambda c: c / 2, v)), SOME
+        mapped(lambda v: lax.while_loop(lambda c: lax.pmax(c, "x").sum() > lax.axis_index("x"), lambda c: c / 2, v)),
+        SOME,
     ),
     "after some rounds": (
         mapped(
             lambda v: lax.fori_loop(
-                0, 3, lambda i, c: (lax.axis_index("x"), lax.cond(c[0] > 0, lambda u: lax.psum(u, "x"), lambda u: u, c[1])), (0, v)
+                0,
+                3,
+                lambda i, c: (lax.axis_index("x"), lax.cond(c[0] > 0, lambda u: lax.psum(u, "x"), lambda u: u, c[1])),
+                (0, v),
             )[1]
         ),
         SOME,
     ),
     "by a sharded value": (
-        lambda v: mapped(lambda u, w: lax.cond(w[0] > 0, lambda u: lax.psum(u, "x"), lambda u: u, u), (P("x", "y"), P("x")))(v, v[0]),
+        lambda v: mapped(
+            lambda u, w: lax.cond(w[0] > 0, lambda u: lax.psum(u, "x"), lambda u: u, u), (P("x", "y"), P("x"))
+        )(v, v[0]),
         SOME,
     ),
     "by what was sent": (
-        mapped(lambda v: lax.cond(lax.ppermute(v, "x", [(0, 1)])[0, 0] > 0, lambda u: lax.psum(u, "y"), lambda u: u, v)), SOME
+        mapped(
+            lambda v: lax.cond(lax.ppermute(v, "x", [(0, 1)])[0, 0] > 0, lambda u: lax.psum(u, "y"), lambda u: u, v)
+        ),
+        SOME,
     ),
     "by a random number of each": (
-        mapped(lambda v: lax.cond(lax.rng_uniform(0.0, 1.0, ()) > 0.5, lambda u: lax.psum(u, "x"), lambda u: u, v)), SOME
+        mapped(lambda v: lax.cond(lax.rng_uniform(0.0, 1.0, ()) > 0.5, lambda u: lax.psum(u, "x"), lambda u: u, v)),
+        SOME,
     ),
     "what all meet in, by another axis": (
-        mapped(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.ppermute(u, "y", [(0, 1)]), lambda u: u, v)), SOME
+        mapped(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.ppermute(u, "y", [(0, 1)]), lambda u: u, v)),
+        SOME,
     ),
     "what XLA inserts, by a value that is called replicated": (
         lambda v: lax.cond(mapped(lambda q: lax.axis_index("x"), outs=P())(v) == 0, product, lambda u: u, v),
@@ -157,7 +178,7 @@ ENTERED_BY_SOME: dict[str, tuple[Callable[[Any], Any], str]] = {
         partly(lambda v: lax.while_loop(lambda c: c.sum() < lax.axis_index("x"), lambda c: c @ c.T @ c, v)),
         "may need collectives that some devices only would enter",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("function", "message"), ENTERED_BY_SOME.values(), ids=ENTERED_BY_SOME)
@@ -169,19 +190,34 @@ def test_what_some_devices_may_enter_is_refused(function: Callable[[Any], Any], 
 
 WHOLE = exported(mapped(lambda v: lax.psum(v, "x")), mesh=MESH)
 CHANGED: dict[str, tuple[Callable[[str], str], str]] = {
-    "groups that leave devices out": (lambda t: t.replace("[[0, 2], [1, 3]]", "[[0, 1]]").replace("2x2xi64", "1x2xi64"), "has groups"),
-    "groups of other devices": (lambda t: t.replace("[[0, 2], [1, 3]]", "[[0, 2], [1, 3], [4, 5]]").replace("2x2xi64", "3x2xi64"), "has groups"),
-    "a mesh in another order": (
-        lambda t: t.replace('<["x"=2, "y"=2]>', '<["x"=2, "y"=2], device_ids=[3, 2, 1, 0]>', 1), ""
+    "groups that leave devices out": (
+        lambda t: t.replace("[[0, 2], [1, 3]]", "[[0, 1]]").replace("2x2xi64", "1x2xi64"),
+        "has groups",
     ),
-    "a mesh of more devices": (lambda t: t.replace("sdy.mesh", 'sdy.mesh @many = <["z"=80000]>\nsdy.mesh', 1), "80000 devices; 16384 are"),
-    "meshes that differ": (lambda t: t.replace("sdy.mesh", 'sdy.mesh @many = <["z"=8]>\nsdy.mesh', 1), r"have \[4, 8\] devices"),
+    "groups of other devices": (
+        lambda t: t.replace("[[0, 2], [1, 3]]", "[[0, 2], [1, 3], [4, 5]]").replace("2x2xi64", "3x2xi64"),
+        "has groups",
+    ),
+    "a mesh in another order": (
+        lambda t: t.replace('<["x"=2, "y"=2]>', '<["x"=2, "y"=2], device_ids=[3, 2, 1, 0]>', 1),
+        "",
+    ),
+    "a mesh of more devices": (
+        lambda t: t.replace("sdy.mesh", 'sdy.mesh @many = <["z"=80000]>\nsdy.mesh', 1),
+        "80000 devices; 16384 are",
+    ),
+    "meshes that differ": (
+        lambda t: t.replace("sdy.mesh", 'sdy.mesh @many = <["z"=8]>\nsdy.mesh', 1),
+        r"have \[4, 8\] devices",
+    ),
     "no groups by devices": (lambda t: t.replace(", use_global_device_ids", ""), "does not name its groups by devices"),
     "no channel": (
-        lambda t: t.replace("channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, ", "").replace(", use_global_device_ids", ""),
+        lambda t: t.replace("channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, ", "").replace(
+            ", use_global_device_ids", ""
+        ),
         "has no channel",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGED.values(), ids=CHANGED)
@@ -202,18 +238,18 @@ ALONE = """module {{ func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x
 return %0 : tensor<4x4xf32> }} }}"""
 OUTSIDE = {
     "a collective": (
-        '%0 = "stablehlo.all_gather"(%arg0) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0]]> : tensor<1x1xi64>, '
-        "channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, use_global_device_ids}> : (tensor<4x4xf32>) "
+        '%0 = "stablehlo.all_gather"(%arg0) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0]]> : '
+        "tensor<1x1xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, use_global_device_ids}> : (tensor<4x4xf32>) "
         "-> tensor<4x4xf32>",
         "stands outside of a manual computation",
     ),
     "a branch by the device, without a mesh": (
-        '%p = stablehlo.partition_id : tensor<ui32>\n%i = stablehlo.convert %p : (tensor<ui32>) -> tensor<i32>\n'
-        '%0 = "stablehlo.case"(%i) ({ %s = stablehlo.sine %arg0 : tensor<4x4xf32>\nstablehlo.return %s : tensor<4x4xf32> '
-        "}, { stablehlo.return %arg0 : tensor<4x4xf32> }) : (tensor<i32>) -> tensor<4x4xf32>",
+        "%p = stablehlo.partition_id : tensor<ui32>\n%i = stablehlo.convert %p : (tensor<ui32>) -> tensor<i32>\n"
+        '%0 = "stablehlo.case"(%i) ({ %s = stablehlo.sine %arg0 : tensor<4x4xf32>\nstablehlo.return %s : '
+        "tensor<4x4xf32> }, { stablehlo.return %arg0 : tensor<4x4xf32> }) : (tensor<i32>) -> tensor<4x4xf32>",
         "may need collectives",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("body", "message"), OUTSIDE.values(), ids=OUTSIDE)
