@@ -23,7 +23,7 @@ _NUMBER, _ARCHITECTURE = 0, 4  # offsets in what the kernel gives the filter
 _X32 = 0x40000000
 """System calls from here on are those of another calling convention, under other numbers."""
 
-_SYSTEM_CALLS = {
+_SYSTEM_CALLS: dict[str, tuple[int | None, int | None]] = {
     # name: number on x86_64, on aarch64
     "read": (0, 63),
     "write": (1, 64),
@@ -60,7 +60,7 @@ _SYSTEM_CALLS = {
     "rseq": (334, 293),
 }
 
-_FAIL = {
+_FAIL: dict[str, tuple[int | None, int | None]] = {
     "open": (2, None),
     "stat": (4, None),
     "lstat": (6, None),
@@ -89,6 +89,10 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's name for the architecture."""
 
 
+class NotConfined(Exception):
+    """The process is not confined, so it must not read what a client sent."""
+
+
 class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -101,7 +105,7 @@ def filter_of(machine: str) -> bytes:
     """The filter for an architecture, as instructions of the kernel's packet filter."""
     column, architecture = _MACHINES[machine]
     allowed, failing = (
-        [numbers[column] for numbers in table.values() if numbers[column] is not None]
+        [number for numbers in table.values() if (number := numbers[column]) is not None]
         for table in (_SYSTEM_CALLS, _FAIL)
     )
     checks = [(number, 2) for number in allowed] + [(number, 1) for number in failing]
@@ -132,7 +136,7 @@ def confine(pipe: int, memory_bytes: int, cpu_s: int) -> None:
         cpu_s: seconds of a core.
 
     Raises:
-        OSError: the kernel knows no such filters.
+        NotConfined: the kernel knows no such filters.
     """
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -163,4 +167,6 @@ def _set_filter(instructions: bytes) -> None:
         _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(found), unused, unused
     ):
         number = ctypes.get_errno()
-        raise OSError(number, f"the kernel takes no filter of system calls: {os.strerror(number)}")
+        raise NotConfined(
+            f"the host cannot check it: its kernel takes no filter of system calls ({os.strerror(number)})"
+        )

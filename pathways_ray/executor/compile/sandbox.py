@@ -22,8 +22,8 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import IO, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, TypeAlias
 
 import msgspec
 
@@ -187,31 +187,45 @@ def _read_frame(file: IO[bytes], limit: int | None = None) -> bytes | None:
 
 def main() -> None:
     """Reads frames from standard input until its end."""
-    from pathways_ray.executor.compile import allowlist
-
+    allowlist = load()
     # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
     warnings.simplefilter("ignore", RuntimeWarning)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    allowlist.verdicts([b""])  # loads what is loaded late: forks cannot
-    confinement.prepare()
     replies = sys.stdout.buffer
     while (frame := _read_frame(sys.stdin.buffer)) is not None:
         inside, outside = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(inside)
-            confinement.confine(outside, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND)
-            trusted, blobs = _QUESTION.decode(frame)
-            data = encode(allowlist.verdicts(blobs, trusted))
-            _send(outside, len(data).to_bytes(8, "big") + data)
+            _read_functions(outside, frame, allowlist.verdicts)
             os._exit(0)
         os.close(outside)
         del frame
         _write(replies, _verdict_of(child, inside))
 
 
-def _send(pipe: int, data: bytes) -> None:
-    rest = memoryview(data)
+def load() -> Any:
+    """The module `allowlist`, with everything that reading loads: forks can open no file. MLIR's bindings look for the
+    module of a dialect at each of its operations, until they find it."""
+    from jaxlib.mlir.dialects import builtin, func  # noqa: F401
+
+    from pathways_ray.executor.compile import allowlist
+
+    allowlist.verdicts([b""])
+    confinement.prepare()
+    return allowlist
+
+
+def _read_functions(pipe: int, frame: bytes, verdicts: Callable[[list[bytes], bool], list[Verdict]]) -> None:
+    """The work of a fork: reads functions, and writes what it finds to the pipe."""
+    trusted, blobs = _QUESTION.decode(frame)
+    try:
+        confinement.confine(pipe, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND)
+        found = verdicts(blobs, trusted)
+    except confinement.NotConfined as error:
+        found = [(str(error), 0)] * len(blobs)
+    data = encode(found)
+    rest = memoryview(len(data).to_bytes(8, "big") + data)
     while rest:
         rest = rest[os.write(pipe, rest) :]
 

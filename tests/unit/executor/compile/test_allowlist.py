@@ -8,6 +8,8 @@ import hashlib
 import os
 import random
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -400,3 +402,30 @@ def test_trust_is_not_mixed_up(checker: Sandbox) -> None:
         checker.check("f", [digest(blob)], {digest(blob): blob}, trusted=True)
         with pytest.raises(ProgramRefused, match="custom call 'AllocateBuffer' is not among those"):
             checker.check("f", [digest(blob)], {digest(blob): blob})
+
+
+def test_a_host_that_cannot_confine_its_checker_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "from pathways_ray.executor.compile import confinement as c, sandbox as s\nc._PR_SET_SECCOMP = 9999\ns.main()"
+    )
+    made = Sandbox(3, command=("-c", source))
+    with pytest.raises(ProgramRefused, match=r"its kernel takes no filter of system calls \(Invalid argument\)"):
+        check(made, blob_of(exported(jnp.sin)))
+    made.close()
+
+
+def test_reading_opens_nothing(tmp_path: Any) -> None:
+    """What is opened late would fail in a confined process, again and again."""
+    for number, function in enumerate(USUAL.values()):
+        (tmp_path / str(number)).write_bytes(blob_of(exported(function)))
+    source = (
+        "import pathlib, sys\n"
+        "from pathways_ray.executor.compile.sandbox import load\n"
+        "allowlist, opened = load(), []\n"
+        "blobs = [path.read_bytes() for path in pathlib.Path(sys.argv[1]).iterdir()]\n"
+        "sys.addaudithook(lambda name, given: opened.append(given[0]) if name in ('open', 'import') else None)\n"
+        "assert [refused for refused, _ in allowlist.verdicts([*blobs, b'broken'])][:-1] == [''] * len(blobs)\n"
+        "assert not opened, opened\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", source, str(tmp_path)], check=True, env=environment)

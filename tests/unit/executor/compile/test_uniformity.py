@@ -239,8 +239,8 @@ return %0 : tensor<4x4xf32> }} }}"""
 OUTSIDE = {
     "a collective": (
         '%0 = "stablehlo.all_gather"(%arg0) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0]]> : '
-        "tensor<1x1xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, use_global_device_ids}> : (tensor<4x4xf32>) "
-        "-> tensor<4x4xf32>",
+        "tensor<1x1xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, "
+        "use_global_device_ids}> : (tensor<4x4xf32>) -> tensor<4x4xf32>",
         "stands outside of a manual computation",
     ),
     "a branch by the device, without a mesh": (
