@@ -32,9 +32,6 @@ from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.attributes import Value, integers, maker, matrix
 from pathways_ray.executor.compile.partitions import UNIFORM, Mesh, Partition, Partitions
 
-_SEVERAL = 2
-"""Devices of a module that does not say how many it has: its values may differ among them."""
-
 _GROUPED = frozenset(
     f"stablehlo.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
 )
@@ -71,7 +68,8 @@ _Values: TypeAlias = dict[Any, Partition]
 
 
 def check_collectives(functions: Mapping[str, ir.Operation], meshes: Mapping[str, ir.Attribute]) -> int:
-    """The number of devices that a module was made for; 0 if it has no mesh, and runs on any.
+    """The number of devices that a module was made for. Without a mesh it is one: of a `shard_map` over one device JAX
+    leaves the collectives alone, and the number of the device.
 
     Args:
         functions: the module's functions, by name; calls are known to end.
@@ -84,8 +82,8 @@ def check_collectives(functions: Mapping[str, ir.Operation], meshes: Mapping[str
     sizes = {len(mesh.coordinates) for mesh in found.values() if mesh.axes}
     if len(sizes) > 1:
         raise ProgramRefused(f"its meshes have {sorted(sizes)} devices; they must have the same")
-    devices = max(sizes, default=0)
-    analysis = _Analysis(functions, found, Partitions(devices or _SEVERAL))
+    devices = max(sizes, default=1)
+    analysis = _Analysis(functions, found, Partitions(devices))
     main = functions["main"]
     analysis.function("main", (UNIFORM,) * len(main.regions[0].blocks[0].arguments), _Place())
     return devices
@@ -215,7 +213,7 @@ class _Analysis:
         what = f"{op.name}{where(op)}"
         if place.opaque:
             raise ProgramRefused(f"{what} stands inside an operation that is no branch or loop")
-        if not place.manual:
+        if not place.manual and self.partitions.devices > 1:
             raise ProgramRefused(f"{what} stands outside of a manual computation (jax.shard_map)")
         if "channel_handle" not in op.attributes:
             raise ProgramRefused(f"{what} has no channel, so it would not be among the devices of its mesh")

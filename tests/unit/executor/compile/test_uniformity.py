@@ -241,21 +241,34 @@ OUTSIDE = {
         '%0 = "stablehlo.all_gather"(%arg0) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0]]> : '
         "tensor<1x1xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, "
         "use_global_device_ids}> : (tensor<4x4xf32>) -> tensor<4x4xf32>",
-        "stands outside of a manual computation",
+        1,
     ),
     "a branch by the device, without a mesh": (
         "%p = stablehlo.partition_id : tensor<ui32>\n%i = stablehlo.convert %p : (tensor<ui32>) -> tensor<i32>\n"
         '%0 = "stablehlo.case"(%i) ({ %s = stablehlo.sine %arg0 : tensor<4x4xf32>\nstablehlo.return %s : '
         "tensor<4x4xf32> }, { stablehlo.return %arg0 : tensor<4x4xf32> }) : (tensor<i32>) -> tensor<4x4xf32>",
-        "may need collectives",
+        1,
     ),
+    "nothing of the kind": ("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", 0),
 }
+MORE = 'sdy.mesh @mesh = <["x"=2]>'
 
 
-@pytest.mark.parametrize(("body", "message"), OUTSIDE.values(), ids=OUTSIDE)
-def test_outside_of_manual_computations(body: str, message: str) -> None:
-    with pytest.raises(ProgramRefused, match=message):
-        check_function(from_text(ALONE.format(body), exported(lambda v: v + 1)))
+@pytest.mark.parametrize(("body", "devices"), OUTSIDE.values(), ids=OUTSIDE)
+def test_outside_of_manual_computations_they_are_for_one_device(body: str, devices: int) -> None:
+    """So a host refuses them on a slice of several."""
+    like, text = exported(lambda v: v + 1), ALONE.format(body)
+    assert check_function(from_text(text, like)) == devices
+    if devices:
+        with pytest.raises(ProgramRefused, match=r"stands outside of a manual computation|may need collectives"):
+            check_function(from_text(text.replace("module {", f"module {{ {MORE}\n"), like))
+
+
+def test_a_mesh_of_one_device() -> None:
+    mesh = AbstractMesh((1, 1), BOTH)
+    body = lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.psum(u, BOTH), lambda u: u, v)  # noqa: E731
+    function = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    assert check_function(blob_of(exported(function, mesh=mesh))) == 1
 
 
 def test_partitions() -> None:
