@@ -40,8 +40,8 @@ _BY_DEVICES = ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce
 
 COLLECTIVES = _GROUPED | {"stablehlo.collective_permute"}
 _DIFFER = frozenset(("stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"))
-"""Operations whose result is a device's own. `rng` draws from a state of the device; `rng_bit_generator` and what
-`jax.random` makes depend on their operands alone."""
+"""Operations whose result is a device's own. `rng` draws from a state of the device (outside of manual computations
+XLA's partitioner draws once, for all); `rng_bit_generator` and what `jax.random` makes depend on their operands."""
 
 _RETURNS = ("stablehlo.return", "func.return", "sdy.return")
 _HARMLESS = frozenset((*_RETURNS, "sdy.constant", "stablehlo.constant"))
@@ -76,7 +76,8 @@ def check_collectives(functions: Mapping[str, ir.Operation], meshes: Mapping[str
         meshes: its meshes, by name.
 
     Raises:
-        ProgramRefused: not all devices of a collective's group are sure to enter it.
+        ProgramRefused: not all devices of a collective's group are sure to enter it; or a result is not sure to be one
+            array, of which all devices hold the same where they hold the same part.
     """
     found = {name: Mesh.read(attribute) for name, attribute in meshes.items()}
     sizes = {len(mesh.coordinates) for mesh in found.values() if mesh.axes}
@@ -85,7 +86,14 @@ def check_collectives(functions: Mapping[str, ir.Operation], meshes: Mapping[str
     devices = max(sizes, default=1)
     analysis = _Analysis(functions, found, Partitions(devices))
     main = functions["main"]
-    analysis.function("main", (UNIFORM,) * len(main.regions[0].blocks[0].arguments), _Place())
+    results = analysis.function("main", (UNIFORM,) * len(main.regions[0].blocks[0].arguments), _Place())
+    for number, partition in enumerate(results):
+        if partition != UNIFORM:  # the next program takes it for the same on all devices
+            raise ProgramRefused(
+                f"its result {number} may differ among devices that should hold the same of it: out_specs of a "
+                "jax.shard_map with check_vma=False leave out axes along which it varies. Name them there, or use "
+                "jax.lax.psum or all_gather over them"
+            )
     return devices
 
 
@@ -132,7 +140,7 @@ class _Analysis:
         if (numbers := self._coordinate(op)) is not None:
             self._numbers[op.results[0]] = numbers
             return [self.partitions.of(numbers)]
-        if name in _DIFFER:
+        if name in _DIFFER and (place.manual or name != "stablehlo.rng"):
             return [self.partitions.of(range(self.partitions.devices))]
         match name:
             case "stablehlo.if" | "stablehlo.case":

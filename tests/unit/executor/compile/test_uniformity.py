@@ -170,6 +170,14 @@ ENTERED_BY_SOME: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda v: lax.cond(mapped(lambda q: lax.axis_index("x"), outs=P())(v) == 0, product, lambda u: u, v),
         "may need collectives that some devices only would enter",
     ),
+    "by the next program, of a result that is called replicated": (
+        mapped(lambda q: lax.axis_index("x"), outs=P()),
+        "its result 0 may differ among devices that should hold the same of it: out_specs of a jax.shard_map with check",
+    ),
+    "by the next program, of a result that lacks an axis": (
+        mapped(lambda q: lax.psum(q, "x"), outs=P("x")),
+        "its result 0 may differ among devices that should hold the same",
+    ),
     "what XLA inserts along other axes": (
         partly(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: u @ u.T @ u, lambda u: u, v)),
         "may need collectives that some devices only would enter",
