@@ -172,7 +172,7 @@ ENTERED_BY_SOME: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "by the next program, of a result that is called replicated": (
         mapped(lambda q: lax.axis_index("x"), outs=P()),
-        "its result 0 may differ among devices that should hold the same of it: out_specs of a jax.shard_map with check",
+        "its result 0 may differ among devices that should hold the same of it: out_specs of a jax.shard_map",
     ),
     "by the next program, of a result that lacks an axis": (
         mapped(lambda q: lax.psum(q, "x"), outs=P("x")),
