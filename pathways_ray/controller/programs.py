@@ -13,7 +13,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
+from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, functions_in, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
@@ -45,8 +45,8 @@ class PlannedProgram:
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
-    compiled it.
+    `devices`. `donated` are the arguments that it gives up, `result_bytes` those of all results on devices. `number` is
+    the client's for it; `announced` is set once the client has heard that every host has compiled it.
     """
 
     key: int
@@ -66,6 +66,8 @@ class PlannedProgram:
     number: int = 0
     announced: bool = False
     devices: int = 1
+    donated: tuple[int, ...] = ()
+    result_bytes: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -76,11 +78,6 @@ class PlannedProgram:
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
         return len(self.plans) > 1
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes on devices of all its results."""
-        return sum(kind.device_bytes for kind in self.results)
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -171,7 +168,16 @@ def plan_program(
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
+        donated=_donated(lowered),
+        result_bytes=sum(kind.device_bytes for kind in results),
     )
+
+
+def _donated(graph: Graph) -> tuple[int, ...]:
+    """The numbers of the arguments that a node takes the memory of."""
+    computes = [node for node in graph.nodes if isinstance(node, Compute)]
+    given = {node.inputs[k] for node in computes for k in node.donated}
+    return tuple(node.index for k, node in enumerate(graph.nodes) if isinstance(node, Argument) and Ref(k, 0) in given)
 
 
 def _digest(graph: Graph, functions: set[str]) -> str:

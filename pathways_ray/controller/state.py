@@ -46,8 +46,8 @@ class Buffer(msgspec.Struct, eq=False):
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
-    on devices, `in_flight` counts its launches on islands.
+    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its
+    buffers on the devices of each slice, `in_flight` counts its launches on islands.
     """
 
     id: int
@@ -57,8 +57,13 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
     in_flight: int = 0
-    device_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its buffers on devices."""
+        return sum(self.held.values())
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -69,20 +74,21 @@ class Session:
         """Enters a buffer under the client's number for it."""
         self.buffers[number] = buffer
         if buffer.failure is None:
-            self.device_bytes += buffer.type.device_bytes
+            kind = buffer.type
+            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
 
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None and buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         return buffer
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         buffer.failure = failure
 
 
@@ -117,7 +123,10 @@ class InFlight(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class HostState:
-    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`."""
+    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
+
+    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown.
+    """
 
     host: int
     island: int
@@ -128,6 +137,8 @@ class HostState:
     pid: int
     down_since: float | None = None
     since: int = 0
+    memory: int = 0
+    pool: str = ""
 
 
 @dataclass

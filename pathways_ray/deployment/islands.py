@@ -93,6 +93,7 @@ def start_island(
             processes.check_order,
             tenant,
             base,
+            island.memory,
         )
     return started
 
