@@ -104,7 +104,7 @@ class HostExecutor:
         self.epoch = reply.epoch
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
-        transfer = DeviceTransfer(self.host, local[0].client, self.bind)
+        transfer = DeviceTransfer(self.host, local[0].client, self.bind, link_secret)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         members = tuple(self.members)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)

@@ -36,7 +36,11 @@ SILENCE_S = 20.0
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
 MAX_UNAUTHENTICATED = 256
-"""Connections without a handshake that a server holds: more would let any peer use up its file descriptors."""
+"""Connections without a handshake that a server holds: more would let any peer use up its file descriptors. A further
+one takes the place of the oldest, so that a port is never closed: a handshake comes within a round trip."""
+
+MAX_UNAUTHENTICATED_OF_ADDRESS = 64
+"""Those of one address; a further one takes the place of its oldest."""
 
 CONNECT_LIMIT_S = 10.0
 
@@ -65,6 +69,13 @@ _HANDSHAKE = msgspec.msgpack.Decoder(Handshake)
 
 def frame(batch: bytes) -> bytes:
     return len(batch).to_bytes(4, "big") + batch
+
+
+def framed(batch: bytes, apart: bool = True) -> tuple[bytes, ...]:
+    """A frame in pieces: a long batch is not copied behind its header where they may go `apart`."""
+    if apart and len(batch) >= MAX_COPIED_BYTES:
+        return len(batch).to_bytes(4, "big"), batch
+    return (frame(batch),)
 
 
 PING = frame(b"")
@@ -120,13 +131,13 @@ class AsyncLink(asyncio.Protocol):
         self,
         greeted: Callable[[AsyncLink], None] | None = None,
         silence: float = 0.0,
-        unauthenticated: set[AsyncLink] | None = None,
+        unauthenticated: dict[AsyncLink, str] | None = None,
     ) -> None:
         self.path = ""
         self.metadata: dict[str, str] = {}
         self.reason = ""
         self._greeted = greeted
-        self._unauthenticated: set[AsyncLink] = unauthenticated if unauthenticated is not None else set()
+        self._unauthenticated: dict[AsyncLink, str] = unauthenticated if unauthenticated is not None else {}
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(MAX_HANDSHAKE_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._batches: deque[bytes] = deque()
@@ -146,13 +157,26 @@ class AsyncLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray brings along, is no subclass
         keep_alive(transport.get_extra_info("socket"))
         if self._greeted is not None:
-            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
-                self._hang_up(f"{MAX_UNAUTHENTICATED} other connections have not sent their handshake yet")
-                return
-            self._unauthenticated.add(self)
+            self._enter((transport.get_extra_info("peername") or ("",))[0])
             self._timer = self._loop.call_later(HANDSHAKE_LIMIT_S, self._hang_up, "no handshake came")
         else:
             self._live()
+
+    def _enter(self, address: str) -> None:
+        """Enters a connection without a handshake, for which another one may have to go."""
+        waiting = self._unauthenticated
+        of_address = [link for link, other in waiting.items() if other == address]
+        if len(of_address) >= MAX_UNAUTHENTICATED_OF_ADDRESS:
+            of_address[0]._displace()
+        elif len(waiting) >= MAX_UNAUTHENTICATED:
+            next(iter(waiting))._displace()
+        waiting[self] = address
+
+    def _displace(self) -> None:
+        self._unauthenticated.pop(self, None)
+        self._hang_up("a newer connection took the place of this one, which had sent no handshake yet")
+        if self._transport is not None:
+            self._transport.abort()  # not when the other end has read that: it may never do so
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -176,7 +200,7 @@ class AsyncLink(asyncio.Protocol):
 
     def _greet(self, handshake: Handshake, greeted: Callable[[AsyncLink], None]) -> None:
         self._greeted = None
-        self._unauthenticated.discard(self)
+        self._unauthenticated.pop(self, None)
         self.path, self.metadata = handshake.path, handshake.metadata
         self._frames.limit = limits.MAX_MESSAGE_BYTES
         self._live()
@@ -184,7 +208,7 @@ class AsyncLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self._unauthenticated.discard(self)
+        self._unauthenticated.pop(self, None)
         self._gone.set()
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
@@ -264,11 +288,8 @@ class AsyncLink(asyncio.Protocol):
         transport = self._transport
         if self._closed or transport is None or transport.is_closing():
             return
-        if len(batch) < MAX_COPIED_BYTES:
-            transport.write(frame(batch))
-        else:
-            transport.write(len(batch).to_bytes(4, "big"))
-            transport.write(batch)
+        for piece in framed(batch):
+            transport.write(piece)
 
     def refuse(self, reason: str) -> NoReturn:
         """Hangs up with a reason. Raises `LinkLost`, which ends the handler."""
@@ -322,7 +343,7 @@ async def serve(
         UsageError: a file of `tls` cannot be read.
     """
     tasks: set[asyncio.Task[None]] = set()
-    unauthenticated: set[AsyncLink] = set()
+    unauthenticated: dict[AsyncLink, str] = {}
 
     async def handled(link: AsyncLink, handler: Handler) -> None:
         try:

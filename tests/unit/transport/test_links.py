@@ -397,17 +397,36 @@ def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
     server.stop()
 
 
-def test_unauthenticated_connections_over_the_limit_are_closed_and_others_are_served(
+def test_unauthenticated_connections_never_close_a_port_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 3)
+    """
+    1. One address has as many as it may have, and comes again: its own oldest goes.
+    2. Others come: they are served, and so is that address itself, once it says hello.
+    3. All places are taken by other addresses: the oldest of all goes.
+    """
+    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 5)
+    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED_OF_ADDRESS", 3)
     server = Server(None)
     place = links.endpoint(server.address)
-    unknown = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
-    with socket.create_connection(place, timeout=LIMIT_S) as refused, contextlib.suppress(ConnectionError):
-        assert b"3 other connections have not sent" in refused.recv(1 << 16)
-    unknown.pop().close()
-    for _ in range(5):  # those who say hello make room
+
+    def stranger(address: str) -> socket.socket:
+        return socket.create_connection(place, LIMIT_S, (address, 0))
+
+    def gone(peer: socket.socket) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return b"a newer connection took the place" in peer.recv(1 << 16) or peer.recv(1) == b""
+        return True
+
+    unknown = [stranger("127.0.0.2") for _ in range(4)]
+    assert gone(unknown[0])
+    unknown += [stranger(f"127.0.0.{k}") for k in (3, 4, 5)]
+    assert gone(unknown[1])
+    for peer in (unknown[2], unknown[-1]):
+        peer.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            peer.recv(1)
+    for _ in range(8):  # more than there are places
         dialled = Dialled(server.address, None)
         dialled.outbox.send(Completed((1,)))
         dialled.wait(lambda dialled=dialled: dialled.launches == [1])

@@ -41,7 +41,7 @@ class Served:
         self.sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
         devices = jax.local_devices()[:1]
         self.store = BufferStore()
-        self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1")
+        self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1", "the link secret")
         compiler = Compiler(host, devices, {host: devices})
         self.dispatcher = Dispatcher(host, compiler, self.store, self.transfer, self.sent.put, (host,))
         self.dispatcher.start()
