@@ -331,15 +331,20 @@ Handler = Callable[[AsyncLink], Awaitable[None]]
 
 
 async def serve(
-    handlers: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None, silence: float = 0.0
+    handlers: dict[str, Handler],
+    bind: str,
+    ports: tuple[int, int] = (0, 0),
+    tls: Tls | None = None,
+    silence: float = 0.0,
 ) -> tuple[asyncio.Server, str]:
-    """Serves links on a port (0: a free one) of address `bind`; returns the server and `address:port`.
+    """Serves links at address `bind`, on the first free port of those from the first to the last of `ports`, or on any
+    one for (0, 0); returns the server and `address:port`.
 
     A handler gets each link whose handshake names its path, and has to look at the metadata before it reads. The link
     ends with it, or when the other end is silent for `silence` seconds (0: `SILENCE_S`).
 
     Raises:
-        OSError: the port is taken, or the address is not one of this machine.
+        OSError: all ports are taken, or the address is not one of this machine.
         UsageError: a file of `tls` cannot be read.
     """
     tasks: set[asyncio.Task[None]] = set()
@@ -361,14 +366,17 @@ async def serve(
         task.add_done_callback(tasks.discard)
 
     context = server_context(tls) if tls is not None else None
-    server = await asyncio.get_running_loop().create_server(
-        lambda: AsyncLink(greeted, silence, unauthenticated),
-        bind.strip("[]"),
-        port,
-        ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_LIMIT_S if context is not None else None,
-    )
-    return server, joined(bind, server.sockets[0].getsockname()[1])
+    for port in range(ports[0], ports[1] + 1):
+        with contextlib.suppress(OSError) if port < ports[1] else contextlib.nullcontext():
+            server = await asyncio.get_running_loop().create_server(
+                lambda: AsyncLink(greeted, silence, unauthenticated),
+                bind.strip("[]"),
+                port,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_LIMIT_S if context is not None else None,
+            )
+            return server, joined(bind, server.sockets[0].getsockname()[1])
+    raise OSError(f"there is no port from {ports[0]} to {ports[1]}")
 
 
 async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:

@@ -12,6 +12,9 @@ from pathways_ray.errors import Failure
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
 
+MAX_ENDED = 1 << 16
+"""Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
+
 _NOTHING: Mapping[int, Value] = MappingProxyType({})
 
 
@@ -23,7 +26,7 @@ class BufferStore:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.Lock()
         self._waiters: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._ended: set[int] = set()
+        self._ended: dict[int, None] = {}
         self.on_end: Callable[[int], None] = lambda session: None
         """Called when a session has ended, with its number; must not wait."""
 
@@ -84,7 +87,9 @@ class BufferStore:
                 found.pop(buffer, None)
 
     def drop_session(self, session: int) -> None:
-        self._ended.add(session)
+        self._ended[session] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self.sessions.pop(session, None)
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:

@@ -170,6 +170,7 @@ class DataServer:
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(listen.data),
+                listen.client_ports,
                 tls=listen.tls,
                 silence=limits.DATA_SILENCE_S,
             )

@@ -11,11 +11,13 @@ from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
+    Account,
     BarrierReached,
     BarrierReleased,
     Done,
     Drop,
     DropProgram,
+    DropSession,
     Enqueued,
     FromHost,
     HostDown,
@@ -136,6 +138,34 @@ def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
     island.from_host(0, 1, Done((1,)))
     assert dispatched(island.from_controller(run(1, 2, 3))) == []
     assert dispatched(island.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
+
+
+@pytest.mark.parametrize("end", ["it runs", "its island is lost"])
+def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
+    """
+    1. Each of 200 sessions ends while a cross-island launch of its waits, which is kept.
+    2. It runs, or the island is lost.
+    3. A further gang of it comes from a controller that did not know.
+    """
+    island = serving(0, window=1)
+    order = island.order
+    tables = ("sessions", "waiting", "outstanding", "cross_island", "programs")
+    island.from_controller(Program(1, b"", {}, "p", 1, 1, True))
+    before = {name: len(getattr(order, name)) for name in tables}
+    for session in range(2, 202):
+        first, second = 2 * session, 2 * session + 1
+        island.from_controller(Account(session, f"session {session}", 1.0, 0))
+        island.from_controller(IslandLaunch(first, session, 1, (), 0, 0, 1))
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 0, 1))
+        island.from_controller(DropSession(session))
+        if end == "it runs":
+            assert dispatched(island.from_host(0, 1, Done((first,)))) == [IslandLaunch(second, session, 1, (), 0, 0, 1)]
+            island.from_host(0, 1, Done((second,)))
+        else:
+            order.clear()
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 1, 1))
+    assert {name: len(getattr(order, name)) for name in tables} == before
+    assert (order.ledger.tenant_of, order.ledger.usages, order.ledger.active) == ({}, {}, 0)
 
 
 def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:

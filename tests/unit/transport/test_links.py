@@ -457,3 +457,22 @@ def test_a_hello_is_all_that_is_read_before_it_is_answered() -> None:
     frames = Frames(links.MAX_HANDSHAKE_BYTES)
     with pytest.raises(LinkLost, match="the limit is 4096"):
         next(frames.feed(frame(encode(long))[:4]))
+
+
+def test_a_server_takes_the_first_port_that_is_free() -> None:
+    """A firewall opens some ports to clients; servers of one machine share them out."""
+
+    async def serve() -> list[int]:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            first = taken.getsockname()[1]
+            ports = (first, min(first + 20, 65535))
+            made = [await links.serve({}, "127.0.0.1", ports) for _ in range(3)]
+            with pytest.raises(OSError, match="in use"):
+                await links.serve({}, "127.0.0.1", (first, first))
+        for server, _ in made:
+            server.close()
+        found = [links.endpoint(address)[1] for _, address in made]
+        assert ports[0] < min(found) < max(found) <= ports[1]
+        return found
+
+    assert len(set(asyncio.run(serve()))) == 3
