@@ -76,7 +76,7 @@ def ray_has_token() -> bool:
 
 
 def ray_forgets_token() -> None:
-    """Has Ray read mode and token anew when it needs them next: it keeps what it found in the environment once."""
+    """Has Ray read mode and token again when it needs them next: it keeps what it found in the environment."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
     AuthenticationTokenLoader.instance().reset_cache()

@@ -69,7 +69,7 @@ class Batcher:
         return list(self.taken(most, compose))
 
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
-        """What `take` gives, each batch encoded when it is asked for: an array's bytes are not all there twice."""
+        """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
         messages: list[Message] = []
         with contextlib.suppress(IndexError):
             while len(messages) < most:
