@@ -70,14 +70,14 @@ def ray_on_loopback() -> Iterator[None]:
 
 def ray_has_token() -> bool:
     """Whether the user has a token for Ray: in the environment, or in a file where Ray looks for one."""
-    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
 
 
 def ray_forgets_token() -> None:
     """Has Ray read mode and token again when it needs them next: it keeps what it found in the environment."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
     Config.initialize("")

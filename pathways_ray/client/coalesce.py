@@ -208,7 +208,7 @@ class Coalescer:
         self._made += 1
         number = self._new_program()
         self._registered[number] = (repetition, length)
-        return [Register(number, encoded, {}, repetition.program)]
+        return [Register(number, encoded, {})]
 
 
 class _Chain(NamedTuple):

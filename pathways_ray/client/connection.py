@@ -28,20 +28,9 @@ from pathways_ray import limits
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
 from pathways_ray.transport import grpc_streams, links, streams, thread_links
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import joined
-from pathways_ray.transport.messages import (
-    REPLY,
-    TO_CLIENT,
-    VERSION,
-    OpenSession,
-    Refused,
-    Reply,
-    SessionOpened,
-    Upgrade,
-    Upgraded,
-    encode,
-)
 from pathways_ray.transport.tls import Trust, client_roots
 
 LINK_DIAL_LIMIT_S = 2.0
@@ -146,23 +135,23 @@ class Connection:
 
     # --- calls with a reply -------------------------------------------------------------------------------------------
 
-    def open_session(self, name: str, timeout: float) -> SessionOpened:
+    def open_session(self, name: str, timeout: float) -> wire.SessionOpened:
         """Raises `AuthenticationError` for an unknown token, `ControllerLost` when there is no answer in time."""
-        opened = self._call(OpenSession(VERSION, name), timeout, (("authorization", self._token),))
-        assert isinstance(opened, SessionOpened)
+        opened = self._call(wire.OpenSession(wire.VERSION, name), timeout, (("authorization", self._token),))
+        assert isinstance(opened, wire.SessionOpened)
         self._session, self._secret, self._link_port = opened.session, opened.secret, opened.link_port
         return opened
 
-    def call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S) -> Reply:
+    def call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S) -> wire.Reply:
         """One request and its reply. Raises the error that the controller answers with."""
         return self._call(request, timeout, (("authorization", self._secret), ("session", str(self._session))))
 
-    def _call(self, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...]) -> Reply:
+    def _call(self, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...]) -> wire.Reply:
         try:
-            reply = REPLY.decode(self._unary(encode(request), timeout=timeout, metadata=metadata))
+            reply = wire.REPLY.decode(self._unary(wire.encode(request), timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
             raise ControllerLost(f"the controller at {self.url} does not answer: {_details(error)}") from None
-        if isinstance(reply, Refused):
+        if isinstance(reply, wire.Refused):
             raise from_failure(reply.failure)
         return reply
 
@@ -194,7 +183,7 @@ class Connection:
         link = self._dial(outbox, min(timeout, LINK_DIAL_LIMIT_S))
         self._link = link
         if self._step(Step.LINK_FAILED if link is None else Step.LINK_OPENED) is Channel.UPGRADING:
-            self._stream_outbox.send(Upgrade())
+            self._stream_outbox.send(wire.Upgrade())
             self.outbox = outbox
         elif link is not None:  # the stream has ended meanwhile
             _abandon(link)
@@ -229,8 +218,8 @@ class Connection:
         reason = "the controller closed the stream"
         try:
             for data in self._stream:
-                for message in TO_CLIENT.decode_batch(data):
-                    if type(message) is Upgraded:
+                for message in wire.TO_CLIENT.decode_batch(data):
+                    if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                         self._start_thread("pathways-link", self._read_link)
                     else:
@@ -249,8 +238,8 @@ class Connection:
         assert self._link is not None
         try:
             for data in self._link:
-                for message in TO_CLIENT.decode_batch(data):
-                    if type(message) is Upgraded:
+                for message in wire.TO_CLIENT.decode_batch(data):
+                    if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                     self._receive(message)
         except Exception as error:

@@ -24,39 +24,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
-from pathways_ray.client.events import (
-    Call,
-    CloseData,
-    Closing,
-    Command,
-    Disconnected,
-    Forked,
-    MoveHost,
-    Placed,
-    Registered,
-    ReleaseQueue,
-    Uploaded,
-    Wake,
-)
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import (
-    BuffersLost,
-    Completed,
-    Free,
-    HostAddress,
-    Launch,
-    LaunchFailed,
-    Prepared,
-    Register,
-    SessionEnded,
-)
+from pathways_ray.transport import messages as wire
 
-_WAKE: Sequence[Command] = (Wake(fetches=False),)
-_WAKE_ALL: Sequence[Command] = (Wake(fetches=True),)
-_RELEASE: Sequence[Command] = (ReleaseQueue(),)
+_WAKE: Sequence[events.Command] = (events.Wake(fetches=False),)
+_WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
+_RELEASE: Sequence[events.Command] = (events.ReleaseQueue(),)
 
 FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
 
@@ -64,7 +41,7 @@ FORKED = "it is that of the process that this one is a fork of; use multiprocess
 class _Queued(NamedTuple):
     """A message in the queue, and the buffers whose uploads it waits for."""
 
-    message: Call
+    message: events.Call
     buffers: Sequence[BufferRecord] = ()
 
 
@@ -129,7 +106,9 @@ class ClientCore:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def launch(self, program: int, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord]) -> Launch | None:
+    def launch(
+        self, program: int, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord]
+    ) -> wire.Launch | None:
         """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
 
         Returns:
@@ -149,7 +128,7 @@ class ClientCore:
         number = next(self._launches)
         self.pending[number] = results
         names = tuple([buffer.id for buffer in arguments])
-        message = Launch(number, program, names, results[0].id if results else 0)
+        message = wire.Launch(number, program, names, results[0].id if results else 0)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
             self._fail(number, self.ended, self._now)
             return None
@@ -158,7 +137,7 @@ class ClientCore:
             return None
         return message
 
-    def free(self, buffer: BufferRecord) -> Free | None:
+    def free(self, buffer: BufferRecord) -> wire.Free | None:
         """Takes the end of the last handle of a buffer, or its deletion.
 
         Returns:
@@ -167,7 +146,7 @@ class ClientCore:
         self.buffers.pop(buffer.id, None)
         if self.ended is not None:
             return None
-        message = Free((buffer.id,))
+        message = wire.Free((buffer.id,))
         if buffer.upload is not None and not buffer.upload.done:
             self.queue.append(_Queued(message, (buffer,)))
         elif self.queue:
@@ -178,21 +157,21 @@ class ClientCore:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any, now: float) -> Sequence[Command]:
+    def handle(self, event: Any, now: float) -> Sequence[events.Command]:
         """Takes one of the `events`, or a message of the controller (`ToClient`), at time `now` in seconds."""
         self._now = now
         return _HANDLERS[type(event)](self, event, now)
 
-    def _placed(self, event: Placed, _now: float) -> Sequence[Command]:
+    def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
         return self._in_turn(event.message)
 
-    def _registered(self, event: Registered, _now: float) -> Sequence[Command]:
+    def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
         self.coalescer.register(event.program, event.graph)
         new = {digest: blob for digest, blob in event.functions.items() if digest not in self._sent_functions}
         self._sent_functions.update(new)
-        return self._in_turn(Register(event.program, event.encoded, new))
+        return self._in_turn(wire.Register(event.program, event.encoded, new))
 
-    def _in_turn(self, message: Call) -> Sequence[Command]:
+    def _in_turn(self, message: events.Call) -> Sequence[events.Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
         self.queue.append(_Queued(message))
         return _RELEASE
@@ -208,7 +187,7 @@ class ClientCore:
             return False
         return all(buffer.upload is None or buffer.upload.done for buffer in buffers)
 
-    def head(self, now: float) -> Sequence[Command] | None:
+    def head(self, now: float) -> Sequence[events.Command] | None:
         """The commands for the first message of the queue; None while it waits, or the queue is empty."""
         if not self.queue:
             return None
@@ -219,13 +198,13 @@ class ClientCore:
                 if not buffer.upload.done:
                     return None
                 failure = failure or buffer.upload.failure
-        if type(message) is Launch:
+        if type(message) is wire.Launch:
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
             if failure is not None:
                 return self._fail(message.launch, failure, now)
         return (message,)
 
-    def _uploaded(self, event: Uploaded, now: float) -> Sequence[Command]:
+    def _uploaded(self, event: events.Uploaded, now: float) -> Sequence[events.Command]:
         buffer, upload = event.buffer, event.upload
         upload.missing.discard(event.host)
         if event.failure is not None:
@@ -242,7 +221,7 @@ class ClientCore:
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _completed(self, message: Completed, now: float) -> Sequence[Command]:
+    def _completed(self, message: wire.Completed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
         self.coalescer.measure(message.launches, message.device_us, message.contended)
         for launch in message.launches:
@@ -251,11 +230,11 @@ class ClientCore:
                     buffer.state = READY
         return _WAKE
 
-    def _failed(self, message: LaunchFailed, now: float) -> Sequence[Command]:
+    def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
         return self._fail(message.launch, message.failure, now)
 
-    def _fail(self, launch: int, failure: Failure, now: float) -> Sequence[Command]:
+    def _fail(self, launch: int, failure: Failure, now: float) -> Sequence[events.Command]:
         self.story.note_launch(Entry(now, "launch failed", failure.message, failure.kind, self.session, launch))
         for buffer in self._results_of(launch):
             if buffer.state is PENDING:
@@ -269,7 +248,7 @@ class ClientCore:
             self.pending.pop(other, None)
         return self.pending.pop(launch, ())
 
-    def _buffers_lost(self, message: BuffersLost, now: float) -> Sequence[Command]:
+    def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:
         self._note(now, "buffers lost", f"{len(message.buffers)} buffers", message.failure.message)
         for number in message.buffers:
             buffer = self.buffers.get(number)
@@ -277,35 +256,35 @@ class ClientCore:
                 buffer.fail(message.failure)
         return _WAKE_ALL
 
-    def _host_moved(self, message: HostAddress, now: float) -> Sequence[Command]:
+    def _host_moved(self, message: wire.HostAddress, now: float) -> Sequence[events.Command]:
         what = f"up at {message.address}, epoch {message.epoch}" if message.address else "down"
         self._note(now, "host moved", what, host=message.host)
-        return (MoveHost(message),)
+        return (events.MoveHost(message),)
 
-    def _prepared(self, message: Prepared, _now: float) -> Sequence[Command]:
+    def _prepared(self, message: wire.Prepared, _now: float) -> Sequence[events.Command]:
         self.coalescer.prepared(message.program)
         return ()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _session_ended(self, message: SessionEnded, now: float) -> Sequence[Command]:
+    def _session_ended(self, message: wire.SessionEnded, now: float) -> Sequence[events.Command]:
         return self._end("SessionClosed", message.reason, now)
 
-    def _disconnected(self, event: Disconnected, now: float) -> Sequence[Command]:
+    def _disconnected(self, event: events.Disconnected, now: float) -> Sequence[events.Command]:
         return self._end("ControllerLost", event.reason, now)
 
-    def _closing(self, _event: Closing, now: float) -> Sequence[Command]:
+    def _closing(self, _event: events.Closing, now: float) -> Sequence[events.Command]:
         # Before hosts learn of it and hang up: what is under way fails with the session, and not with a lost host.
         self.closing = True
         self._fail_all(Failure("SessionClosed", "the session ended: it was shut down"), now)
         return _WAKE_ALL
 
-    def _forked(self, _event: Forked, _now: float) -> Sequence[Command]:
+    def _forked(self, _event: events.Forked, _now: float) -> Sequence[events.Command]:
         self.ended = Failure("SessionClosed", f"the session ended: {FORKED}")
         self.closed_because = FORKED
         return ()
 
-    def _end(self, kind: str, reason: str, now: float) -> Sequence[Command]:
+    def _end(self, kind: str, reason: str, now: float) -> Sequence[events.Command]:
         if self.ended is None:
             if self.closing:  # the connection may end before the call that ends it is answered
                 kind, reason = "SessionClosed", "it was shut down"
@@ -319,7 +298,7 @@ class ClientCore:
             self.ended = Failure(kind, f"the session ended: {reason}", story=story)
             self.closed_because = reason
         self._fail_all(self.ended, now)
-        return *_WAKE_ALL, CloseData(self.ended)
+        return *_WAKE_ALL, events.CloseData(self.ended)
 
     def _fail_all(self, failure: Failure, now: float) -> None:
         for launch in list(self.pending):
@@ -329,17 +308,17 @@ class ClientCore:
         self.story.note(Entry(now, event, detail, cause, self.session, host=host))
 
 
-_HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[Command]]] = {
-    Placed: ClientCore._placed,
-    Registered: ClientCore._registered,
-    Uploaded: ClientCore._uploaded,
-    Completed: ClientCore._completed,
-    LaunchFailed: ClientCore._failed,
-    BuffersLost: ClientCore._buffers_lost,
-    HostAddress: ClientCore._host_moved,
-    Prepared: ClientCore._prepared,
-    SessionEnded: ClientCore._session_ended,
-    Disconnected: ClientCore._disconnected,
-    Closing: ClientCore._closing,
-    Forked: ClientCore._forked,
+_HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command]]] = {
+    events.Placed: ClientCore._placed,
+    events.Registered: ClientCore._registered,
+    events.Uploaded: ClientCore._uploaded,
+    wire.Completed: ClientCore._completed,
+    wire.LaunchFailed: ClientCore._failed,
+    wire.BuffersLost: ClientCore._buffers_lost,
+    wire.HostAddress: ClientCore._host_moved,
+    wire.Prepared: ClientCore._prepared,
+    wire.SessionEnded: ClientCore._session_ended,
+    events.Disconnected: ClientCore._disconnected,
+    events.Closing: ClientCore._closing,
+    events.Forked: ClientCore._forked,
 }

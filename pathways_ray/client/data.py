@@ -20,20 +20,9 @@ from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.links import LinkLost
-from pathways_ray.transport.messages import (
-    FROM_HOST_DATA,
-    CancelFetch,
-    DataFailed,
-    Fetch,
-    FetchPart,
-    HostAddress,
-    Message,
-    PutDone,
-    PutOpen,
-    PutPart,
-)
 from pathways_ray.transport.tls import Trust
 
 _WAIT_SLICE_S = 0.5
@@ -65,7 +54,7 @@ class _Fetching:
         self.parts: dict[int, bytearray] = {}
         self.failure: Failure | None = None
 
-    def add(self, part: FetchPart) -> None:
+    def add(self, part: wire.FetchPart) -> None:
         buffer = self.parts.get(part.device)
         if buffer is None:
             buffer = self.parts[part.device] = bytearray(part.total)
@@ -105,7 +94,7 @@ class FetchPlan:
 class _Link:
     """The stream to one incarnation of a host."""
 
-    def __init__(self, owner: DataLinks, address: HostAddress) -> None:
+    def __init__(self, owner: DataLinks, address: wire.HostAddress) -> None:
         self.owner = owner
         self.host = address.host
         self.epoch = address.epoch
@@ -123,7 +112,7 @@ class _Link:
         reason = "it closed the stream"
         try:
             for data in self._wire:
-                for message in FROM_HOST_DATA.decode_batch(data):
+                for message in wire.FROM_HOST_DATA.decode_batch(data):
                     self._on_message(message)
         except (LinkLost, PathwaysError) as error:
             reason = str(error)
@@ -132,17 +121,17 @@ class _Link:
             self._wire.close()
         self.end(reason)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: wire.Message) -> None:
         match message:
-            case PutDone(request):
+            case wire.PutDone(request):
                 self._uploaded(request, None)
-            case FetchPart():
+            case wire.FetchPart():
                 fetching = self.fetches.get(message.request)
                 if fetching is not None:
                     fetching.add(message)
                     if not fetching.missing:
                         self.owner.wake()
-            case DataFailed(request, failure):
+            case wire.DataFailed(request, failure):
                 if request in self.uploads:
                     self._uploaded(request, failure)
                 elif request in self.fetches:
@@ -176,7 +165,7 @@ class DataLinks:
         self,
         session: int,
         token: str,
-        hosts: tuple[HostAddress, ...],
+        hosts: tuple[wire.HostAddress, ...],
         trust: Trust | None = None,
     ) -> None:
         self.session = session
@@ -192,7 +181,7 @@ class DataLinks:
         with self._changed:
             self._changed.notify_all()
 
-    def host_changed(self, address: HostAddress) -> None:
+    def host_changed(self, address: wire.HostAddress) -> None:
         """A host went down (empty address), or came up under a new epoch."""
         with self._changed:
             self._addresses[address.host] = address
@@ -250,17 +239,17 @@ class DataLinks:
         sent = _Sent(upload, acknowledge)
         boxes = shard_boxes(kind, spec, placed.mesh)
         copies = {box: _copy_of(array, box) for box in dict.fromkeys(boxes)}  # replicas on several hosts share one
-        asked: list[tuple[_Link, int, list[Message]]] = []
+        asked: list[tuple[_Link, int, list[wire.Message]]] = []
         for host in placed.hosts:
             request = next(self._requests)
-            messages: list[Message] = [PutOpen(request, buffer, kind, spec, placed, tag)]
+            messages: list[wire.Message] = [wire.PutOpen(request, buffer, kind, spec, placed, tag)]
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
                 data = copies[box]
                 for offset in range(0, len(data), limits.PART_BYTES):
                     # A view: a part is copied when it is encoded, right before it leaves.
                     part = cast(bytes, data[offset : offset + limits.PART_BYTES])
-                    messages.append(PutPart(request, number, offset, part))
+                    messages.append(wire.PutPart(request, number, offset, part))
             asked.append((self._link(host), request, messages))
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, request, messages in asked:
@@ -282,7 +271,7 @@ class DataLinks:
                 request, fetching = next(self._requests), _Fetching(devices)
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching))
-                link.outbox.send(Fetch(request, buffer, devices))
+                link.outbox.send(wire.Fetch(request, buffer, devices))
                 if link.dead is not None:
                     fetching.failure = link.dead
             self._wait_for([fetching for _, _, fetching in asked], check)
@@ -290,7 +279,7 @@ class DataLinks:
             for link, request, fetching in asked:
                 link.fetches.pop(request, None)
                 if fetching.missing and fetching.failure is None:
-                    link.outbox.send(CancelFetch(request))
+                    link.outbox.send(wire.CancelFetch(request))
         return cover.assembled({link.host: fetching for link, _, fetching in asked})
 
     def _wait_for(self, fetches: list[_Fetching], check: Callable[[], None]) -> None:

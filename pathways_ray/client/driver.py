@@ -13,19 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_ray import limits
+from pathways_ray.client import events
 from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.events import (
-    CloseData,
-    Command,
-    Disconnected,
-    MoveHost,
-    ReleaseQueue,
-    Uploaded,
-    Wake,
-)
 from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, WaitTimeout, from_failure
 from pathways_ray.transport.messages import Free, Message
 
@@ -72,13 +64,13 @@ class Driver:
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload."""
-        self.call(Uploaded(record, upload, host, failure))
+        self.call(events.Uploaded(record, upload, host, failure))
 
     def disconnected(self, reason: str) -> None:
         """Takes the end of the connection."""
-        self.handle(Disconnected(reason))
+        self.handle(events.Disconnected(reason))
 
-    def do(self, commands: Sequence[Command]) -> None:
+    def do(self, commands: Sequence[events.Command]) -> None:
         """Executes commands. The caller has `sending` where the event was a call."""
         for command in commands:
             if isinstance(command, Free):  # goes with the next message
@@ -88,16 +80,16 @@ class Driver:
                 self.connection.outbox.send(command)
                 continue
             match command:
-                case Wake():
+                case events.Wake():
                     with self.changed:
                         self.changed.notify_all()
                     if command.fetches:
                         self.data.wake()
-                case ReleaseQueue():
+                case events.ReleaseQueue():
                     self.release_queue()
-                case MoveHost():
+                case events.MoveHost():
                     self.data.host_changed(command.address)
-                case CloseData():
+                case events.CloseData():
                     self.data.close(command.failure)
 
     def release_queue(self) -> None:

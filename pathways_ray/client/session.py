@@ -37,17 +37,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
-from pathways_ray.transport.messages import (
-    CloseSession,
-    CreateSlice,
-    Explain,
-    Explained,
-    Put,
-    ReleaseSlice,
-    SliceCreated,
-    Status,
-    StatusReply,
-)
+from pathways_ray.transport import messages as wire
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -119,14 +109,14 @@ class Session:
         if not isinstance(name, str) or not isinstance(platform, str | None):
             raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
         self.check_open()
-        reply = self._connection.call(CreateSlice(self.id, sizes, names, number, platform or "", name))
-        assert isinstance(reply, SliceCreated)
+        reply = self._connection.call(wire.CreateSlice(self.id, sizes, names, number, platform or "", name))
+        assert isinstance(reply, wire.SliceCreated)
         return VirtualSlice(self, reply.placed, name, reply.slice_tag)
 
     def release_slice(self, released: VirtualSlice) -> None:
         """Gives a slice back to the cluster."""
         if not self.closed_because:
-            self._connection.call(ReleaseSlice(self.id, released.id))
+            self._connection.call(wire.ReleaseSlice(self.id, released.id))
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""
@@ -148,17 +138,17 @@ class Session:
     def status(self) -> dict[str, Any]:
         """Islands, devices, slices, sessions and the number of live buffers of the whole cluster."""
         self.check_open()
-        reply = self._connection.call(Status(self.id))
-        assert isinstance(reply, StatusReply)
+        reply = self._connection.call(wire.Status(self.id))
+        assert isinstance(reply, wire.StatusReply)
         found: dict[str, Any] = json.loads(reply.text)
         return found
 
-    def explain(self, program: int, graph: bytes) -> Explained:
+    def explain(self, program: int, graph: bytes) -> wire.Explained:
         """The controller's placement of a program; waits until it is compiled when it is registered."""
         self.flush()
         self.check_open()
-        reply = self._connection.call(Explain(self.id, program, graph), _EXPLAIN_LIMIT_S)
-        assert isinstance(reply, Explained)
+        reply = self._connection.call(wire.Explain(self.id, program, graph), _EXPLAIN_LIMIT_S)
+        assert isinstance(reply, wire.Explained)
         return reply
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
@@ -222,7 +212,7 @@ class Session:
         record.upload = self._data.upload(
             record.id, array, kind.array, spec, where.placed, where.tag, partial(self._driver.uploaded, record)
         )
-        self._driver.call(Placed(Put(record.id, where.id, kind.array, spec)))
+        self._driver.call(Placed(wire.Put(record.id, where.id, kind.array, spec)))
         return Array(buffer, kind)
 
     def check_mine(self, buffer: Buffer) -> None:
@@ -272,7 +262,7 @@ class Session:
         self._driver.handle(Closing())
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             if not self.closed_because:
-                self._connection.call(CloseSession(self.id), _CLOSE_LIMIT_S)
+                self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
         self._driver.disconnected("it was shut down")
         self._connection.close()
 

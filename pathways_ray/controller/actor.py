@@ -23,33 +23,11 @@ from typing import Any
 import ray
 
 from pathways_ray import limits, names
-from pathways_ray.controller import metrics
+from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
-from pathways_ray.controller.events import (
-    AnswerCall,
-    CallManager,
-    CloseChannel,
-    CloseIsland,
-    Command,
-    Event,
-    Exit,
-    IslandConnected,
-    IslandDisconnected,
-    IslandMessages,
-    KillManager,
-    KillScheduler,
-    ManagerAnswered,
-    ManagerKnows,
-    ManagerLost,
-    OpenChannel,
-    ReportFault,
-    ReportToManager,
-    SwitchToLink,
-    Tick,
-)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
@@ -74,6 +52,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the numbers of all islands.
+        isolation: whether each tenant has islands for itself.
     """
 
     def __init__(
@@ -87,6 +66,7 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Sequence[int] = (),
+        isolation: bool = False,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
@@ -102,6 +82,7 @@ class Controller:
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.core.requests.isolation.enabled = isolation
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
@@ -155,7 +136,7 @@ class Controller:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(Tick())
+            self.handle(events.Tick())
             self.front.refresh()
             await asyncio.sleep(TICK_S)
 
@@ -174,7 +155,7 @@ class Controller:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
         for command in self.core.handle(event, time.monotonic()):
             if type(command) is SendIsland:
@@ -186,36 +167,38 @@ class Controller:
             else:
                 self._do(command)
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: events.Command) -> None:
         match command:
-            case OpenChannel(session):
+            case events.OpenChannel(session):
                 self.front.open(session)
-            case SwitchToLink(session):
+            case events.SwitchToLink(session):
                 self.front.switch(session)
-            case CloseChannel():
+            case events.CloseChannel():
                 self.front.close(command)
-            case AnswerCall():
+            case events.AnswerCall():
                 self.front.answer(command)
-            case CallManager():
+            case events.CallManager():
                 self._call_manager(command)
-            case ReportToManager():
+            case events.ReportToManager():
                 self._later(self._report_to_manager())
-            case CloseIsland(link):
+            case events.WantIslands(tenants):
+                self._later(self._want_islands(tenants))
+            case events.CloseIsland(link):
                 if link in self.links:
                     self.links[link].close()
-            case KillScheduler(island):
+            case events.KillScheduler(island):
                 with contextlib.suppress(ValueError):  # it ends just now
                     ray.kill(ray.get_actor(names.scheduler(self.runtime, island), names.NAMESPACE), no_restart=False)
-            case KillManager():
+            case events.KillManager():
                 ray.kill(self.resource_manager, no_restart=False)
-            case Exit(reason):
+            case events.Exit(reason):
                 if not self.exit.done():
                     print(reason, flush=True)
                     self.exit.set_exception(RuntimeError(reason))
-            case ReportFault(text):
+            case events.ReportFault(text):
                 print(text, file=sys.stderr, flush=True)
 
-    def _call_manager(self, command: CallManager) -> None:
+    def _call_manager(self, command: events.CallManager) -> None:
         # Here and now, and not in a task: Ray keeps the order of calls.
         result = getattr(self.resource_manager, command.method).remote(*command.arguments)
         self._later(self._manager_answers(command.call, result))
@@ -230,13 +213,13 @@ class Controller:
         try:
             answer = await result
         except ray.exceptions.RayActorError as error:
-            self.handle(ManagerLost(str(error)))
+            self.handle(events.ManagerLost(str(error)))
             return
         except Exception as error:
             traceback.print_exc()
             answer = error
         if call:
-            self.handle(ManagerAnswered(call, answer))
+            self.handle(events.ManagerAnswered(call, answer))
 
     async def _report_to_manager(self) -> None:
         """Tells the resource manager that this controller serves. Once it knows, the controller has an address."""
@@ -244,11 +227,17 @@ class Controller:
         try:
             known: str = await self.resource_manager.controller_serves.remote(self.incarnation, self.link_address, name)
         except ray.exceptions.RayError as error:
-            self.handle(ManagerLost(str(error)))
+            self.handle(events.ManagerLost(str(error)))
             return
-        self.handle(ManagerKnows(known))
+        self.handle(events.ManagerKnows(known))
         if not self.address.done():
             self.address.set_result(self.client_address)
+
+    async def _want_islands(self, tenants: tuple[str, ...]) -> None:
+        """Has islands run for these tenants. Where the actor that starts them is away, the list is sent again later."""
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            starter = ray.get_actor(names.tenant_islands(self.runtime), names.NAMESPACE)
+            self.handle(events.IslandsHeld(*await starter.want.remote(tenants)))
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
@@ -263,11 +252,11 @@ class Controller:
         link, island = next(self.link_numbers), hello.island
         self.links[link] = context
         outbox = self.islands[island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
-        self.handle(IslandConnected(link, hello))
+        self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
             while True:
-                self.handle(IslandMessages(link, island, messages))
+                self.handle(events.IslandMessages(link, island, messages))
                 if (data := await context.read()) is None:
                     break
                 messages = FROM_ISLAND.decode_batch(data)
@@ -276,4 +265,4 @@ class Controller:
             del self.links[link]
             if self.islands.get(island) is outbox:
                 del self.islands[island]
-            self.handle(IslandDisconnected(link, island, hello.address))
+            self.handle(events.IslandDisconnected(link, island, hello.address))

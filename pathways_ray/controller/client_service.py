@@ -17,38 +17,16 @@ from functools import partial
 import grpc
 
 from pathways_ray import limits
+from pathways_ray.controller import events
 from pathways_ray.controller.channel import Carrier, ChannelEvent
 from pathways_ray.controller.clients import STREAM_LIMIT_S, Client
 from pathways_ray.controller.core import ControllerCore
-from pathways_ray.controller.events import (
-    AnswerCall,
-    Caller,
-    ClientGarbled,
-    ClientMessages,
-    CloseChannel,
-    Event,
-    LinkEnded,
-    LinkOpened,
-    Requested,
-    StreamEnded,
-    StreamOpened,
-    TenantsRead,
-)
 from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.errors import PathwaysError, WireError, to_failure
 from pathways_ray.transport import grpc_streams, links, outboxes, streams
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.messages import (
-    REQUEST,
-    TO_CONTROLLER,
-    Refused,
-    Reply,
-    Request,
-    ToClient,
-    Upgraded,
-    encode,
-)
 
 HANG_UP_LIMIT_S = 5.0
 """Seconds that a client which closes its session has to end its stream."""
@@ -79,7 +57,7 @@ class Connections:
 
     def switch(self) -> None:
         """Sends `Upgraded` as the last message on the stream; the rest goes by the link."""
-        self.stream_outbox.send(Upgraded())
+        self.stream_outbox.send(wire.Upgraded())
         self.stream_outbox.close()
         self.outbox = self.link_outbox
         self.upgraded.set()
@@ -106,14 +84,14 @@ class ClientService:
     """
 
     def __init__(
-        self, core: ControllerCore, handle: Callable[[Event], None], listen: ListenConfig, strict: bool
+        self, core: ControllerCore, handle: Callable[[events.Event], None], listen: ListenConfig, strict: bool
     ) -> None:
         self.core = core
         self.handle = handle
         self.listen = listen
         self.tenants = TenantsFile(listen.tenants, strict)
         self.connections: dict[int, Connections] = {}
-        self.replies: dict[int, asyncio.Future[Reply]] = {}
+        self.replies: dict[int, asyncio.Future[wire.Reply]] = {}
         self.calls = itertools.count(1)
 
     async def serve(self) -> str:
@@ -141,7 +119,7 @@ class ClientService:
             self._tenants_read()
 
     def _tenants_read(self) -> None:
-        self.handle(TenantsRead(self.tenants.book, self.tenants.path, self.tenants.problem))
+        self.handle(events.TenantsRead(self.tenants.book, self.tenants.path, self.tenants.problem))
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +127,7 @@ class ClientService:
         # By the client's own launches: others' must not hold up what it waits for.
         self.connections[session] = Connections(lambda: self.core.launches.flying(session))
 
-    def send(self, session: int, message: ToClient) -> None:
+    def send(self, session: int, message: wire.ToClient) -> None:
         connections = self.connections.get(session)
         if connections is not None:
             connections.outbox.send(message)
@@ -157,10 +135,10 @@ class ClientService:
     def switch(self, session: int) -> None:
         self.connections[session].switch()
 
-    def close(self, command: CloseChannel) -> None:
+    def close(self, command: events.CloseChannel) -> None:
         self.connections.pop(command.session).close(at_once=command.at_once)
 
-    def answer(self, command: AnswerCall) -> None:
+    def answer(self, command: events.AnswerCall) -> None:
         reply = self.replies.get(command.call)
         if reply is not None and not reply.done():
             reply.set_result(command.reply)
@@ -180,7 +158,7 @@ class ClientService:
         connections.reader = reader = asyncio.ensure_future(
             self._read(client.session, Carrier.STREAM, partial(grpc_streams.reading, context))
         )
-        self.handle(StreamOpened(client.session))
+        self.handle(events.StreamOpened(client.session))
         connections.streaming.set()
         try:
             await asyncio.wait({reader})
@@ -188,7 +166,7 @@ class ClientService:
                 reader.result()  # raises what was wrong here, and not with the client
         finally:
             reader.cancel()
-            self.handle(StreamEnded(client.session))
+            self.handle(events.StreamEnded(client.session))
             connections.stream_outbox.close()
             connections.link_outbox.close()
             await _finish(pump)
@@ -206,23 +184,23 @@ class ClientService:
             link.refuse(NO_STREAM)
         if not client.channel.allows(ChannelEvent.LINK_OPENED):
             link.refuse(SECOND_CONNECTION)
-        self.handle(LinkOpened(client.session))
+        self.handle(events.LinkOpened(client.session))
         link.put(link_tags(client.secret, client.session)[1].encode())
         try:
             if await _first(connections.upgraded.wait(), link.wait_closed()) and not connections.closed:
                 reading = self._read(client.session, Carrier.LINK, link.read)
                 await _first(connections.link_outbox.carry(link), reading)
         finally:
-            self.handle(LinkEnded(client.session))
+            self.handle(events.LinkEnded(client.session))
 
     async def _read(self, session: int, carrier: Carrier, read: Callable[[], Awaitable[bytes | None]]) -> None:
         while (data := await read()) is not None and session in self.connections:
             try:
-                messages = TO_CONTROLLER.decode_batch(data)
+                messages = wire.TO_CONTROLLER.decode_batch(data)
             except WireError as error:
-                self.handle(ClientGarbled(session, str(error)))
+                self.handle(events.ClientGarbled(session, str(error)))
                 return
-            self.handle(ClientMessages(session, carrier, len(data), messages))
+            self.handle(events.ClientMessages(session, carrier, len(data), messages))
             if (connections := self.connections.get(session)) is not None:
                 await connections.outbox.room(limits.MAX_BACKLOG)
 
@@ -232,17 +210,17 @@ class ClientService:
         try:
             caller = self.core.requests.caller(grpc_streams.metadata_of(context))
             data = await grpc_streams.reading(context) or b""
-            reply = await self.request(caller, REQUEST.decode(data), len(data))
+            reply = await self.request(caller, wire.REQUEST.decode(data), len(data))
         except PathwaysError as error:
-            reply = Refused(to_failure(error))
-        await context.write(encode(reply))
+            reply = wire.Refused(to_failure(error))
+        await context.write(wire.encode(reply))
 
-    async def request(self, caller: Caller, request: Request, size: int = 0) -> Reply:
+    async def request(self, caller: events.Caller, request: wire.Request, size: int = 0) -> wire.Reply:
         """The core's reply to a request of `size` bytes."""
         call = next(self.calls)
         self.replies[call] = asyncio.get_running_loop().create_future()
         try:
-            self.handle(Requested(call, caller, request, size, secrets.token_hex(16)))
+            self.handle(events.Requested(call, caller, request, size, secrets.token_hex(16)))
             return await self.replies[call]
         finally:
             del self.replies[call]

@@ -7,22 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_ray import limits
-from pathways_ray.controller import quotas
+from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import Channel, ChannelEvent, ChannelState
-from pathways_ray.controller.events import (
-    CallManager,
-    ClientGarbled,
-    ClientMessages,
-    CloseChannel,
-    Command,
-    LinkEnded,
-    LinkOpened,
-    OpenChannel,
-    ReportFault,
-    StreamEnded,
-    StreamOpened,
-    SwitchToLink,
-)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.registration import Registration
@@ -80,14 +66,16 @@ class Clients:
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
-    def open(self, name: str, tenant: Tenant, token: str, secret: str, now: float) -> tuple[Client, list[Command]]:
+    def open(
+        self, name: str, tenant: Tenant, token: str, secret: str, now: float
+    ) -> tuple[Client, list[events.Command]]:
         """Opens the next session for a tenant; its messages are kept until its stream comes."""
         self.sessions_made += 1
         number = self.sessions_made
         client = self.known[number] = Client(number, name, tenant, token, secret, now, Registration(self.check))
-        return client, [OpenChannel(number), *self.launches.open_session(number, tenant)]
+        return client, [events.OpenChannel(number), *self.launches.open_session(number, tenant)]
 
-    def close(self, session: int, *, at_once: bool = True) -> list[Command]:
+    def close(self, session: int, *, at_once: bool = True) -> list[events.Command]:
         """Closes a session and frees what it holds; nothing happens for one that is closed."""
         client = self.known.pop(session, None)
         if client is None:
@@ -96,28 +84,28 @@ class Clients:
             client.channel.apply(ChannelEvent.SESSION_CLOSED)
         return [
             *self.launches.close_session(session),
-            CallManager("release_session", (session,)),
-            CloseChannel(session, at_once),
+            events.CallManager("release_session", (session,)),
+            events.CloseChannel(session, at_once),
         ]
 
-    def end(self, client: Client, reason: str) -> list[Command]:
+    def end(self, client: Client, reason: str) -> list[events.Command]:
         """Closes a session from this side; its client hears why."""
         now = self.launches.tables.now
         self.launches.story.note(Entry(now, "session ended", cause=reason, session=client.session))
         return [SendClient(client.session, SessionEnded(reason)), *self.close(client.session)]
 
-    def expire(self, now: float) -> list[Command]:
+    def expire(self, now: float) -> list[events.Command]:
         """Closes sessions whose stream did not come."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for client in list(self.known.values()):
             if client.channel.state is ChannelState.OPENED and now - client.opened > STREAM_LIMIT_S:
                 commands += self.end(client, f"the stream of the session did not come within {STREAM_LIMIT_S:.0f} s")
         return commands
 
-    def tenants_read(self, book: TenantBook) -> list[Command]:
+    def tenants_read(self, book: TenantBook) -> list[events.Command]:
         """The table of tenants changed: sessions whose tenant has left it end, the others have its new values."""
         known = {digest: tenant for tenant, digest in book.entries}
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for client in list(self.known.values()):
             if not client.token:
                 continue
@@ -140,8 +128,8 @@ class Clients:
         return client
 
     def connection_changed(
-        self, event: StreamOpened | StreamEnded | LinkOpened | LinkEnded, now: float
-    ) -> list[Command]:
+        self, event: events.StreamOpened | events.StreamEnded | events.LinkOpened | events.LinkEnded, now: float
+    ) -> list[events.Command]:
         """A connection of a client came or went; news of a session that is closed changes nothing."""
         client = self.known.get(event.session)
         if client is None:
@@ -156,16 +144,16 @@ class Clients:
         self.launches.story.note(Entry(now, "client gone", cause=change, session=client.session))
         return self.close(client.session)
 
-    def garbled(self, event: ClientGarbled, now: float) -> list[Command]:
+    def garbled(self, event: events.ClientGarbled, now: float) -> list[events.Command]:
         client = self.known.get(event.session)
         return self.end(client, event.reason) if client is not None else []
 
-    def messages(self, event: ClientMessages, now: float) -> list[Command]:
+    def messages(self, event: events.ClientMessages, now: float) -> list[events.Command]:
         """Messages of a client, in order. One that is out of order, too big or trips this process ends its session."""
         client = self.known.get(event.session)
         if client is None:
             return []
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         try:
             client.channel.check_carrier(event.carrier)
             self._check_size(client, event.size, event.messages)
@@ -180,15 +168,15 @@ class Clients:
         except PathwaysError as error:
             commands += self.end(client, str(error))
         except Exception as error:  # it must not end the controller, and with it the sessions of others
-            commands.append(ReportFault(traceback.format_exc()))
+            commands.append(events.ReportFault(traceback.format_exc()))
             commands += self.end(client, f"internal error of the controller: {type(error).__name__}: {error}")
         return commands
 
-    def _upgrade(self, client: Client, is_last: bool) -> list[Command]:
+    def _upgrade(self, client: Client, is_last: bool) -> list[events.Command]:
         client.channel.apply(ChannelEvent.UPGRADE)
         if not is_last:
             raise WireError("messages by the stream after the upgrade")
-        return [SwitchToLink(client.session)]
+        return [events.SwitchToLink(client.session)]
 
     def _check_size(self, client: Client, size: int, messages: list[ToController]) -> None:
         """Raises `QuotaExceeded` for a batch over the tenant's quota of bytes. Many small messages that were gathered
@@ -201,7 +189,7 @@ class Clients:
             if refused is not None:
                 raise from_failure(refused)
 
-    def _register(self, client: Client, session: Session, message: Register) -> list[Command]:
+    def _register(self, client: Client, session: Session, message: Register) -> list[events.Command]:
         self.programs_made += 1
         program = client.registration.plan(self.programs_made, session, message, self.fusion)
         if program.failure is not None:
@@ -214,8 +202,8 @@ class Clients:
 
 
 _CHANGES: dict[type, ChannelEvent] = {
-    StreamOpened: ChannelEvent.STREAM_OPENED,
-    StreamEnded: ChannelEvent.STREAM_ENDED,
-    LinkOpened: ChannelEvent.LINK_OPENED,
-    LinkEnded: ChannelEvent.LINK_ENDED,
+    events.StreamOpened: ChannelEvent.STREAM_OPENED,
+    events.StreamEnded: ChannelEvent.STREAM_ENDED,
+    events.LinkOpened: ChannelEvent.LINK_OPENED,
+    events.LinkEnded: ChannelEvent.LINK_ENDED,
 }

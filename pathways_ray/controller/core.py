@@ -13,48 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pathways_ray.controller import status
+from pathways_ray.controller import events, status
 from pathways_ray.controller.clients import Clients
-from pathways_ray.controller.events import (
-    CallManager,
-    ClientGarbled,
-    ClientMessages,
-    CloseIsland,
-    Command,
-    Event,
-    Exit,
-    IslandConnected,
-    IslandDisconnected,
-    IslandMessages,
-    KillManager,
-    KillScheduler,
-    LinkEnded,
-    LinkOpened,
-    ManagerAnswered,
-    ManagerKnows,
-    ManagerLost,
-    ReportToManager,
-    Requested,
-    StreamEnded,
-    StreamOpened,
-    TenantsRead,
-    Tick,
-)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.liveness import Liveness
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import (
-    Done,
-    Enqueued,
-    HostDown,
-    HostUp,
-    IslandLaunchFailed,
-    IslandUp,
-    Load,
-    Ready,
-)
+from pathways_ray.transport import messages as wire
 
 TICK_S = 1.0
 """A `Tick` comes once in this time."""
@@ -103,25 +69,26 @@ class ControllerCore:
         self.manager: Liveness[str] = Liveness(MANAGER_LIMIT_S)
         self.manager_incarnation = ""
         self.manager_missed = 0
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
-            ClientMessages: clients.messages,
-            IslandMessages: self._island_messages,
-            IslandConnected: self._island_connected,
-            IslandDisconnected: self._island_disconnected,
-            StreamOpened: clients.connection_changed,
-            StreamEnded: clients.connection_changed,
-            LinkOpened: clients.connection_changed,
-            LinkEnded: clients.connection_changed,
-            ClientGarbled: clients.garbled,
-            Requested: self.requests.received,
-            ManagerAnswered: lambda event, now: self.requests.manager_answered(event.call, event.answer),
-            ManagerKnows: self._manager_knows,
-            ManagerLost: self._manager_lost,
-            TenantsRead: self._tenants_read,
-            Tick: self._tick,
+        self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
+            events.ClientMessages: clients.messages,
+            events.IslandMessages: self._island_messages,
+            events.IslandConnected: self._island_connected,
+            events.IslandDisconnected: self._island_disconnected,
+            events.StreamOpened: clients.connection_changed,
+            events.StreamEnded: clients.connection_changed,
+            events.LinkOpened: clients.connection_changed,
+            events.LinkEnded: clients.connection_changed,
+            events.ClientGarbled: clients.garbled,
+            events.Requested: self.requests.received,
+            events.ManagerAnswered: lambda event, now: self.requests.manager_answered(event.call, event.answer),
+            events.ManagerKnows: self._manager_knows,
+            events.ManagerLost: self._manager_lost,
+            events.IslandsHeld: self._islands_held,
+            events.TenantsRead: self._tenants_read,
+            events.Tick: self._tick,
         }
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
         self.launches.tables.now = now
         commands = self._handlers[type(event)](event, now)
@@ -135,10 +102,10 @@ class ControllerCore:
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
-    def _island_connected(self, event: IslandConnected, now: float) -> list[Command]:
+    def _island_connected(self, event: events.IslandConnected, now: float) -> list[events.Command]:
         island = event.hello.island
         # A new scheduler may be heard of before the end of the old one's stream; it knows nothing of that one's time.
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         if island in self.islands:
             ended = self._island_ended(island, "its island's scheduler ended")
             commands += [c for c in ended if not (isinstance(c, SendIsland) and c.island == island)]
@@ -148,71 +115,96 @@ class ControllerCore:
         self.story.note(Entry(now, "scheduler joined", f"island {island} at {event.hello.address}"))
         return commands + self.launches.island_up(island)
 
-    def _island_disconnected(self, event: IslandDisconnected, now: float) -> list[Command]:
-        commands: list[Command] = []
+    def _island_disconnected(self, event: events.IslandDisconnected, now: float) -> list[events.Command]:
+        commands: list[events.Command] = []
         if self.islands.get(event.island) == event.link:
             commands += self._island_ended(event.island, "its island's scheduler ended")
-        return [*commands, CallManager("withdraw", (f"scheduler-{event.island}", event.address))]
+        return [*commands, events.CallManager("withdraw", (f"scheduler-{event.island}", event.address))]
 
-    def _island_ended(self, island: int, reason: str) -> list[Command]:
+    def _island_ended(self, island: int, reason: str) -> list[events.Command]:
         """Forgets an island's scheduler; its word for its hosts is worth nothing any more."""
         del self.islands[island]
         self.schedulers.forget(island)
         self.absent.hear(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for host in [h for h in self.launches.hosts.values() if h.island == island]:
-            commands += self.launches.host_down(HostDown(host.host, host.epoch, reason))
+            commands += self.launches.host_down(wire.HostDown(host.host, host.epoch, reason))
         return commands
 
-    def _island_messages(self, event: IslandMessages, now: float) -> list[Command]:
+    def _island_messages(self, event: events.IslandMessages, now: float) -> list[events.Command]:
         island = event.island
         if self.islands.get(island) != event.link:
-            return [CloseIsland(event.link)]  # another scheduler took its place; it starts again when its stream ends
+            return [
+                events.CloseIsland(event.link)
+            ]  # another scheduler took its place; it starts again when its stream ends
         self.schedulers.hear(island, now)
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         launches = self.launches
         for message in event.messages:
             match message:
-                case Done():
+                case wire.Done():
                     commands += launches.done(island, message)
-                case IslandLaunchFailed():
+                case wire.IslandLaunchFailed():
                     commands += launches.run_failed(island, message)
-                case Enqueued():
+                case wire.Enqueued():
                     commands += launches.enqueued(island, message)
-                case Load():
+                case wire.Load():
                     self.report.load(message)
-                case Ready():
+                case wire.Ready():
                     commands += launches.ready(message)
-                case HostUp():
+                case wire.HostUp():
                     commands += launches.host_up(island, message)
-                case HostDown():
+                case wire.HostDown():
                     commands += launches.host_down(message)
-                    commands.append(CallManager("leave", (message.host, message.epoch)))
-                case IslandUp():
+                    commands.append(events.CallManager("leave", (message.host, message.epoch)))
+                case wire.IslandUp():
                     pass
         return commands
 
-    def _watch_schedulers(self, now: float) -> list[Command]:
+    def _islands_held(self, event: events.IslandsHeld, now: float) -> list[events.Command]:
+        """Forgets islands that tenants do not have any more. Sessions that have slices there end, and those of tenants
+        whose islands could not start."""
+        isolation, tables = self.requests.isolation, self.launches.tables
+        ended = set(isolation.answered(event))
+        commands: list[events.Command] = []
+        for island in ended:
+            if island in self.islands:
+                commands += self._island_ended(island, "its island was ended")
+            self.absent.forget(island)
+            self.report.queued.pop(island, None)
+            for host in [host.host for host in tables.hosts.values() if host.island == island]:
+                del tables.hosts[host]
+                tables.away.discard(host)
+        for client in list(self.clients.known.values()):
+            slices = self.launches.sessions[client.session].slices.values()
+            processes = f"the processes of tenant {client.tenant.name!r}"
+            if reason := event.failures.get(isolation.islands_of(client), ""):
+                commands += self.clients.end(client, f"{processes} could not start: {reason}")
+            elif any(placed.island in ended for placed in slices):
+                commands += self.clients.end(client, f"{processes} have ended")
+        return commands
+
+    def _watch_schedulers(self, now: float) -> list[events.Command]:
         """Has schedulers killed that say nothing, or do not join. Ray starts them again; their hosts end with their
         streams and follow."""
         for island in self.expected:
             self.absent.hear(island, now)
         self.expected = ()
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for island in self.schedulers.silent(now):
             reason = f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
-            commands += [*self._island_ended(island, reason), KillScheduler(island)]
+            commands += [*self._island_ended(island, reason), events.KillScheduler(island)]
         for island in self.absent.silent(now):
             self.absent.hear(island, now)
             reason = f"it did not join for {SCHEDULER_ABSENCE_LIMIT_S:.0f} s"
             self.story.note(Entry(now, "scheduler absent", f"island {island}", reason))
-            commands.append(KillScheduler(island))
+            commands.append(events.KillScheduler(island))
         return commands
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 
-    def _manager_knows(self, event: ManagerKnows, now: float) -> list[Command]:
+    def _manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
         self.manager.forget(_MANAGER)
         self.manager_missed = 0
         known, self.manager_incarnation = self.manager_incarnation, event.incarnation
@@ -220,41 +212,42 @@ class ControllerCore:
             return self._exit(now, "a new resource manager, which knows of no slice: starting again")
         return []
 
-    def _manager_lost(self, event: ManagerLost, now: float) -> list[Command]:
+    def _manager_lost(self, event: events.ManagerLost, now: float) -> list[events.Command]:
         return self._exit(now, f"the resource manager is gone: {event.reason}")
 
-    def _exit(self, now: float, reason: str) -> list[Command]:
+    def _exit(self, now: float, reason: str) -> list[events.Command]:
         self.story.note(Entry(now, "exit", cause=reason))
-        return [Exit(reason)]
+        return [events.Exit(reason)]
 
-    def _watch_manager(self, now: float) -> list[Command]:
+    def _watch_manager(self, now: float) -> list[events.Command]:
         """Reports once a second; asks again where no answer came in time, and has the resource manager killed where
         none came to that either. Twice: after a pause of this process the time may be over before an answer that is
         there is seen."""
         if _MANAGER not in self.manager.heard:
             self.manager.silent(now)
             self.manager.hear(_MANAGER, now)
-            return [ReportToManager()]
+            return [events.ReportToManager()]
         if not self.manager.silent(now):
             return []
         self.manager_missed += 1
         if self.manager_missed < 2:
             self.manager.hear(_MANAGER, now)
-            return [ReportToManager()]
+            return [events.ReportToManager()]
         reason = f"the resource manager did not answer for {2 * MANAGER_LIMIT_S:.0f} s"
-        return [KillManager(), *self._exit(now, reason)]
+        return [events.KillManager(), *self._exit(now, reason)]
 
     # --- tenants and time ---------------------------------------------------------------------------------------------
 
-    def _tenants_read(self, event: TenantsRead, now: float) -> list[Command]:
+    def _tenants_read(self, event: events.TenantsRead, now: float) -> list[events.Command]:
         self.requests.book = event.book
         if event.path:
             self.requests.about["tenants_file"] = {"path": event.path, "problem": event.problem}
         return self.clients.tenants_read(event.book)
 
-    def _tick(self, event: Tick, now: float) -> list[Command]:
+    def _tick(self, event: events.Tick, now: float) -> list[events.Command]:
         self.report.note(now, self.launches.ledger.usages.values())
         commands = self._watch_schedulers(now)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
+        commands += self.requests.isolation.tick(self.clients.known.values(), now)
         return commands + self._watch_manager(now)

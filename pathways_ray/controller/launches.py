@@ -19,21 +19,7 @@ from pathways_ray.controller.state import Send, SendClient, SendIsland, Session,
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import (
-    Account,
-    Done,
-    DropProgram,
-    DropSession,
-    Enqueued,
-    Free,
-    HostDown,
-    HostUp,
-    IslandLaunchFailed,
-    Launch,
-    Prepared,
-    Put,
-    Ready,
-)
+from pathways_ray.transport import messages as wire
 
 
 class Launches:
@@ -98,7 +84,7 @@ class Launches:
 
     def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Send]:
         tenants = [(s, self.sessions[s].tenant) for s in sessions]
-        accounts = [Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
+        accounts = [wire.Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
         return [SendIsland(island, account) for island in islands for account in accounts]
 
     def close_session(self, session: int) -> list[Send]:
@@ -107,10 +93,10 @@ class Launches:
         state = self.sessions.pop(session, None)
         if state is None:
             return []
-        commands: list[Send] = [SendIsland(island, DropSession(session)) for island in self.tables.islands()]
+        commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
             self.programs.pop(program.key, None)
-            commands += [SendIsland(island, DropProgram(session, program.key)) for island in program.plans]
+            commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
         commands += self.admission.close(state)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
         self.story.note(Entry(self.tables.now, "session closed", session=session))
@@ -135,7 +121,7 @@ class Launches:
         self.programs[program.key] = program
         return [SendIsland(island, message) for island, message in program.messages.items()]
 
-    def ready(self, message: Ready) -> list[Send]:
+    def ready(self, message: wire.Ready) -> list[Send]:
         """A host has compiled a program, or failed to. Its client hears once that all have.
 
         Not where gangs are sent one by one, which is a way to see what each of them costs: a client that coalesces
@@ -154,24 +140,24 @@ class Launches:
         commands: list[Send] = []
         if self.parallel and not program.announced and program.is_ready and program.failure is None:
             program.announced = True
-            commands.append(SendClient(session.id, Prepared(program.number)))
+            commands.append(SendClient(session.id, wire.Prepared(program.number)))
         return commands + self.admission.resume((session,))
 
     # --- launches and buffers -----------------------------------------------------------------------------------------
 
-    def from_client(self, session: int, message: Launch | Put | Free) -> list[Send]:
+    def from_client(self, session: int, message: wire.Launch | wire.Put | wire.Free) -> list[Send]:
         """A call of a client."""
         return self.admission.call(self.sessions[session], message)
 
-    def done(self, island: int, message: Done) -> list[Send]:
+    def done(self, island: int, message: wire.Done) -> list[Send]:
         """Launches whose part on an island is complete."""
         return self._resume(self.outcomes.done(island, message))
 
-    def run_failed(self, island: int, message: IslandLaunchFailed) -> list[Send]:
+    def run_failed(self, island: int, message: wire.IslandLaunchFailed) -> list[Send]:
         """A launch whose part on an island failed."""
         return self._resume(self.outcomes.failed(island, message))
 
-    def enqueued(self, island: int, message: Enqueued) -> list[Send]:
+    def enqueued(self, island: int, message: wire.Enqueued) -> list[Send]:
         """Sequential dispatch: a gang is on its device queues."""
         return self.dispatch.enqueued(island, message)
 
@@ -182,11 +168,11 @@ class Launches:
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 
-    def host_up(self, island: int, message: HostUp) -> list[Send]:
+    def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
         """A host serves under a new epoch."""
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
 
-    def host_down(self, message: HostDown) -> list[Send]:
+    def host_down(self, message: wire.HostDown) -> list[Send]:
         """A host is gone."""
         return self._resume(self.membership.down(message))
 

@@ -14,38 +14,23 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import check_size, decode_graph, order_text, placed_graph
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import AuthenticationError, PathwaysError, SessionClosed, WireError, from_failure, to_failure
 from pathways_ray.ir.text import plan_text
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
-from pathways_ray.transport.messages import (
-    VERSION,
-    Accepted,
-    CloseSession,
-    CreateSlice,
-    Explain,
-    Explained,
-    HostAddress,
-    OpenSession,
-    Refused,
-    ReleaseSlice,
-    Reply,
-    SessionOpened,
-    SliceCreated,
-    Status,
-    StatusReply,
-)
 
 COMPILE_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
 
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
 
-_SLICE = msgspec.msgpack.Decoder(SliceCreated | Refused)
+_SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused)
 
-Continuation: TypeAlias = Callable[[Any], tuple[Reply, list[Command]]]
+Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply, list[Command]]]
 """The rest of a request, once the resource manager has answered."""
 
 
@@ -82,6 +67,7 @@ class Requests:
     about: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, str] | None = None
     link_port: int = 0
+    isolation: Isolation = field(default_factory=Isolation)
     waiting: dict[int, Continuation] = field(default_factory=dict)
     explaining: dict[int, Explaining] = field(default_factory=dict)
 
@@ -112,7 +98,7 @@ class Requests:
         try:
             reply, commands = self._answer(event, now)
         except PathwaysError as error:
-            reply, commands = Refused(to_failure(error)), []
+            reply, commands = wire.Refused(to_failure(error)), []
         return commands if reply is None else [*commands, AnswerCall(event.call, reply)]
 
     def manager_answered(self, call: int, answer: Any) -> list[Command]:
@@ -125,14 +111,14 @@ class Requests:
                 raise WireError(f"the resource manager failed: {answer}")
             reply, commands = go_on(answer)
         except PathwaysError as error:
-            reply, commands = Refused(to_failure(error)), []
+            reply, commands = wire.Refused(to_failure(error)), []
         return [*commands, AnswerCall(call, reply)]
 
     def _ask_manager(self, call: int, method: str, arguments: tuple[Any, ...], go_on: Continuation) -> list[Command]:
         self.waiting[call] = go_on
         return [CallManager(method, arguments, call)]
 
-    def _answer(self, event: Requested, now: float) -> tuple[Reply | None, list[Command]]:
+    def _answer(self, event: Requested, now: float) -> tuple[wire.Reply | None, list[Command]]:
         """The reply, or None where it comes later; and commands."""
         request, caller = event.request, event.caller
         client = self.clients.known.get(caller) if isinstance(caller, int) else None
@@ -140,47 +126,48 @@ class Requests:
             raise SessionClosed(f"session {caller} has been closed")
         if client is not None:
             _refuse(quotas.message_bytes(client.tenant, event.size, "a call"))
-        if isinstance(request, OpenSession) and not isinstance(caller, int):
+        if isinstance(request, wire.OpenSession) and not isinstance(caller, int):
             return None, self._open(event, request, caller, now)
-        if isinstance(request, Status) and request.session == 0 and caller is None:
+        if isinstance(request, wire.Status) and request.session == 0 and caller is None:
             return None, self._status(event.call, None)
-        if client is None or isinstance(request, OpenSession) or request.session != client.session:
+        if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
-            case CreateSlice():
+            case wire.CreateSlice():
                 return None, self._create_slice(event.call, client, request)
-            case ReleaseSlice():
+            case wire.ReleaseSlice():
                 self.launches.remove_slice(client.session, request.slice)
                 arguments = (client.session, request.slice)
-                return None, self._ask_manager(event.call, "release_slice", arguments, lambda _: (Accepted(), []))
-            case CloseSession():
-                return Accepted(), self.clients.close(client.session, at_once=False)
-            case Explain():
+                return None, self._ask_manager(event.call, "release_slice", arguments, lambda _: (wire.Accepted(), []))
+            case wire.CloseSession():
+                return wire.Accepted(), self.clients.close(client.session, at_once=False)
+            case wire.Explain():
                 return self._explain(event.call, client, request, now), []
-            case Status():
+            case wire.Status():
                 return None, self._status(event.call, client)
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
 
-    def _open(self, event: Requested, request: OpenSession, tenant: Tenant | None, now: float) -> list[Command]:
-        if request.version != VERSION:
-            raise WireError(f"the client speaks protocol version {request.version}, this cluster {VERSION}")
+    def _open(self, event: Requested, request: wire.OpenSession, tenant: Tenant | None, now: float) -> list[Command]:
+        if request.version != wire.VERSION:
+            raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
         owner = tenant if tenant is not None else tenants.operators(self.clients.sessions_made + 1)
         held = sum(client.tenant.name == owner.name for client in self.clients.known.values())
         _refuse(quotas.sessions(owner, held))
         token = next((digest for other, digest in self.book.entries if other == tenant), "")
         client, commands = self.clients.open(request.name[:256], owner, token, event.secret, now)
+        commands += self.isolation.opened(client, now)
         return commands + self._ask_manager(event.call, "platforms", (), lambda found: self._opened(client, found))
 
-    def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[Reply, list[Command]]:
+    def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[wire.Reply, list[Command]]:
         hosts = (h for h in self.launches.hosts.values() if h.down_since is None)
-        reply = SessionOpened(
+        reply = wire.SessionOpened(
             session=client.session,
             secret=client.secret,
             data_token=data_token(
                 self.data_secret, client.session, client.tenant.quota.device_bytes, client.tenant.name
             ),
-            hosts=tuple(HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
+            hosts=tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
             platforms=platforms,
             fusion=self.clients.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
@@ -188,7 +175,7 @@ class Requests:
         )
         return reply, []
 
-    def _create_slice(self, call: int, client: Client, request: CreateSlice) -> list[Command]:
+    def _create_slice(self, call: int, client: Client, request: wire.CreateSlice) -> list[Command]:
         sessions = self.launches.sessions
         if request.shape and all(size > 0 for size in request.shape):
             _refuse(quotas.devices(client.tenant, math.prod(request.shape), sessions.values()))
@@ -199,12 +186,13 @@ class Requests:
             request.island,
             request.platform,
             request.name[:256],
+            self.isolation.islands_of(client),
         )
         return self._ask_manager(call, "create_slice", arguments, lambda answer: self._slice_created(client, answer))
 
-    def _slice_created(self, client: Client, answer: bytes) -> tuple[Reply, list[Command]]:
-        reply: SliceCreated | Refused = _SLICE.decode(answer)
-        if isinstance(reply, Refused):
+    def _slice_created(self, client: Client, answer: bytes) -> tuple[wire.Reply, list[Command]]:
+        reply: wire.SliceCreated | wire.Refused = _SLICE.decode(answer)
+        if isinstance(reply, wire.Refused):
             return reply, []
         session, placed = client.session, reply.placed
         try:
@@ -213,13 +201,13 @@ class Requests:
             # Again: only now is it known how many devices a whole island has, and others may have asked meanwhile.
             _refuse(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
         except PathwaysError as error:
-            return Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
+            return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
         self.launches.add_slice(session, placed)
-        return SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
+        return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
 
     # --- explain ------------------------------------------------------------------------------------------------------
 
-    def _explain(self, call: int, client: Client, request: Explain, now: float) -> Reply | None:
+    def _explain(self, call: int, client: Client, request: wire.Explain, now: float) -> wire.Reply | None:
         session = self.launches.sessions[client.session]
         graph = decode_graph(request.graph)
         _refuse(quotas.nodes(client.tenant, len(graph.nodes), graph.name))
@@ -227,21 +215,21 @@ class Requests:
         _, plans = placed_graph(graph, session.slices, self.clients.fusion)
         plan, order = plan_text(plans), order_text({p.island: p for p in plans})
         if request.program < 0:
-            return Explained(plan, order, {})
+            return wire.Explained(plan, order, {})
         explaining = Explaining(session.id, request.program, plan, order, now + COMPILE_LIMIT_S)
         reply = self._explained(explaining, now)
         if reply is None:  # the program comes on the stream, and this call may have overtaken it
             self.explaining[call] = explaining
         return reply
 
-    def _explained(self, waiting: Explaining, now: float) -> Reply | None:
+    def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
         session = self.launches.sessions.get(waiting.session)
         program = session.programs.get(waiting.program) if session is not None else None
         if program is not None and program.failure is not None:
-            return Refused(program.failure)
+            return wire.Refused(program.failure)
         if session is not None and now < waiting.deadline and (program is None or not program.is_ready):
             return None
-        return Explained(waiting.plan, waiting.order, program.temporary_bytes if program is not None else {})
+        return wire.Explained(waiting.plan, waiting.order, program.temporary_bytes if program is not None else {})
 
     def programs_changed(self, now: float) -> list[Command]:
         """Answers those who waited for a program that is compiled now, has failed, or takes too long."""
@@ -258,7 +246,7 @@ class Requests:
     def _status(self, call: int, client: Client | None) -> list[Command]:
         return self._ask_manager(call, "status", (), lambda text: (self._status_reply(client, text), []))
 
-    def _status_reply(self, client: Client | None, text: str) -> Reply:
+    def _status_reply(self, client: Client | None, text: str) -> wire.Reply:
         found: dict[str, Any] = json.loads(text)
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
@@ -267,8 +255,8 @@ class Requests:
             found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
-            found = status.for_tenant(found, client.tenant.name, mine)
-        return StatusReply(json.dumps(found))
+            found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
+        return wire.StatusReply(json.dumps(found))
 
 
 def _refuse(failure: Any) -> None:

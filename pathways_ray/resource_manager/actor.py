@@ -23,25 +23,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import names
 from pathways_ray.process_log import ProcessLog
+from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
-from pathways_ray.resource_manager.events import (
-    Answer,
-    ControllerServes,
-    Event,
-    HostLeft,
-    JoinRequested,
-    KillController,
-    KillProcess,
-    KillRequested,
-    LookedUp,
-    Published,
-    SessionReleased,
-    SliceReleased,
-    SliceRequested,
-    Ticked,
-    Withdrawn,
-)
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.messages import HostInfo, encode
 
@@ -72,20 +56,20 @@ class ResourceManager:
         Returns:
             The incarnation of this resource manager: another one after its own restart, when it knows of no slice.
         """
-        self._handle(ControllerServes(incarnation, address, name))
+        self._handle(events.ControllerServes(incarnation, address, name))
         return self.incarnation
 
     async def publish(self, name: str, address: str) -> None:
         """A process says where it serves."""
-        self._handle(Published(name, address))
+        self._handle(events.Published(name, address))
 
     async def withdraw(self, name: str, address: str) -> None:
         """The process that served at `address` is gone; `lookup` waits for its successor, unless that was quicker."""
-        self._handle(Withdrawn(name, address))
+        self._handle(events.Withdrawn(name, address))
 
     async def lookup(self, name: str) -> str:
         """The address that `name` has published, once there is one."""
-        found: str = await self._answer(lambda token: LookedUp(token, name))
+        found: str = await self._answer(lambda token: events.LookedUp(token, name))
         return found
 
     async def secrets(self) -> tuple[str, str]:
@@ -94,31 +78,46 @@ class ResourceManager:
 
     async def join(self, info: bytes) -> bytes:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
-        return encode(await self._answer(lambda token: JoinRequested(token, _HOST.decode(info))))
+        return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))
+
+    async def remove_island(self, island: int) -> None:
+        """An island was ended for good."""
+        self._handle(events.IslandRemoved(island))
 
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
-        self._handle(HostLeft(host, epoch))
+        self._handle(events.HostLeft(host, epoch))
 
     async def kill_host(self, host: int, epoch: int) -> None:
         """Kills the process that a host had under `epoch`, stopped or stuck as it may be; Ray restarts it."""
-        self._handle(KillRequested(host, epoch))
+        self._handle(events.KillRequested(host, epoch))
 
     async def create_slice(
-        self, session: int, shape: tuple[int, ...], axes: tuple[str, ...], island: int, platform: str, name: str
+        self,
+        session: int,
+        shape: tuple[int, ...],
+        axes: tuple[str, ...],
+        island: int,
+        platform: str,
+        name: str,
+        tenant: str,
     ) -> bytes:
-        """An encoded `SliceCreated`, or `Refused` with what exists."""
-        request = SliceRequest(shape, axes, island, platform, name)
-        return encode(await self._answer(lambda token: SliceRequested(token, session, request)))
+        """An encoded `SliceCreated`, or `Refused` with what exists.
+
+        Args:
+            tenant: the one that has islands for itself; "" where all share them.
+        """
+        request = SliceRequest(shape, axes, island, platform, name, tenant)
+        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request)))
 
     async def release_slice(self, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""
-        released: bool = await self._answer(lambda token: SliceReleased(token, session, slice_id))
+        released: bool = await self._answer(lambda token: events.SliceReleased(token, session, slice_id))
         return released
 
     async def release_session(self, session: int) -> int:
         """The number of slices that the session had, which are free now."""
-        released: int = await self._answer(lambda token: SessionReleased(token, session))
+        released: int = await self._answer(lambda token: events.SessionReleased(token, session))
         return released
 
     async def platforms(self) -> tuple[str, ...]:
@@ -131,7 +130,7 @@ class ResourceManager:
 
     # --- driver -------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, event: Callable[[int], Event]) -> Any:
+    async def _answer(self, event: Callable[[int], events.Event]) -> Any:
         """Takes an event to the core, under a token of its own, and waits for the answer."""
         token = next(self.tokens)
         self.calls[token] = answer = asyncio.get_running_loop().create_future()
@@ -141,21 +140,21 @@ class ResourceManager:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(Ticked())
+            self._handle(events.Ticked())
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
         if self.clock is None:  # Ray runs the constructor outside of the event loop
             self.clock = asyncio.ensure_future(self._tick())
         for command in self.core.handle(event, time.monotonic()):
             match command:
-                case Answer(token, value):
+                case events.Answer(token, value):
                     answer = self.calls.pop(token)
                     if not answer.cancelled():
                         answer.set_result(value)
-                case KillProcess(node, pid):
+                case events.KillProcess(node, pid):
                     _kill_on(node, pid)
-                case KillController(actor):
+                case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
 

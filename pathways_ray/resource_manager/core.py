@@ -8,6 +8,9 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
+*Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
+islands for themselves, which share the devices of the first ones.
+
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
 a request waits for them, up to a limit.
 
@@ -24,25 +27,8 @@ from typing import NamedTuple
 
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import Liveness
+from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory
-from pathways_ray.resource_manager.events import (
-    Answer,
-    Command,
-    ControllerServes,
-    Event,
-    HostLeft,
-    JoinRequested,
-    KillController,
-    KillProcess,
-    KillRequested,
-    LookedUp,
-    Published,
-    SessionReleased,
-    SliceReleased,
-    SliceRequested,
-    Ticked,
-    Withdrawn,
-)
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
 
@@ -61,7 +47,7 @@ with a big program; clients of one that is stopped have seen it before, by its m
 class Joining(NamedTuple):
     """A host that waits for the others of its island, and the scheduler that it will use."""
 
-    request: JoinRequested
+    request: events.JoinRequested
     scheduler: str
 
 
@@ -75,63 +61,66 @@ class ManagerCore:
     """
 
     def __init__(self, islands: Mapping[int, Sequence[int]], data_secret: str = "", last_epoch: int = 0) -> None:
-        self.islands = islands
+        self.islands = dict(islands)
+        self.shared = frozenset(islands)
         self.data_secret = data_secret
         self.story = Story("resource manager")
         self.inventory = Inventory(last_epoch=last_epoch)
         self.addresses: dict[str, str] = {}
-        self.lookups: dict[str, list[LookedUp | JoinRequested]] = {}
+        self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.requests: list[tuple[float, SliceRequested]] = []
-        self.controller = ControllerServes("", "", "")
+        self.requests: list[tuple[float, events.SliceRequested]] = []
+        self.controller = events.ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
         self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
         self.schedulers: dict[int, str] = {}
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         match event:
-            case ControllerServes():
+            case events.ControllerServes():
                 return self._controller_serves(event, now)
-            case Published(name, address):
+            case events.Published(name, address):
                 self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
-            case Withdrawn(name, address):
+            case events.Withdrawn(name, address):
                 # A successor may have been quicker.
                 if self.addresses.get(name) == address:
                     del self.addresses[name]
                     self.story.note(Entry(now, "address withdrawn", f"{name} at {address}"))
                 return []
-            case LookedUp(token, name):
+            case events.LookedUp(token, name):
                 if (found := self.addresses.get(name)) is not None:
-                    return [Answer(token, found)]
+                    return [events.Answer(token, found)]
                 self.lookups.setdefault(name, []).append(event)
                 return []
-            case JoinRequested():
+            case events.JoinRequested():
                 return self._join(event, now)
-            case HostLeft(host, epoch):
+            case events.IslandRemoved(island):
+                return self._remove(island, now)
+            case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 self.inventory.leave(host, epoch)
                 return []
-            case KillRequested(host, epoch):
+            case events.KillRequested(host, epoch):
                 record = self.inventory.hosts.get(host)
                 if record is None or record.epoch != epoch:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
-            case SliceRequested():
+            case events.SliceRequested():
                 self.requests.append((now + MAX_REJOIN_S, event))
                 return self._answer_requests(now)
-            case SliceReleased(token, session, slice_id):
-                return [Answer(token, self.inventory.release(session, slice_id))]
-            case SessionReleased(token, session):
-                return [Answer(token, self.inventory.release_session(session))]
-            case Ticked():
+            case events.SliceReleased(token, session, slice_id):
+                return [events.Answer(token, self.inventory.release(session, slice_id))]
+            case events.SessionReleased(token, session):
+                return [events.Answer(token, self.inventory.release_session(session))]
+            case events.Ticked():
                 return [*self._silent_controller(now), *self._silent_hosts(now), *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
-    def _controller_serves(self, event: ControllerServes, now: float) -> list[Command]:
+    def _controller_serves(self, event: events.ControllerServes, now: float) -> list[events.Command]:
         incarnation = event.incarnation
         if incarnation in self.past_controllers:
             return []  # sent before it died
@@ -148,19 +137,19 @@ class ManagerCore:
             return self._publish("controller", event.address, now)
         return []
 
-    def _silent_controller(self, now: float) -> list[Command]:
+    def _silent_controller(self, now: float) -> list[events.Command]:
         """Kills a controller that has been silent for too long, once."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for incarnation in self.controllers.silent(now):
             self.controllers.forget(incarnation)
             reason = f"it did not answer for {MAX_CONTROLLER_SILENCE_S:.0f} s"
             self.story.note(Entry(now, "controller killed", reason))
-            commands.append(KillController(self.controller.actor, reason))
+            commands.append(events.KillController(self.controller.actor, reason))
         return commands
 
-    def _silent_hosts(self, now: float) -> list[Command]:
+    def _silent_hosts(self, now: float) -> list[events.Command]:
         """Kills hosts that have not joined the successor of their scheduler in time, once."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for host in self.rejoining.silent(now):
             self.rejoining.forget(host)
             reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
@@ -177,15 +166,16 @@ class ManagerCore:
             if host.island == island and host.host not in self.forming.get(island, {}):
                 self.rejoining.hear(host.host, now)
 
-    def _publish(self, name: str, address: str, now: float) -> list[Command]:
+    def _publish(self, name: str, address: str, now: float) -> list[events.Command]:
         self.addresses[name] = address
         self.story.note(Entry(now, "address published", f"{name} at {address}"))
         return [command for event in self.lookups.pop(name, ()) for command in self.handle(event, now)]
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
-    def _join(self, event: JoinRequested, now: float) -> list[Command]:
+    def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
+        self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
         scheduler = self.addresses.get(name)
@@ -197,7 +187,7 @@ class ManagerCore:
         abandoned = waiting.get(host.host)
         waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
-        commands: list[Command] = [] if abandoned is None else [Answer(abandoned.request.token, None)]
+        commands: list[events.Command] = [] if abandoned is None else [events.Answer(abandoned.request.token, None)]
         commands += [
             self._kill(other, "a member of its group restarted", now)
             for other in self.inventory.left_behind(host.host)
@@ -207,36 +197,50 @@ class ManagerCore:
             commands += self._form(host.island, now)
         return commands
 
-    def _form(self, island: int, now: float) -> list[Command]:
+    def _form(self, island: int, now: float) -> list[events.Command]:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid) for h in hosts]
+        records = [
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, tenant=h.tenant, base=h.base)
+            for h in hosts
+        ]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for number, joining in members:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
-            commands.append(Answer(joining.request.token, reply))
+            commands.append(events.Answer(joining.request.token, reply))
         return commands + self._answer_requests(now)
 
-    def _kill(self, record: HostRecord, reason: str, now: float) -> KillProcess:
+    def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
-        return KillProcess(record.node, record.pid, reason)
+        return events.KillProcess(record.node, record.pid, reason)
+
+    def _remove(self, island: int, now: float) -> list[events.Command]:
+        self.story.note(Entry(now, "island removed", f"island {island}"))
+        for host in self.inventory.remove(island):
+            self.rejoining.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers):
+            table.pop(island, None)
+        self.addresses.pop(f"scheduler-{island}", None)
+        return []
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _answer_requests(self, now: float) -> list[Command]:
-        """Answers requests for slices: all of them once every island is known, else those that waited for too long."""
-        if not self.requests:
-            return []
-        known = self.inventory.islands().keys() >= self.islands.keys()
-        ready = [event for limit, event in self.requests if known or now >= limit]
-        self.requests = [] if known else [(limit, event) for limit, event in self.requests if now < limit]
-        return [Answer(event.token, self._create(event, now)) for event in ready]
+    def _answer_requests(self, now: float) -> list[events.Command]:
+        """Answers requests for slices: those whose islands have all joined, and those that waited for too long."""
+        ready = [event for limit, event in self.requests if now >= limit or self._joined(event.request.tenant)]
+        self.requests = [(limit, event) for limit, event in self.requests if event not in ready]
+        return [events.Answer(event.token, self._create(event, now)) for event in ready]
 
-    def _create(self, event: SliceRequested, now: float) -> SliceCreated | Refused:
+    def _joined(self, tenant: str) -> bool:
+        """Whether all islands of a tenant have joined, or all those that everybody shares."""
+        found = self.inventory.islands(tenant)
+        return {hosts[0].base if tenant else island for island, hosts in found.items()} >= self.shared
+
+    def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:

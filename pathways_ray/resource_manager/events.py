@@ -50,6 +50,12 @@ class JoinRequested(NamedTuple):
     host: HostInfo
 
 
+class IslandRemoved(NamedTuple):
+    """An island was ended for good: its hosts will not come again."""
+
+    island: int
+
+
 class HostLeft(NamedTuple):
     """A host is gone that was up under `epoch`."""
 
@@ -97,6 +103,7 @@ Event = (
     | Withdrawn
     | LookedUp
     | JoinRequested
+    | IslandRemoved
     | HostLeft
     | KillRequested
     | SliceRequested
@@ -110,10 +117,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the event with this token."""
+    """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused
+    value: str | int | bool | JoinReply | SliceCreated | Refused | None
 
 
 @dataclass(frozen=True, slots=True)

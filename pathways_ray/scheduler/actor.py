@@ -15,26 +15,8 @@ import ray
 
 from pathways_ray import limits, names
 from pathways_ray.process_log import ProcessLog
+from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
-from pathways_ray.scheduler.events import (
-    Accept,
-    Command,
-    ControllerConnected,
-    ControllerDisconnected,
-    ControllerMessage,
-    Event,
-    ForgetHosts,
-    HostConnected,
-    HostDisconnected,
-    HostMessage,
-    Kill,
-    Publish,
-    Refuse,
-    Ticked,
-    ToController,
-    ToHosts,
-    Withdraw,
-)
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
@@ -105,15 +87,15 @@ class IslandScheduler:
             link = await links.dial(
                 controller, streams.ISLAND_STREAM, {"authorization": self.link_secret}, trust_of(self.listen.tls)
             )
-            self._handle(ControllerConnected(address))
+            self._handle(events.ControllerConnected(address))
             self._spawn(self.controller.carry(link))
             self._spawn(self._tick())
             self.address.set_result(address)
             while (data := await link.read()) is not None:
                 for message in TO_ISLAND.decode_batch(data):
-                    self._handle(ControllerMessage(message))
+                    self._handle(events.ControllerMessage(message))
         finally:
-            self._handle(ControllerDisconnected(controller))
+            self._handle(events.ControllerDisconnected(controller))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -129,45 +111,45 @@ class IslandScheduler:
         if not isinstance(hello, HostUp):
             return
         host, epoch = hello.host, hello.epoch
-        commands = self._handle(HostConnected(hello))
+        commands = self._handle(events.HostConnected(hello))
         for command in commands:
-            if isinstance(command, Refuse):
+            if isinstance(command, events.Refuse):
                 link.refuse(command.reason)
         pump = asyncio.ensure_future(self.branches[host].carry(link))
         try:
             while True:
                 for message in batch:
-                    self._handle(HostMessage(host, epoch, message))
+                    self._handle(events.HostMessage(host, epoch, message))
                 if (data := await link.read()) is None:
                     break
                 batch = FROM_HOST.decode_batch(data)
         finally:
             pump.cancel()
-            self._handle(HostDisconnected(host, epoch))
+            self._handle(events.HostDisconnected(host, epoch))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(Ticked())
+            self._handle(events.Ticked())
 
-    def _handle(self, event: Event) -> list[Command]:
+    def _handle(self, event: events.Event) -> list[events.Command]:
         """Takes an event to the core, and carries out its commands; refused links are closed by their readers."""
         commands = self.core.handle(event, time.monotonic())
         for command in commands:
             match command:
-                case ToHosts(message):
+                case events.ToHosts(message):
                     self.hosts.send(message)
-                case ToController(message):
+                case events.ToController(message):
                     self.controller.send(message)
-                case Accept(host):
+                case events.Accept(host):
                     self.branches[host] = self.hosts.open(host)
-                case ForgetHosts():
+                case events.ForgetHosts():
                     self.hosts.clear()
-                case Kill(host, epoch):
+                case events.Kill(host, epoch):
                     self.resource_manager.kill_host.remote(host, epoch)
-                case Publish(name, address):
+                case events.Publish(name, address):
                     self.resource_manager.publish.remote(name, address)
-                case Withdraw(name, address):
+                case events.Withdraw(name, address):
                     self.resource_manager.withdraw.remote(name, address)
                 # `Refuse` and `Exit` are carried out by the readers of the links, which end.
         return commands

@@ -15,47 +15,15 @@ from collections.abc import Iterable
 from typing import cast
 
 from pathways_ray.liveness import Liveness
+from pathways_ray.scheduler import events
 from pathways_ray.scheduler.deadlines import Deadlines
-from pathways_ray.scheduler.events import (
-    Accept,
-    Command,
-    ControllerConnected,
-    ControllerDisconnected,
-    ControllerMessage,
-    Event,
-    Exit,
-    ForgetHosts,
-    HostConnected,
-    HostDisconnected,
-    HostMessage,
-    Kill,
-    Publish,
-    Ticked,
-    ToController,
-    ToHosts,
-    Withdraw,
-)
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import Policy, fifo
 from pathways_ray.scheduler.rendezvous import OrderCheck
 from pathways_ray.scheduler.state import Decision, RestartIsland
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import (
-    BarrierReached,
-    Done,
-    Enqueued,
-    FromHost,
-    HostDown,
-    HostUp,
-    IslandLaunchFailed,
-    IslandUp,
-    Load,
-    Ordered,
-    Peers,
-    Ready,
-    ToIsland,
-)
+from pathways_ray.transport import messages as wire
 
 TICK_S = 0.1
 """Time between two looks at the hosts and at launches that do not end: a second would be much of the ten in which
@@ -92,58 +60,61 @@ class SchedulerCore:
         self.liveness: Liveness[int] = Liveness(MAX_HOST_SILENCE_S)
         self.next_load = -math.inf
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         self.order.now = now
         match event:
-            case ControllerMessage():
+            case events.ControllerMessage():
                 return self._from_controller(event.message)
-            case HostMessage():
+            case events.HostMessage():
                 if not self.members.is_current(event.host, event.epoch):
                     return []  # of an older epoch: its launches have failed already
                 self.liveness.hear(event.host, now)
                 return self._from_host(event.host, event.message)
-            case Ticked():
+            case events.Ticked():
                 return self._tick(now)
-            case HostConnected(hello):
+            case events.HostConnected(hello):
                 return self._join(hello, now)
-            case HostDisconnected(host, epoch):
+            case events.HostDisconnected(host, epoch):
                 return self.lose_host(host, epoch, "its process ended")
-            case ControllerConnected(address):
+            case events.ControllerConnected(address):
                 self.story.note(Entry(now, "controller connected"))
-                return [ToController(IslandUp(self.island, address)), Publish(f"scheduler-{self.island}", address)]
-            case ControllerDisconnected(address):
+                return [
+                    events.ToController(wire.IslandUp(self.island, address)),
+                    events.Publish(f"scheduler-{self.island}", address),
+                ]
+            case events.ControllerDisconnected(address):
                 self.story.note(Entry(now, "controller disconnected", address))
                 # Otherwise the successor might find the old controller; one that lives says every second where it is.
-                withdraw = Withdraw("controller", address)
-                return [withdraw, Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
+                withdraw = events.Withdraw("controller", address)
+                return [withdraw, events.Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
 
-    def load(self) -> Load:
+    def load(self) -> wire.Load:
         """Launches that wait here, by tenant."""
-        return Load(self.island, self.order.queued())
+        return wire.Load(self.island, self.order.queued())
 
-    def _from_controller(self, message: ToIsland) -> list[Command]:
-        if isinstance(message, Peers):
+    def _from_controller(self, message: wire.ToIsland) -> list[events.Command]:
+        if isinstance(message, wire.Peers):
             self.members.list_peers(message.peers)
-            return [ToHosts(message)]
+            return [events.ToHosts(message)]
         return self.order.from_controller(message)
 
-    def _from_host(self, host: int, message: FromHost) -> list[Command]:
+    def _from_host(self, host: int, message: wire.FromHost) -> list[events.Command]:
         match message:
-            case Done():
+            case wire.Done():
                 return self._carry_out(self.order.done(host, message))
-            case BarrierReached():
+            case wire.BarrierReached():
                 return list(self.order.reached(message))
-            case IslandLaunchFailed():
+            case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
-            case Ready() | Enqueued():
-                return [ToController(message)]
-            case Ordered():
+            case wire.Ready() | wire.Enqueued():
+                return [events.ToController(message)]
+            case wire.Ordered():
                 return self._compare_orders(host, message)
             case _:  # a heartbeat
                 return []
 
-    def _tick(self, now: float) -> list[Command]:
+    def _tick(self, now: float) -> list[events.Command]:
         overdue = self.order.overdue()
         commands = self._carry_out([overdue]) if overdue is not None else []
         for host in self.liveness.silent(now):
@@ -151,28 +122,28 @@ class SchedulerCore:
             commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
-            commands.append(ToController(self.load()))
+            commands.append(events.ToController(self.load()))
         return commands
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
-    def _join(self, hello: HostUp, now: float) -> list[Command]:
+    def _join(self, hello: wire.HostUp, now: float) -> list[events.Command]:
         """A host joins, unless its epoch is over. A newer epoch ends the group of the one before."""
         host, epoch = hello.host, hello.epoch
         if refusal := self.members.refusal(hello):
             self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
             return list(refusal)
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         for member, before in self.members.superseded(hello):
             commands += self.lose_host(member, before, "a successor joined")
         self.members.join(hello)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
-        return [*commands, Accept(host, epoch), ToController(hello), *self.order.advance()]
+        return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
 
     def lose_host(
         self, host: int, epoch: int, reason: str, *, kill: bool = False, kind: str = "HostLost", launch: int = 0
-    ) -> list[Command]:
+    ) -> list[events.Command]:
         """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
 
         So the whole island restarts: every other host's process is killed (and this one's, if `kill` says so), and the
@@ -185,19 +156,19 @@ class SchedulerCore:
         first = launch or (candidates[0] if candidates else 0)
         story = self.story.lines(now, launch=first, hosts=self.members.hosts)
         self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
-        commands: list[Command] = [ForgetHosts()]
+        commands: list[events.Command] = [events.ForgetHosts()]
         for member in self.members.lose(epoch):
             self.liveness.forget(member)
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            commands.append(ToController(HostDown(member, epoch, why, kind, candidates, story)))
+            commands.append(events.ToController(wire.HostDown(member, epoch, why, kind, candidates, story)))
             candidates = ()
             if member != host or kill:
-                commands.append(Kill(member, epoch))
+                commands.append(events.Kill(member, epoch))
         self.order.clear()
         self.check = OrderCheck()
         return commands
 
-    def _carry_out(self, decisions: list[Decision]) -> list[Command]:
+    def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
         """Commands for the order's decisions, of which the last one may be to restart the island."""
         if decisions and isinstance(restart := decisions[-1], RestartIsland):
             host, reason, kind, launch = restart
@@ -206,9 +177,9 @@ class SchedulerCore:
                 *(d for d in decisions[:-1] if not isinstance(d, RestartIsland)),
                 *self.lose_host(host, epoch, reason, kill=True, kind=kind, launch=launch),
             ]
-        return cast(list[Command], decisions)
+        return cast(list[events.Command], decisions)
 
-    def _compare_orders(self, host: int, message: Ordered) -> list[Command]:
+    def _compare_orders(self, host: int, message: wire.Ordered) -> list[events.Command]:
         """Compares the gangs that hosts enqueued; hosts that differ have corrupted each other's results already."""
         clash = self.check.add(sorted(self.members.hosts).index(host), message.gangs)
         if clash is None:

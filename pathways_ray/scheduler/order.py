@@ -36,17 +36,7 @@ from pathways_ray.scheduler.state import (
     SessionQueue,
 )
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import (
-    Account,
-    BarrierReached,
-    Done,
-    Drop,
-    DropProgram,
-    DropSession,
-    IslandLaunch,
-    IslandLaunchFailed,
-    Program,
-)
+from pathways_ray.transport import messages as wire
 
 SINGLE_TENANT_WINDOW_S = 0.2
 """Estimated work on one set of devices that may be with the hosts while one tenant has the island to itself."""
@@ -90,33 +80,33 @@ class IslandOrder:
     # --- messages from the controller ---------------------------------------------------------------------------------
 
     def from_controller(
-        self, message: IslandLaunch | Program | Drop | DropProgram | DropSession | Account
+        self, message: wire.IslandLaunch | wire.Program | wire.Drop | wire.DropProgram | wire.DropSession | wire.Account
     ) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
         match message:
-            case IslandLaunch():
+            case wire.IslandLaunch():
                 return self._enter(message)
-            case Drop() | DropProgram():
+            case wire.Drop() | wire.DropProgram():
                 queue = self.waiting.get(message.session)
                 if queue is not None:
                     queue.items.append(message)
                     return []
-                if isinstance(message, DropProgram):
+                if isinstance(message, wire.DropProgram):
                     self.programs.pop(message.program, None)
                 return [ToHosts(message)]
-            case Program():
+            case wire.Program():
                 known = self.programs.get(message.program) or ProgramState()
                 self.programs[message.program] = ProgramState(
                     message.name, message.devices, message.device_set, message.cross_island, known.seconds
                 )
                 return [ToHosts(message)]
-            case DropSession():
+            case wire.DropSession():
                 return self._drop_session(message)
-            case Account():
+            case wire.Account():
                 self.ledger.open(message.session, message.tenant, message.weight, message.priority)
                 return []
 
-    def _enter(self, launch: IslandLaunch) -> list[Command]:
+    def _enter(self, launch: wire.IslandLaunch) -> list[Command]:
         if launch.sequence in self.outstanding:
             # A further gang: behind launches that wait for room it would wait for itself.
             return [ToHosts(launch)]
@@ -141,7 +131,7 @@ class IslandOrder:
             self.waiting[launch.session] = queue
         return self.advance()
 
-    def _drop_session(self, message: DropSession) -> list[Command]:
+    def _drop_session(self, message: wire.DropSession) -> list[Command]:
         """A session ends: its launches of this island only are taken out of the queue.
 
         Cross-island ones stay: another island may have started its part, which would wait for this one for ever. They
@@ -155,23 +145,23 @@ class IslandOrder:
             return commands
         ended = Failure("SessionClosed", "the session ended before the launch ran")
         dropped: set[int] = set()
-        kept: deque[IslandLaunch | Drop | DropProgram] = deque()
+        kept: deque[wire.IslandLaunch | wire.Drop | wire.DropProgram] = deque()
         for item in queue.items:
-            if isinstance(item, IslandLaunch) and not self._program_of(item).cross_island:
+            if isinstance(item, wire.IslandLaunch) and not self._program_of(item).cross_island:
                 if item.first == 0:
                     dropped.add(item.sequence)
                     self.ledger.leave(queue.usage)
-            elif not isinstance(item, Drop):
+            elif not isinstance(item, wire.Drop):
                 kept.append(item)
         queue.items = kept
-        if any(isinstance(item, IslandLaunch) for item in kept):
+        if any(isinstance(item, wire.IslandLaunch) for item in kept):
             self.sessions[message.session] = queue
             queue.ended = True
-        commands += [ToController(IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
+        commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
         return commands + self.advance()
 
-    def _program_of(self, launch: IslandLaunch) -> ProgramState:
+    def _program_of(self, launch: wire.IslandLaunch) -> ProgramState:
         program = self.programs.get(launch.program)
         if program is None:
             program = self.programs[launch.program] = ProgramState()
@@ -225,7 +215,7 @@ class IslandOrder:
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
-        assert isinstance(launch, IslandLaunch)
+        assert isinstance(launch, wire.IslandLaunch)
         program = self._program_of(launch)
         estimate = program.seconds.estimate
         if program.cross_island:
@@ -250,14 +240,14 @@ class IslandOrder:
         items = queue.items
         while items:
             head = items[0]
-            if isinstance(head, IslandLaunch):
+            if isinstance(head, wire.IslandLaunch):
                 if head.first == 0:
                     self._to_head(queue, head)
                     return
                 if head.sequence in self.outstanding:
                     commands.append(ToHosts(head))
             else:
-                if isinstance(head, DropProgram):
+                if isinstance(head, wire.DropProgram):
                     self.programs.pop(head.program, None)
                 commands.append(ToHosts(head))
             items.popleft()
@@ -265,13 +255,13 @@ class IslandOrder:
         if queue.ended:
             del self.sessions[queue.session]
 
-    def _to_head(self, queue: SessionQueue, launch: IslandLaunch) -> None:
+    def _to_head(self, queue: SessionQueue, launch: wire.IslandLaunch) -> None:
         queue.candidate.arrival = launch.sequence
         queue.candidate.since = self.now
 
     # --- messages from hosts ------------------------------------------------------------------------------------------
 
-    def reached(self, message: BarrierReached) -> list[Command]:
+    def reached(self, message: wire.BarrierReached) -> list[Command]:
         """Releases an input barrier once every host has reached it: all enter the gang's collective, or none."""
         record = self.outstanding.get(message.sequence)
         release = reach_barrier(record, message, self.members.hosts) if record is not None else None
@@ -281,7 +271,7 @@ class IslandOrder:
         self.story.note_launch(Entry(self.now, f"barrier {release.barrier}", failure, "", 0, release.sequence))
         return [ToHosts(release)]
 
-    def done(self, host: int, message: Done) -> list[Decision]:
+    def done(self, host: int, message: wire.Done) -> list[Decision]:
         """Notes that `host` completed launches, and reports those that every host has completed.
 
         With many hosts this loop is most of what a scheduler does: it runs for every launch on every host.
@@ -312,9 +302,9 @@ class IslandOrder:
                 decisions.append(ToController(record.failed.report))
         else:
             decisions += self.advance()
-        return [ToController(Done(tuple(finished), tuple(device_us))), *decisions] if finished else decisions
+        return [ToController(wire.Done(tuple(finished), tuple(device_us))), *decisions] if finished else decisions
 
-    def failed(self, host: int, message: IslandLaunchFailed) -> list[Decision]:
+    def failed(self, host: int, message: wire.IslandLaunchFailed) -> list[Decision]:
         """Notes that a launch failed on `host`; once it is over on every host, the first failure is reported."""
         record = self.outstanding.get(message.sequence)
         if record is None:
@@ -367,7 +357,7 @@ class IslandOrder:
             self.ledger.leave(record.usage)
         for queue in self.waiting.values():
             for item in queue.items:
-                if isinstance(item, IslandLaunch) and item.first == 0:
+                if isinstance(item, wire.IslandLaunch) and item.first == 0:
                     self.ledger.leave(queue.usage)
             queue.items.clear()
         self.sessions = {number: queue for number, queue in self.sessions.items() if not queue.ended}
@@ -381,7 +371,7 @@ class IslandOrder:
         queued: dict[str, int] = {}
         for queue in self.waiting.values():
             name = queue.usage.tenant
-            queued[name] = queued.get(name, 0) + sum(isinstance(item, IslandLaunch) for item in queue.items)
+            queued[name] = queued.get(name, 0) + sum(isinstance(item, wire.IslandLaunch) for item in queue.items)
         return queued
 
     def gang_text(self, sequence: int, gang: int) -> str:
@@ -397,7 +387,7 @@ class IslandOrder:
             (item.sequence, queue.session)
             for queue in self.waiting.values()
             for item in queue.items
-            if isinstance(item, IslandLaunch) and item.first == 0
+            if isinstance(item, wire.IslandLaunch) and item.first == 0
         }
         for session, queue in self.waiting.items():
             assert session == queue.session
@@ -412,11 +402,11 @@ class IslandOrder:
         assert launches == {devices: q.launches for devices, q in self.device_queues.items() if q.launches}
 
 
-def _insert_gang(queue: SessionQueue, launch: IslandLaunch) -> None:
+def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:
     """Puts a further gang of a launch behind those that wait; without any, the launch is over here."""
     for k in range(len(queue.items) - 1, -1, -1):
         item = queue.items[k]
-        if isinstance(item, IslandLaunch) and item.sequence == launch.sequence:
+        if isinstance(item, wire.IslandLaunch) and item.sequence == launch.sequence:
             queue.items.insert(k + 1, launch)
             return
 

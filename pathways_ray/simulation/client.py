@@ -12,19 +12,10 @@ from random import Random
 from typing import Any, Protocol
 
 from pathways_ray import limits
+from pathways_ray.client import events
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.events import (
-    CloseData,
-    Closing,
-    Command,
-    Disconnected,
-    MoveHost,
-    Placed,
-    Registered,
-    ReleaseQueue,
-)
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -35,18 +26,7 @@ from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.values import Outcome, mixed, run_alone
-from pathways_ray.transport.messages import (
-    Completed,
-    Free,
-    HostAddress,
-    Launch,
-    LaunchFailed,
-    Put,
-    Refused,
-    Register,
-    SliceCreated,
-    encode,
-)
+from pathways_ray.transport import messages as wire
 
 LENGTHS = (16, 8, 4)
 """Lengths of coalesced launches: shorter than in use, so that short loops have some."""
@@ -104,7 +84,7 @@ class SimulatedClient:
         if not self.programs:
             self._disconnected("the controller did not answer")
 
-    def _opened(self, session: int, addresses: list[HostAddress], controller: SimulatedController) -> None:
+    def _opened(self, session: int, addresses: list[wire.HostAddress], controller: SimulatedController) -> None:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
         self.data = ClientData(self.world, self.process, session, self._handle)
         fusion = self.world.settings.fusion
@@ -134,8 +114,8 @@ class SimulatedClient:
             self.process, target, self.controller.create_slice, self.process, self.session, request, self._sliced
         )
 
-    def _sliced(self, reply: SliceCreated | Refused) -> None:
-        if isinstance(reply, SliceCreated):
+    def _sliced(self, reply: wire.SliceCreated | wire.Refused) -> None:
+        if isinstance(reply, wire.SliceCreated):
             self.slices.append(reply.placed)
             self._next_slice()
         else:
@@ -148,10 +128,10 @@ class SimulatedClient:
             poisoned = self.random.random() < settings.poison
             made = drawn(self.random, number, f"c{self.number}p{number}", self.slices, poisoned, settings.apart)
             self.programs.append(made)
-            self._handle(Registered(number, made.graph, encode(made.graph), made.functions))
+            self._handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
         if self.random.random() < settings.loops:
             self.loop = made = drawn_loop(self.random, self.core.new_program(), f"c{self.number}", self.slices)
-            self._handle(Registered(made.number, made.graph, encode(made.graph), made.functions))
+            self._handle(events.Registered(made.number, made.graph, wire.encode(made.graph), made.functions))
         self._work()
 
     # --- the user -----------------------------------------------------------------------------------------------------
@@ -201,7 +181,7 @@ class SimulatedClient:
             checker.launched(self.session, launch, fails, doubtful)
             for handle in results:
                 handle.launch = launch
-        self._do((message or ReleaseQueue(),))
+        self._do((message or events.ReleaseQueue(),))
         for index in sorted(program.donated):
             checker.donated(self.session, arguments[index].launch)
             self._drop(arguments[index])
@@ -254,7 +234,7 @@ class SimulatedClient:
         results = (BufferRecord(last + 5000),)
         message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
         self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
-        self._do((message or ReleaseQueue(),))
+        self._do((message or events.ReleaseQueue(),))
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +244,7 @@ class SimulatedClient:
         value = mixed(self.session, record.id)
         handle = self._handle_to(record, layout, value)
         self.data.upload(record, value, placed)
-        self._handle(Placed(Put(record.id, layout.slice, ARRAY, layout.spec)))
+        self._handle(events.Placed(wire.Put(record.id, layout.slice, ARRAY, layout.spec)))
         return handle
 
     def _slice_of(self, layout: Layout) -> PlacedSlice:
@@ -281,16 +261,16 @@ class SimulatedClient:
     def _handle(self, event: Any) -> None:
         self._do(self.core.handle(event, self.world.clock.now))
 
-    def _do(self, commands: Sequence[Command]) -> None:
+    def _do(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
-                case Launch() | Put() | Register() | Free():
+                case wire.Launch() | wire.Put() | wire.Register() | wire.Free():
                     self.end.send(command)
-                case ReleaseQueue():
+                case events.ReleaseQueue():
                     self._release_queue()
-                case MoveHost():
+                case events.MoveHost():
                     self.data.host_moved(command.address)
-                case CloseData():
+                case events.CloseData():
                     self._session_over(command.failure)
         self.data.end_failed_fetches()
 
@@ -304,9 +284,9 @@ class SimulatedClient:
     def _received(self, batch: list[Any]) -> None:
         for message in batch:
             named: tuple[int, ...] = ()
-            if isinstance(message, Completed):
+            if isinstance(message, wire.Completed):
                 named = message.launches
-            elif isinstance(message, LaunchFailed):
+            elif isinstance(message, wire.LaunchFailed):
                 named = (message.launch,)
             covered = [launch for launch in self.core.pending if launch not in named] if named else []
             self._handle(message)
@@ -332,15 +312,15 @@ class SimulatedClient:
             return
         self.world.checker.check_kept(self.session, set(self.handles), self.last_drop)
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
-        self._end(Closing())
+        self._end(events.Closing())
         self._disconnected("it left")
         self.end.close()
 
     def _disconnected(self, reason: str) -> None:
         if not self.over:
-            self._end(Disconnected(reason))
+            self._end(events.Disconnected(reason))
 
-    def _end(self, event: Closing | Disconnected) -> None:
+    def _end(self, event: events.Closing | events.Disconnected) -> None:
         before = list(self.core.pending)
         self._handle(event)
         self._report(before, self.core.ended or Failure("SessionClosed", "it left"), by_client=True)

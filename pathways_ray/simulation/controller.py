@@ -7,33 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from pathways_ray.controller import events
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
-from pathways_ray.controller.events import (
-    AnswerCall,
-    CallManager,
-    ClientMessages,
-    CloseChannel,
-    CloseIsland,
-    Event,
-    Exit,
-    IslandConnected,
-    IslandDisconnected,
-    IslandMessages,
-    KillManager,
-    KillScheduler,
-    ManagerAnswered,
-    ManagerKnows,
-    ManagerLost,
-    ReportFault,
-    ReportToManager,
-    Requested,
-    StreamEnded,
-    StreamOpened,
-    Tick,
-)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
@@ -42,19 +20,7 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.transport.messages import (
-    VERSION,
-    CloseSession,
-    CreateSlice,
-    HostUp,
-    IslandUp,
-    OpenSession,
-    Refused,
-    Reply,
-    SessionOpened,
-    SliceCreated,
-    encode,
-)
+from pathways_ray.transport import messages as wire
 
 
 class ControllerEnvironment(Environment, Protocol):
@@ -83,15 +49,15 @@ class SimulatedController:
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
         self.clients: dict[int, End] = {}
-        self.calls: dict[int, Callable[[Reply], None]] = {}
+        self.calls: dict[int, Callable[[wire.Reply], None]] = {}
         self.numbers = itertools.count(1)
         world.network.after(self.process, 0.0, self._tick)
 
     def _tick(self) -> None:
-        self.handle(Tick())
+        self.handle(events.Tick())
         self.world.network.after(self.process, TICK_S, self._tick)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         for command in self.core.handle(event, self.world.clock.now):
             match command:
                 case SendIsland(island, message):
@@ -100,24 +66,24 @@ class SimulatedController:
                 case SendClient(session, message):
                     if session in self.clients:
                         self.clients[session].send(message)
-                case AnswerCall(call, reply):
+                case events.AnswerCall(call, reply):
                     self.calls.pop(call)(reply)
-                case CloseChannel(session):
+                case events.CloseChannel(session):
                     if session in self.clients:
                         self.clients.pop(session).close()
-                case CloseIsland(link):
+                case events.CloseIsland(link):
                     self.links[link].close()
-                case CallManager():
+                case events.CallManager():
                     self._call_manager(command)
-                case ReportToManager():
+                case events.ReportToManager():
                     self._report_to_manager()
-                case KillScheduler(island):
+                case events.KillScheduler(island):
                     self.world.kill_scheduler(island)
-                case KillManager():
+                case events.KillManager():
                     self.world.kill(self.world.manager.process, "the controller was not answered")
-                case Exit(reason):
+                case events.Exit(reason):
                     self.world.kill(self.process, reason)
-                case ReportFault(text):
+                case events.ReportFault(text):
                     raise AssertionError(text)
         self.world.checker.controller_bounded(self.launches)
 
@@ -128,30 +94,30 @@ class SimulatedController:
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 
-    def _call_manager(self, command: CallManager) -> None:
+    def _call_manager(self, command: events.CallManager) -> None:
         manager = self.world.manager
         match command.method:
             case "platforms":
-                self.handle(ManagerAnswered(command.call, ("cpu",)))
+                self.handle(events.ManagerAnswered(command.call, ("cpu",)))
             case "create_slice":
                 session, *wanted = command.arguments
                 request = SliceRequest(*wanted)
                 answer = partial(self._manager_answered, command.call)
-                manager.create_slice(self.process, session, request, lambda reply: answer(encode(reply)))
+                manager.create_slice(self.process, session, request, lambda reply: answer(wire.encode(reply)))
             case _:
                 getattr(manager, command.method)(self.process, *command.arguments)
 
     def _manager_answered(self, call: int, answer: Any) -> None:
-        self.handle(ManagerAnswered(call, answer))
+        self.handle(events.ManagerAnswered(call, answer))
 
     def _report_to_manager(self) -> None:
         """There and back, as a call of Ray's goes."""
         manager, post = self.world.manager, self.world.network.post
         if not manager.process.alive:
-            self.handle(ManagerLost("its process ended"))
+            self.handle(events.ManagerLost("its process ended"))
             return
         manager.controller_serves(self.process, self.incarnation)
-        knows = partial(self.handle, ManagerKnows(str(manager.process.number)))
+        knows = partial(self.handle, events.ManagerKnows(str(manager.process.number)))
         post(self.process, manager.process, lambda: post(manager.process, self.process, knows))
 
     # --- islands ------------------------------------------------------------------------------------------------------
@@ -162,46 +128,50 @@ class SimulatedController:
             self.world.network,
             self.process,
             lambda batch: self._from_island(link, island, batch),
-            lambda: self.handle(IslandDisconnected(link, island, address)),
+            lambda: self.handle(events.IslandDisconnected(link, island, address)),
         )
         self.links[link] = end
         self.world.network.stream(near, end)
 
     def _from_island(self, link: int, island: int, batch: list[Any]) -> None:
-        if isinstance(batch[0], IslandUp):
+        if isinstance(batch[0], wire.IslandUp):
             self.islands[island] = (link, self.links[link])
-            self.handle(IslandConnected(link, batch[0]))
+            self.handle(events.IslandConnected(link, batch[0]))
         if self.islands[island][0] == link:
             for message in batch:
-                if isinstance(message, HostUp):
+                if isinstance(message, wire.HostUp):
                     self.world.checker.host_known(self.launches, message)
-        self.handle(IslandMessages(link, island, batch))
+        self.handle(events.IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def open(self, caller: Process, tenant: Tenant, answer: Callable[..., None]) -> None:
         """A client's first call; answers with the session's number and the hosts that are up."""
 
-        def opened(reply: Reply) -> None:
-            assert isinstance(reply, SessionOpened)
+        def opened(reply: wire.Reply) -> None:
+            assert isinstance(reply, wire.SessionOpened)
             self.world.network.post(self.process, caller, answer, reply.session, list(reply.hosts), self)
 
-        self._request(tenant, OpenSession(VERSION, ""), opened)
+        self._request(tenant, wire.OpenSession(wire.VERSION, ""), opened)
         self.world.sessions = self.core.clients.sessions_made
 
     def create_slice(
-        self, caller: Process, session: int, wanted: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
+        self,
+        caller: Process,
+        session: int,
+        wanted: SliceRequest,
+        answer: Callable[[wire.SliceCreated | wire.Refused], None],
     ) -> None:
-        request = CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
+        request = wire.CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
         self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
 
     def close(self, session: int) -> None:
-        self._request(session, CloseSession(session), lambda reply: None)
+        self._request(session, wire.CloseSession(session), lambda reply: None)
 
-    def _request(self, caller: int | Tenant, request: Any, answer: Callable[[Reply], None]) -> None:
+    def _request(self, caller: int | Tenant, request: Any, answer: Callable[[wire.Reply], None]) -> None:
         call = next(self.numbers)
         self.calls[call] = answer
-        self.handle(Requested(call, caller, request, 0, f"secret {call}"))
+        self.handle(events.Requested(call, caller, request, 0, f"secret {call}"))
 
     def client_connects(self, session: int, near: End) -> bool:
         if session not in self.core.clients.known:
@@ -210,12 +180,12 @@ class SimulatedController:
             self.world.network,
             self.process,
             lambda batch: self._from_client(session, batch),
-            lambda: self.handle(StreamEnded(session)),
+            lambda: self.handle(events.StreamEnded(session)),
         )
         self.clients[session] = end
         self.world.network.stream(near, end)
-        self.handle(StreamOpened(session))
+        self.handle(events.StreamOpened(session))
         return True
 
     def _from_client(self, session: int, batch: list[Any]) -> None:
-        self.handle(ClientMessages(session, Carrier.STREAM, 0, batch))
+        self.handle(events.ClientMessages(session, Carrier.STREAM, 0, batch))

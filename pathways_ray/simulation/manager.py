@@ -6,24 +6,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
-from pathways_ray.resource_manager.events import (
-    Answer,
-    ControllerServes,
-    Event,
-    HostLeft,
-    JoinRequested,
-    KillController,
-    KillProcess,
-    KillRequested,
-    LookedUp,
-    Published,
-    SessionReleased,
-    SliceRequested,
-    Ticked,
-    Withdrawn,
-)
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import Process
 from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
@@ -53,36 +38,36 @@ class SimulatedManager:
     # --- calls; what comes twice in bad weather can do no harm --------------------------------------------------------
 
     def controller_serves(self, caller: Process, incarnation: str) -> None:
-        self._post(caller, ControllerServes(incarnation, incarnation, incarnation))
+        self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation))
 
     def publish(self, caller: Process, name: str, address: str) -> None:
-        self._post(caller, Published(name, address), twice=True)
+        self._post(caller, events.Published(name, address), twice=True)
 
     def withdraw(self, caller: Process, name: str, address: str) -> None:
-        self._post(caller, Withdrawn(name, address), twice=True)
+        self._post(caller, events.Withdrawn(name, address), twice=True)
 
     def lookup(self, caller: Process, name: str, answer: Callable[[str], None]) -> None:
         """Answers once `name` has published its address."""
-        self._post(caller, LookedUp(self._token(caller, answer), name))
+        self._post(caller, events.LookedUp(self._token(caller, answer), name))
 
     def join(self, caller: Process, island: int, host: int, answer: Callable[[JoinReply], None]) -> None:
         """Answers once all hosts of the island have come."""
         info = HostInfo(host, island, "cpu", self.world.settings.devices, "node", caller.number, "")
-        self._post(caller, JoinRequested(self._token(caller, answer), info))
+        self._post(caller, events.JoinRequested(self._token(caller, answer), info))
 
     def leave(self, caller: Process, host: int, epoch: int) -> None:
-        self._post(caller, HostLeft(host, epoch), twice=True)
+        self._post(caller, events.HostLeft(host, epoch), twice=True)
 
     def kill_host(self, caller: Process, host: int, epoch: int) -> None:
-        self._post(caller, KillRequested(host, epoch), twice=True)
+        self._post(caller, events.KillRequested(host, epoch), twice=True)
 
     def create_slice(
         self, caller: Process, session: int, request: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
     ) -> None:
-        self._post(caller, SliceRequested(self._token(caller, answer), session, request))
+        self._post(caller, events.SliceRequested(self._token(caller, answer), session, request))
 
     def release_session(self, caller: Process, session: int) -> None:
-        self._post(caller, SessionReleased(self._token(caller, lambda _: None), session))
+        self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))
 
     # --- driver -------------------------------------------------------------------------------------------------------
 
@@ -91,21 +76,21 @@ class SimulatedManager:
         self.calls[token] = (caller, answer)
         return token
 
-    def _post(self, caller: Process, event: Event, twice: bool = False) -> None:
+    def _post(self, caller: Process, event: events.Event, twice: bool = False) -> None:
         self.world.network.post(caller, self.process, self._handle, event, twice=twice, in_order=True)
 
     def _tick(self) -> None:
-        self._handle(Ticked())
+        self._handle(events.Ticked())
         self.world.network.after(self.process, TICK_S, self._tick)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
         for command in self.core.handle(event, self.world.clock.now):
             match command:
-                case Answer(token, value):
+                case events.Answer(token, value):
                     caller, answer = self.calls.pop(token)
                     self.world.network.post(self.process, caller, answer, value)
-                case KillProcess(_, pid, reason):
+                case events.KillProcess(_, pid, reason):
                     self.world.kill_number(pid, reason)
-                case KillController(actor, reason):
+                case events.KillController(actor, reason):
                     self.world.kill_number(int(actor), reason)

@@ -4,26 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import TICK_S, SchedulerCore
-from pathways_ray.scheduler.events import (
-    Accept,
-    ControllerConnected,
-    ControllerDisconnected,
-    ControllerMessage,
-    Event,
-    Exit,
-    ForgetHosts,
-    HostConnected,
-    HostDisconnected,
-    HostMessage,
-    Kill,
-    Publish,
-    Refuse,
-    Ticked,
-    ToController,
-    ToHosts,
-    Withdraw,
-)
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End
@@ -60,22 +42,22 @@ class SimulatedScheduler:
             self.world.network,
             self.process,
             self._from_controller,
-            lambda: self._handle(ControllerDisconnected(address)),
+            lambda: self._handle(events.ControllerDisconnected(address)),
         )
         if not self.world.connect_to_controller(address, end, self.address):
-            self._handle(ControllerDisconnected(address))
+            self._handle(events.ControllerDisconnected(address))
             return
         self.controller = end
-        self._handle(ControllerConnected(self.address))
+        self._handle(events.ControllerConnected(self.address))
         self._tick()
 
     def _from_controller(self, batch: list[Any]) -> None:
         for message in batch:
-            self._handle(ControllerMessage(message))
+            self._handle(events.ControllerMessage(message))
         self.world.checker.scheduler_bounded(self.core)
 
     def _tick(self) -> None:
-        self._handle(Ticked())
+        self._handle(events.Ticked())
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def host_connects(self, near: End) -> None:
@@ -88,46 +70,46 @@ class SimulatedScheduler:
         if isinstance(hello, HostUp):
             host, epoch = hello.host, hello.epoch
             end.receive = lambda batch: self._from_known_host(host, epoch, batch)
-            end.ended = lambda: self._handle(HostDisconnected(host, epoch))
-            self._handle(HostConnected(hello), end)
+            end.ended = lambda: self._handle(events.HostDisconnected(host, epoch))
+            self._handle(events.HostConnected(hello), end)
             if end.open:
                 end.receive(batch)
 
     def _from_known_host(self, host: int, epoch: int, batch: list[Any]) -> None:
         for message in batch:
-            self._handle(HostMessage(host, epoch, message))
+            self._handle(events.HostMessage(host, epoch, message))
 
-    def _handle(self, event: Event, end: End | None = None) -> None:
+    def _handle(self, event: events.Event, end: End | None = None) -> None:
         """Takes an event to the core, and carries out its commands.
 
         Args:
             end: of a host's link that has just been opened.
         """
         commands = self.core.handle(event, self.world.clock.now)
-        if commands and isinstance(event, HostMessage):
+        if commands and isinstance(event, events.HostMessage):
             self.world.checker.heard_from(self.core, event.host, event.epoch)
         for command in commands:
             match command:
-                case ToHosts(message):
+                case events.ToHosts(message):
                     for outbox in self.hosts.values():
                         outbox.send(message)
-                case ToController(message):
+                case events.ToController(message):
                     if self.controller is not None:
                         self.controller.send(message)
-                case Accept(host, epoch):
+                case events.Accept(host, epoch):
                     assert end is not None
                     self.world.checker.host_accepted(self.island, host, epoch, self.accepted.get(host, 0))
                     self.hosts[host], self.accepted[host] = end, epoch
-                case Refuse():
+                case events.Refuse():
                     assert end is not None
                     end.close()
-                case ForgetHosts():
+                case events.ForgetHosts():
                     self.hosts.clear()
-                case Kill(host, epoch):
+                case events.Kill(host, epoch):
                     self.world.manager.kill_host(self.process, host, epoch)
-                case Publish(name, address):
+                case events.Publish(name, address):
                     self.world.manager.publish(self.process, name, address)
-                case Withdraw(name, address):
+                case events.Withdraw(name, address):
                     self.world.manager.withdraw(self.process, name, address)
-                case Exit(pause_s, reason):
+                case events.Exit(pause_s, reason):
                     self.world.network.after(self.process, pause_s, self.world.kill, self.process, reason)

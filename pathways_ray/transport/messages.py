@@ -19,7 +19,7 @@ from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
-VERSION = 6
+VERSION = 7
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
@@ -33,16 +33,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message")
 
 
 class Register(Message, tag=1):
-    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack.
-
-    `repeats` is the program that this one calls again and again, if it stands for a run of launches (`client.runs`):
-    then the client wants to know when it is `Prepared`, and does not launch it before.
-    """
+    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
 
     program: int
     graph: bytes
     functions: dict[str, bytes]
-    repeats: int = -1
 
 
 class Launch(Message, tag=2):
@@ -121,7 +116,7 @@ class SessionEnded(Message, tag=14):
 
 
 class Prepared(Message, tag=15):
-    """All hosts have compiled a program that repeats another one."""
+    """All hosts have compiled a program."""
 
     program: int
 
@@ -499,7 +494,11 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group."""
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
+
+    `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
+    the island whose devices it shares.
+    """
 
     host: int
     island: int
@@ -508,6 +507,9 @@ class HostInfo(Message):
     node: str
     pid: int
     coordinator: str
+    members: tuple[int, ...] = ()
+    tenant: str = ""
+    base: int = -1
 
 
 class JoinReply(Message):

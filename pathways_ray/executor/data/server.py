@@ -39,19 +39,9 @@ from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_typ
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.messages import (
-    TO_HOST_DATA,
-    CancelFetch,
-    DataFailed,
-    Fetch,
-    FetchPart,
-    Message,
-    PutDone,
-    PutOpen,
-    PutPart,
-)
 
 CLOSE_LIMIT_S = 1.0
 """The end of a stream waits this long for its last messages to go out."""
@@ -79,7 +69,7 @@ _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError,
 class _Upload:
     """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
 
-    def __init__(self, message: PutOpen, local: list[tuple[Box, int]]) -> None:
+    def __init__(self, message: wire.PutOpen, local: list[tuple[Box, int]]) -> None:
         self.message = message
         self.local = local
         self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
@@ -91,7 +81,7 @@ class _Upload:
         self.filled = [0] * len(self.boxes)
         self.size = self.missing = size * len(self.boxes)
 
-    def add(self, part: PutPart) -> None:
+    def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):
             raise WireError(f"part of box {part.box}; this host holds {len(self.buffers)}")
         buffer, filled = self.buffers[part.box], self.filled[part.box]
@@ -129,7 +119,7 @@ class _Stream:
     def session(self) -> int:
         return self.grant.session
 
-    def name_of(self, put: PutOpen) -> Name:
+    def name_of(self, put: wire.PutOpen) -> Name:
         """The name of what is put, in the tenant's quota."""
         return self.session, put.buffer
 
@@ -139,7 +129,7 @@ class _Fetch:
 
     __slots__ = ("come", "message", "task")
 
-    def __init__(self, message: Fetch, come: Callable[[], None]) -> None:
+    def __init__(self, message: wire.Fetch, come: Callable[[], None]) -> None:
         self.message = message
         self.come = come
         self.task: asyncio.Task[None] | None = None
@@ -200,10 +190,10 @@ class DataServer:
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
-                for message in TO_HOST_DATA.decode_batch(data):
-                    if isinstance(message, Fetch):
+                for message in wire.TO_HOST_DATA.decode_batch(data):
+                    if isinstance(message, wire.Fetch):
                         self._fetch(stream, message)
-                    elif isinstance(message, CancelFetch):
+                    elif isinstance(message, wire.CancelFetch):
                         self._withdraw(stream, message.request)
                     else:
                         self._upload(stream, message)
@@ -233,10 +223,10 @@ class DataServer:
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
-    def _upload(self, stream: _Stream, message: PutOpen | PutPart) -> None:
+    def _upload(self, stream: _Stream, message: wire.PutOpen | wire.PutPart) -> None:
         request = message.request
         try:
-            if isinstance(message, PutOpen):
+            if isinstance(message, wire.PutOpen):
                 self._open(stream, message)
             elif request in stream.uploads:
                 stream.uploads[request].add(message)
@@ -244,10 +234,11 @@ class DataServer:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                del stream.uploads[request]
                 if upload.size <= SMALL_BYTES:
                     self._stored(stream, upload, upload.array(self.compiler))
+                    del stream.uploads[request]
                 else:
+                    del stream.uploads[request]
                     task = asyncio.ensure_future(self._store(stream, upload))
                     self.storing.add(task)
                     task.add_done_callback(self.storing.discard)
@@ -267,14 +258,14 @@ class DataServer:
         self.store.put(stream.session, upload.message.buffer, array)
         name = stream.name_of(upload.message)
         stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
-        stream.outbox.send(PutDone(upload.message.request))
+        stream.outbox.send(wire.PutDone(upload.message.request))
 
     def _put_failed(self, stream: _Stream, request: int, failed: _Upload | None, error: Exception) -> None:
         if failed is not None:
             stream.quota.release(stream.name_of(failed.message))
-        stream.outbox.send(DataFailed(request, to_failure(error, "put", host=self.host)))
+        stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
-    def _open(self, stream: _Stream, message: PutOpen) -> None:
+    def _open(self, stream: _Stream, message: wire.PutOpen) -> None:
         """Makes room for an array, once it is clear that it may come."""
         if not is_slice_tag(self.data_secret, stream.session, message.placed, message.slice_tag):
             raise AuthenticationError(
@@ -299,7 +290,7 @@ class DataServer:
             stream.quota.release(stream.name_of(message))
             raise
 
-    def _check_devices(self, message: PutOpen) -> None:
+    def _check_devices(self, message: wire.PutOpen) -> None:
         mine = [d for d in message.placed.devices if d.host == self.host]
         if not mine or len(message.placed.devices) != message.placed.mesh.size:
             raise GraphError(f"no device of {message.placed.mesh} is on host {self.host}")
@@ -309,17 +300,17 @@ class DataServer:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, stream: _Stream, message: Fetch) -> None:
+    def _fetch(self, stream: _Stream, message: wire.Fetch) -> None:
         """Has the thread that stores the array answer, or this one if it is there."""
         request = message.request
         if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
-            stream.outbox.send(DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
+            stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
         fetching = stream.fetches[request] = _Fetch(message, lambda: self._present(stream, fetching))
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
-    def _is_small(self, value: Any, message: Fetch) -> bool:
+    def _is_small(self, value: Any, message: wire.Fetch) -> bool:
         return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
 
     def _withdraw(self, stream: _Stream, request: int) -> None:
@@ -351,15 +342,15 @@ class DataServer:
             value = self._value(stream.session, message.buffer)
             if self._is_small(value, message):
                 found = [(device, bytes(self._shard_bytes(value, device))) for device in message.devices]
-                answer = [FetchPart(message.request, device, 0, len(data), data) for device, data in found]
+                answer = [wire.FetchPart(message.request, device, 0, len(data), data) for device, data in found]
                 self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
             else:
                 self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
         except Exception as error:
             self._loop.call_soon_threadsafe(self._answer, stream, fetching, [self._failed(message, error)])
 
-    def _failed(self, message: Fetch, error: Exception) -> DataFailed:
-        return DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
+    def _failed(self, message: wire.Fetch, error: Exception) -> wire.DataFailed:
+        return wire.DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
 
     def _value(self, session: int, buffer: int) -> Any:
         """The value of a buffer in the store (it may still be computed). Raises its failure."""
@@ -370,7 +361,7 @@ class DataServer:
             raise from_failure(value)
         return value
 
-    def _answer(self, stream: _Stream, fetching: _Fetch, messages: Sequence[Message]) -> None:
+    def _answer(self, stream: _Stream, fetching: _Fetch, messages: Sequence[wire.Message]) -> None:
         if stream.fetches.get(fetching.message.request) is fetching:
             del stream.fetches[fetching.message.request]
             for message in messages:
@@ -396,7 +387,7 @@ class DataServer:
         total = len(data)
         for offset in range(0, max(total, 1), limits.PART_BYTES):
             part = data[offset : offset + limits.PART_BYTES]
-            stream.outbox.send(FetchPart(request, device, offset, total, bytes(part)))
+            stream.outbox.send(wire.FetchPart(request, device, offset, total, bytes(part)))
             await asyncio.sleep(0)
             await stream.outbox.room(MAX_BACKLOG_PARTS)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import (
     AT_BARRIER,
     DONE,
@@ -29,27 +30,6 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.host_plan import NO_LIMIT
-from pathways_ray.executor.run.instructions import (
-    AwaitInputs,
-    Complete,
-    Copy,
-    Enqueue,
-    Event,
-    Forget,
-    Forward,
-    Free,
-    FreeSession,
-    InputsArrived,
-    Instruction,
-    Joined,
-    Measure,
-    PreparationFailed,
-    Prepare,
-    Prepared,
-    Send,
-    SetPeers,
-    Start,
-)
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
@@ -73,12 +53,12 @@ class HostCore:
         self.multi_host = len(members) > 1
         self.story = Story(f"host {host}")
         self.wanted: set[int] = set()
-        self.programs: dict[int, Prepared] = {}
+        self.programs: dict[int, do.Prepared] = {}
         self.active: dict[int, ActiveLaunch] = {}
         self.producers: dict[int, dict[int, ActiveLaunch]] = {}
         """Active launches by the session and the buffer that they will store."""
         self._now = 0.0
-        self._handlers: dict[type, Callable[[Any], list[Instruction]]] = {
+        self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
             wire.IslandLaunch: self._launch,
             wire.Drop: self._free,
             wire.BarrierReleased: self._released,
@@ -86,63 +66,63 @@ class HostCore:
             wire.Peers: self._peers,
             wire.DropSession: self._session_ended,
             wire.DropProgram: self._program_dropped,
-            Joined: self._joined,
-            Prepared: self._prepared,
-            PreparationFailed: self._preparation_failed,
-            InputsArrived: self._arrived,
+            do.Joined: self._joined,
+            do.Prepared: self._prepared,
+            do.PreparationFailed: self._preparation_failed,
+            do.InputsArrived: self._arrived,
         }
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         """The instructions that follow from an event at time `now`, in seconds."""
         self._now = now
         return self._handlers[type(event)](event)
 
     # --- peers and programs -------------------------------------------------------------------------------------------
 
-    def _joined(self, event: Joined) -> list[Instruction]:
+    def _joined(self, event: do.Joined) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
 
-    def _peers(self, message: wire.Peers) -> list[Instruction]:
+    def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
         self.story.note(Entry(self._now, "peers changed", present, host=self.host))
-        return [SetPeers(message.peers)]
+        return [do.SetPeers(message.peers)]
 
-    def _program(self, message: wire.Program) -> list[Instruction]:
+    def _program(self, message: wire.Program) -> list[do.Instruction]:
         prepared = self.programs.get(message.program)
         if prepared is not None:
             return self._ready(prepared)
         if message.program in self.wanted:
             return []
         self.wanted.add(message.program)
-        return [Prepare(message)]
+        return [do.Prepare(message)]
 
-    def _ready(self, prepared: Prepared) -> list[Instruction]:
+    def _ready(self, prepared: do.Prepared) -> list[do.Instruction]:
         """Tells the controller, which waits for the hosts that have a part in the program, and counts them."""
         if not prepared.plan.has_part:
             return []
-        return [Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes))]
+        return [do.Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes))]
 
-    def _prepared(self, event: Prepared) -> list[Instruction]:
+    def _prepared(self, event: do.Prepared) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "program prepared", f"{event.plan.plan.name}, number {event.program}"))
         if event.program not in self.wanted:  # it was dropped while it was compiled
-            return [Forget(event.program), *self._ready(event)]
+            return [do.Forget(event.program), *self._ready(event)]
         self.programs[event.program] = event
         return self._ready(event)
 
-    def _preparation_failed(self, event: PreparationFailed) -> list[Instruction]:
+    def _preparation_failed(self, event: do.PreparationFailed) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "program refused", f"number {event.program}", event.failure.message))
-        return [Send(wire.Ready(self.host, event.program, 0, event.failure))]
+        return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
 
-    def _program_dropped(self, message: wire.DropProgram) -> list[Instruction]:
+    def _program_dropped(self, message: wire.DropProgram) -> list[do.Instruction]:
         self.wanted.discard(message.program)
         if self.programs.pop(message.program, None) is None:
             return []
-        return [Forget(message.program)]
+        return [do.Forget(message.program)]
 
     # --- a launch arrives ---------------------------------------------------------------------------------------------
 
-    def _launch(self, launch: wire.IslandLaunch) -> list[Instruction]:
+    def _launch(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
         sequence = launch.sequence
         active = self.active.get(sequence)
         if active is not None:
@@ -158,9 +138,9 @@ class HostCore:
             steps = plan.whole.steps
             if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):
                 # Most launches: nothing can stop it, so it ends here and now, and is never active.
-                return [Start(launch, ()), Enqueue(sequence, 0, len(steps), None), Complete(sequence)]
+                return [do.Start(launch, ()), do.Enqueue(sequence, 0, len(steps), None), do.Complete(sequence)]
             active = self.active[sequence] = ActiveLaunch(launch, plan)
-            return [Start(launch, ()), *self._advance(active)]
+            return [do.Start(launch, ()), *self._advance(active)]
         active = self.active[sequence] = ActiveLaunch(launch, plan)
         made = self._resolved(active, producers)
         if not active.unresolved:
@@ -170,18 +150,18 @@ class HostCore:
         self._announce(active)
         return made
 
-    def _lost(self, launch: wire.IslandLaunch) -> Instruction:
+    def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
         text = f"host {self.host} restarted before the launch reached it"
         concerned = frozenset({self.host})
         story = self.story.lines(self._now, session=launch.session, launch=launch.sequence, hosts=concerned)
         failure = Failure("HostLost", text, host=self.host, story=story)
-        return Send(wire.IslandLaunchFailed(launch.sequence, failure, self.members))
+        return do.Send(wire.IslandLaunchFailed(launch.sequence, failure, self.members))
 
-    def _resolved(self, active: ActiveLaunch, producers: dict[int, ActiveLaunch]) -> list[Instruction]:
+    def _resolved(self, active: ActiveLaunch, producers: dict[int, ActiveLaunch]) -> list[do.Instruction]:
         """Starts a launch of a session whose earlier launches have yet to store some of their results."""
         launch, unresolved = active.launch, active.unresolved
         slots: list[int] = []
-        forwards: list[Instruction] = []
+        forwards: list[do.Instruction] = []
         for slot, number, here in active.plan.arguments:
             buffer = launch.arguments[number]
             producer = producers.get(buffer)
@@ -189,29 +169,29 @@ class HostCore:
                 continue
             slots.append(slot)
             if active.goes_early and producer.phase is ENQUEUED:
-                forwards.append(Forward(producer.launch.sequence, launch.sequence, buffer, (slot,)))
+                forwards.append(do.Forward(producer.launch.sequence, launch.sequence, buffer, (slot,)))
                 continue
             if buffer not in unresolved:
                 assert producer.pending is not None
                 producer.pending.consumers.setdefault(buffer, []).append(active)
             unresolved.setdefault(buffer, []).append(slot)
-        return [Start(launch, tuple(slots)), *forwards]
+        return [do.Start(launch, tuple(slots)), *forwards]
 
     # --- a launch goes on ---------------------------------------------------------------------------------------------
 
-    def _advance(self, active: ActiveLaunch, failure: Failure | None = None) -> list[Instruction]:
+    def _advance(self, active: ActiveLaunch, failure: Failure | None = None) -> list[do.Instruction]:
         """Enqueues as much of a launch as possible.
 
         Args:
             failure: came in place of what it waited for at the barrier that it has just passed.
         """
         launch, plan, route, first = active.launch, active.plan, active.route, active.position
-        made: list[Instruction] = []
+        made: list[do.Instruction] = []
         if plan.overwritten and first == 0 and len(self.active) > 1:
             made += self._copies(active)
         last = active.position = route.barriers[first] if active.limit == NO_LIMIT else route.stop(first, active.limit)
         if last > first:
-            made.append(Enqueue(launch.sequence, first, last, failure))
+            made.append(do.Enqueue(launch.sequence, first, last, failure))
         through = last == len(route.steps)
         if not through:
             stop = route.steps[last]
@@ -219,7 +199,7 @@ class HostCore:
                 return made + self._stop_at(active, stop, first)
         if launch.gangs and active.reported < active.limit - 1:
             active.reported = active.limit - 1
-            made.append(Send(wire.Enqueued(launch.sequence, active.reported)))
+            made.append(do.Send(wire.Enqueued(launch.sequence, active.reported)))
         # All hosts of the island agree at which message a launch ends, also those without a part in its last gangs.
         if through and active.limit > plan.last_gang:
             return made + self._finish(active)
@@ -227,7 +207,7 @@ class HostCore:
         self._announce(active)
         return made
 
-    def _copies(self, active: ActiveLaunch) -> list[Instruction]:
+    def _copies(self, active: ActiveLaunch) -> list[do.Instruction]:
         """An earlier launch may stand at a barrier and need an argument that this one overwrites: it gets a copy.
 
         Where hosts share the array all of them copy, also one on which the other launch is past its use; on a host by
@@ -235,7 +215,7 @@ class HostCore:
         """
         launch, plan = active.launch, active.plan
         if not self.multi_host:
-            return [Copy(launch.sequence, plan.overwritten, if_shared=True)]
+            return [do.Copy(launch.sequence, plan.overwritten, if_shared=True)]
         used = {
             buffer
             for other in self.active.values()
@@ -244,15 +224,15 @@ class HostCore:
         }
         given = {slot: launch.arguments[number] for slot, number, _ in plan.arguments}
         slots = tuple(slot for slot in plan.overwritten if given[slot] in used)
-        return [Copy(launch.sequence, slots, if_shared=False)] if slots else []
+        return [do.Copy(launch.sequence, slots, if_shared=False)] if slots else []
 
-    def _stop_at(self, active: ActiveLaunch, barrier: InputBarrier, first: int) -> list[Instruction]:
+    def _stop_at(self, active: ActiveLaunch, barrier: InputBarrier, first: int) -> list[do.Instruction]:
         """Waits at a barrier, behind steps that were enqueued from `first` on."""
         sequence, position = active.launch.sequence, active.position
-        made: list[Instruction] = []
+        made: list[do.Instruction] = []
         if position > first:
-            made.append(Measure(sequence, first, position))
-        made.append(AwaitInputs(sequence, position, barrier.number))
+            made.append(do.Measure(sequence, first, position))
+        made.append(do.AwaitInputs(sequence, position, barrier.number))
         self._announce(active)
         if position < len(active.route.steps) - 1:
             self._note(active, "waits at barrier", str(barrier.number))
@@ -263,17 +243,17 @@ class HostCore:
         forwards, ready = self._hand_over(active, only_early=True)
         return [*made, *forwards, *(one for waiting in ready for one in self._advance(waiting))]
 
-    def _arrived(self, event: InputsArrived) -> list[Instruction]:
+    def _arrived(self, event: do.InputsArrived) -> list[do.Instruction]:
         """The inputs of a launch at a barrier are here, or failed."""
         active = self.active.get(event.sequence)
         barrier = _barrier_of(active)
         if active is None or barrier is None or barrier.number != event.barrier:
             return []
         if barrier.rendezvous:
-            return [Send(wire.BarrierReached(self.host, event.sequence, event.barrier, event.failure))]
+            return [do.Send(wire.BarrierReached(self.host, event.sequence, event.barrier, event.failure))]
         return self._pass(active, event.failure)
 
-    def _released(self, message: wire.BarrierReleased) -> list[Instruction]:
+    def _released(self, message: wire.BarrierReleased) -> list[do.Instruction]:
         """All hosts of the island have reached a rendezvous, with their inputs or a failure."""
         active = self.active.get(message.sequence)
         barrier = _barrier_of(active)
@@ -281,7 +261,7 @@ class HostCore:
             return []
         return self._pass(active, message.failure)
 
-    def _pass(self, active: ActiveLaunch, failure: Failure | None) -> list[Instruction]:
+    def _pass(self, active: ActiveLaunch, failure: Failure | None) -> list[do.Instruction]:
         self._note(active, "passes the barrier", cause=failure.message if failure is not None else "")
         active.position += 1
         return self._advance(active, failure)
@@ -295,13 +275,13 @@ class HostCore:
             active.pending = PendingResults()
             self.producers.setdefault(active.launch.session, {}).update(dict.fromkeys(results, active))
 
-    def _finish(self, active: ActiveLaunch) -> list[Instruction]:
+    def _finish(self, active: ActiveLaunch) -> list[do.Instruction]:
         """Stores the results of a launch that is all enqueued, and lets those go on that waited for them."""
         launch = active.launch
         active.enter(DONE)
         del self.active[launch.sequence]
         if active.pending is None:
-            return [Complete(launch.sequence)]
+            return [do.Complete(launch.sequence)]
         self._note(active, "is all enqueued")  # there is no story of launches that nothing stops
         producers = self.producers[launch.session]
         for buffer in active.results:
@@ -309,17 +289,17 @@ class HostCore:
         if not producers:
             del self.producers[launch.session]
         made, ready = self._hand_over(active, only_early=False)
-        made.append(Complete(launch.sequence))
+        made.append(do.Complete(launch.sequence))
         if active.pending.freed:
-            made.append(Free(launch.session, tuple(active.pending.freed)))
+            made.append(do.Free(launch.session, tuple(active.pending.freed)))
         for waiting in ready:
             made += self._advance(waiting)
         return made
 
-    def _hand_over(self, active: ActiveLaunch, only_early: bool) -> tuple[list[Instruction], list[ActiveLaunch]]:
+    def _hand_over(self, active: ActiveLaunch, only_early: bool) -> tuple[list[do.Instruction], list[ActiveLaunch]]:
         """Forwards results to launches that wait for them, with `only_early` to those that go early. Returns the
         instructions, and the launches that now have all inputs."""
-        made: list[Instruction] = []
+        made: list[do.Instruction] = []
         ready: list[ActiveLaunch] = []
         assert active.pending is not None or not active.results
         consumers = active.pending.consumers if active.pending is not None else {}
@@ -328,14 +308,14 @@ class HostCore:
             consumers[buffer] = [one for one in waiting if one not in served]
             for one in served:
                 slots = tuple(one.unresolved.pop(buffer))
-                made.append(Forward(active.launch.sequence, one.launch.sequence, buffer, slots))
+                made.append(do.Forward(active.launch.sequence, one.launch.sequence, buffer, slots))
                 if not one.unresolved:
                     ready.append(one)
         return made, ready
 
     # --- buffers ------------------------------------------------------------------------------------------------------
 
-    def _free(self, message: wire.Drop) -> list[Instruction]:
+    def _free(self, message: wire.Drop) -> list[do.Instruction]:
         """Frees buffers; those that a launch has yet to store go as soon as it has."""
         producers = self.producers.get(message.session)
         if producers is not None:
@@ -343,11 +323,11 @@ class HostCore:
                 producer = producers.get(buffer)
                 if producer is not None and producer.pending is not None:
                     producer.pending.freed.append(buffer)
-        return [Free(message.session, message.buffers)]
+        return [do.Free(message.session, message.buffers)]
 
-    def _session_ended(self, message: wire.DropSession) -> list[Instruction]:
+    def _session_ended(self, message: wire.DropSession) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "session ended", session=message.session))
-        return [FreeSession(message.session)]
+        return [do.FreeSession(message.session)]
 
     def _note(self, active: ActiveLaunch, event: str, detail: str = "", cause: str = "") -> None:
         launch = active.launch

@@ -13,27 +13,9 @@ from typing import Any, Protocol
 import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
-from pathways_ray.executor.run.instructions import (
-    AwaitInputs,
-    Complete,
-    Copy,
-    Enqueue,
-    Event,
-    Forget,
-    Forward,
-    Free,
-    FreeSession,
-    InputsArrived,
-    Measure,
-    PreparationFailed,
-    Prepare,
-    Prepared,
-    Send,
-    SetPeers,
-    Start,
-)
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
 from pathways_ray.ir.plan import IslandPlan
@@ -55,10 +37,10 @@ class HostIO(Protocol):
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
         """Makes a program ready. Raises `PathwaysError`. May be called from the thread of `in_background`."""
 
-    def in_background(self, work: Callable[[], Event]) -> None:
+    def in_background(self, work: Callable[[], do.Event]) -> None:
         """Does work in another thread, in order, and has the driver handle its event."""
 
-    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
+    def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> do.InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
@@ -105,41 +87,41 @@ class HostDriver:
         self.programs: dict[int, PreparedProgram] = {}
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
-        self._do: dict[type, Callable[[Any], Event | None]] = {
-            Start: self._start,
-            Copy: self._copy,
-            Enqueue: self._enqueue,
-            Measure: self._measure,
-            AwaitInputs: self._await_inputs,
-            Forward: self._forward,
-            Complete: self._complete,
-            Free: self._free,
-            FreeSession: lambda free: store.drop_session(free.session),
-            Prepare: self._prepare,
-            Forget: self._forget,
-            SetPeers: lambda change: io.set_peers(change.peers),
-            Send: lambda send: io.send(send.message),
+        self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
+            do.Start: self._start,
+            do.Copy: self._copy,
+            do.Enqueue: self._enqueue,
+            do.Measure: self._measure,
+            do.AwaitInputs: self._await_inputs,
+            do.Forward: self._forward,
+            do.Complete: self._complete,
+            do.Free: self._free,
+            do.FreeSession: lambda free: store.drop_session(free.session),
+            do.Prepare: self._prepare,
+            do.Forget: self._forget,
+            do.SetPeers: lambda change: io.set_peers(change.peers),
+            do.Send: lambda send: io.send(send.message),
         }
 
-    def handle_batch(self, events: Sequence[Event], now: float) -> None:
+    def handle_batch(self, events: Sequence[do.Event], now: float) -> None:
         """Handles events, one after the other, and everything that follows from each at once."""
         for event in events:
             self.handle(event, now)
 
-    def handle(self, event: Event, now: float) -> None:
+    def handle(self, event: do.Event, now: float) -> None:
         """Has the core handle an event, and carries out the instructions, in order; then handles what came of them at
         once."""
-        do = self._do
+        carry_out = self._carry_out
         events = [event]
         for following in events:  # grows meanwhile
             for instruction in self.core.handle(following, now):
-                came = do[type(instruction)](instruction)
+                came = carry_out[type(instruction)](instruction)
                 if came is not None:
                     events.append(came)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def _prepare(self, prepare: Prepare) -> Event | None:
+    def _prepare(self, prepare: do.Prepare) -> do.Event | None:
         message = prepare.message
         plan = self.decode(message.plan)
         if not has_part(plan, self.core.host):
@@ -149,29 +131,29 @@ class HostDriver:
         self.io.in_background(lambda: self._prepared(message, plan))
         return None
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> Event:
+    def _prepared(self, message: Program, plan: IslandPlan) -> do.Event:
         host = self.core.host
         try:
             host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
             prepared = self.io.compile(host_plan, message.functions)
         except PathwaysError as error:
-            return PreparationFailed(message.program, to_failure(error, host=host))
+            return do.PreparationFailed(message.program, to_failure(error, host=host))
         except Exception as error:
             failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=host)
-            return PreparationFailed(message.program, failure)
+            return do.PreparationFailed(message.program, failure)
         self.programs[message.program] = prepared
-        return Prepared(message.program, host_plan, prepared.temporary_bytes)
+        return do.Prepared(message.program, host_plan, prepared.temporary_bytes)
 
     # --- the values of launches ---------------------------------------------------------------------------------------
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: do.Start) -> None:
         launch = start.launch
         program = self.programs[launch.program]
         self.running[launch.sequence] = program, program.start(launch, start.unresolved)
         for observer in self.observers:
             observer.started(launch)
 
-    def _copy(self, copy: Copy) -> None:
+    def _copy(self, copy: do.Copy) -> None:
         values = self.running[copy.sequence][1].values
         others = [slots.values for number, (_, slots) in self.running.items() if number != copy.sequence]
         for slot in copy.slots:
@@ -180,7 +162,7 @@ class HostDriver:
             if shared and not isinstance(value, Failure):
                 values[slot] = self.transfer.copy(value)
 
-    def _enqueue(self, enqueue: Enqueue) -> None:
+    def _enqueue(self, enqueue: do.Enqueue) -> None:
         program, slots = self.running[enqueue.sequence]
         if enqueue.failure is not None:
             program.fail_inputs(slots, enqueue.first - 1, enqueue.failure)
@@ -188,29 +170,29 @@ class HostDriver:
         for observer in self.observers:
             observer.enqueued(slots.launch, program, enqueue.first, enqueue.last)
 
-    def _measure(self, measure: Measure) -> None:
+    def _measure(self, measure: do.Measure) -> None:
         program, slots = self.running[measure.sequence]
         values = program.outputs(slots, measure.first, measure.last)
         if values:
             self.io.measure(measure.sequence, values, program)
 
-    def _await_inputs(self, wait: AwaitInputs) -> InputsArrived | None:
+    def _await_inputs(self, wait: do.AwaitInputs) -> do.InputsArrived | None:
         program, slots = self.running[wait.sequence]
         return self.io.await_inputs(wait.sequence, wait.barrier, program.awaited(slots, wait.position))
 
-    def _forward(self, forward: Forward) -> None:
+    def _forward(self, forward: do.Forward) -> None:
         program, slots = self.running[forward.source]
         value = program.result(slots, forward.buffer)
         values = self.running[forward.target][1].values
         for slot in forward.slots:
             values[slot] = value
 
-    def _complete(self, complete: Complete) -> None:
+    def _complete(self, complete: do.Complete) -> None:
         program, slots = self.running.pop(complete.sequence)
         self.io.watch(complete.sequence, program.finish(slots), program)
 
-    def _free(self, free: Free) -> None:
+    def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)
 
-    def _forget(self, forget: Forget) -> None:
+    def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)
