@@ -64,7 +64,11 @@ def test_an_embedded_cluster_listens_on_loopback_and_asks_for_a_token(
         assert reachable(found) == {}
 
         def asks(token: str) -> int:
-            shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_NUM_REDIS_GET_RETRIES": "1"}
+            shown: dict[str, Any] = {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": token,
+                "RAY_NUM_REDIS_GET_RETRIES": "1",
+            }
             cli = python.command("-m", "ray.scripts.scripts", "status", "--address", address, **apart, **shown)
             cli.communicate(timeout=60.0)
             return cli.returncode

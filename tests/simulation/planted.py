@@ -476,7 +476,7 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
 @bug(seeds=250)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
     def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> None:
-        ended, self._ended = self._ended, set()
+        ended, self._ended = self._ended, {}
         original(self, session, buffer, value)
         self._ended = ended
 
