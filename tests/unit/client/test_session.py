@@ -136,6 +136,7 @@ def test_a_handle_that_goes_behind_a_queue_that_has_just_been_emptied_is_freed_a
     def last_look(now: float) -> Any:
         found = head(now)
         if found is None:
+            core.head = head  # type: ignore[method-assign]
             core.queue.append(_Queued(Free((1,))))  # as `free` does that has seen a queue that was not empty
         return found
 
@@ -146,7 +147,6 @@ def test_a_handle_that_goes_behind_a_queue_that_has_just_been_emptied_is_freed_a
     if where == "at its last look":
         core.head = last_look  # type: ignore[method-assign]
         offline.hosts.acknowledge(2)
-        core.head = head  # type: ignore[method-assign]
     else:
         core.remove_head = removes
         offline.hosts.acknowledge(2)
