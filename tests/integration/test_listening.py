@@ -69,7 +69,8 @@ def test_an_embedded_cluster_listens_on_loopback_and_asks_for_a_token(
                 "RAY_AUTH_TOKEN": token,
                 "RAY_NUM_REDIS_GET_RETRIES": "1",
             }
-            cli = python.command("-m", "ray.scripts.scripts", "status", "--address", address, **apart, **shown)
+            settings = {**apart, **LOOPBACK, **shown}
+            cli = python.command("-m", "ray.scripts.scripts", "status", "--address", address, **settings)
             cli.communicate(timeout=60.0)
             return cli.returncode
 
