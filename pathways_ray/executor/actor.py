@@ -131,6 +131,7 @@ class HostExecutor:
             len(self.members),
             self.members.index(self.host),
             initialization_timeout=GROUP_LIMIT_S,
+            coordinator_bind_address=coordinator,  # left out, it would listen everywhere
         )
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
