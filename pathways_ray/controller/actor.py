@@ -31,6 +31,8 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
@@ -52,6 +54,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the numbers of all islands.
+        silence_limit_s: silence after which another process counts as lost.
     """
 
     def __init__(
@@ -65,9 +68,11 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Sequence[int] = (),
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
+        self.silence_limit_s = silence_limit_s
         self.listen = listen
         data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
@@ -77,7 +82,7 @@ class Controller:
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = islands if self.restarted else ()  # at first they start after this process
-        self.core = ControllerCore(self.launches, clients, token, data_secret, expected)
+        self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.story.sink = ProcessLog(runtime, "controller").write
@@ -123,6 +128,7 @@ class Controller:
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.listen.links),
             tls=self.listen.tls,
+            silence=links.silence_of(self.silence_limit_s),
         )
         self.client_address = await self.front.serve()
         clock = asyncio.ensure_future(self._tick())
@@ -133,7 +139,7 @@ class Controller:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(events.Tick())
+            self.handle(events.Tick(slowness()))
             self.front.refresh()
             await asyncio.sleep(TICK_S)
 

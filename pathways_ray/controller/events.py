@@ -125,7 +125,9 @@ class TenantsRead(Event, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """Time has passed; comes every `core.TICK_S`."""
+    """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
+
+    slowness: float = 1.0
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

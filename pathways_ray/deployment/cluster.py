@@ -31,6 +31,7 @@ from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.scheduler.plugins import policy_named
@@ -50,7 +51,8 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
-        launch_limit_s: seconds that a launch may keep its devices.
+        launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
+        silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -71,6 +73,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -90,6 +93,9 @@ class Options:
         policy_named(self.policy)
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
+        for name in ("launch_limit_s", "silence_limit_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
         if self.name:
             names.check_name(self.name)
         if self.tls and len(self.tls) not in (2, 3):
@@ -206,7 +212,9 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
+            manager = first.options(scheduling_strategy=near).remote(
+                runtime, islands, *link_secrets, options.silence_limit_s
+            )
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
@@ -225,6 +233,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.policy,
             metrics_at,
             sorted(islands),
+            options.silence_limit_s,
         )
         made.append(controller)
         schedulers = []
@@ -233,7 +242,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
             schedulers.append(
                 order.options(scheduling_strategy=near).remote(
-                    runtime, island, numbers, listen, options.policy, options.launch_limit_s
+                    runtime, island, numbers, listen, options.policy, options.launch_limit_s, options.silence_limit_s
                 )
             )
             made.append(schedulers[-1])
@@ -242,7 +251,15 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
                 where = placement.bundle(groups[island], index)
                 host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
                 hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, listen, options.check_order
+                    runtime,
+                    number,
+                    island,
+                    numbers,
+                    spec.devices,
+                    spec.platform,
+                    listen,
+                    options.check_order,
+                    options.silence_limit_s,
                 )
                 made.append(hosts[number])
         deadline = time.monotonic() + options.limit_s

@@ -83,7 +83,9 @@ class Observer(Protocol):
 
 
 class Environment(Protocol):
-    """Everything that any process needs of its run."""
+    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine."""
+
+    machine_slowness: float
 
     settings: Settings
     random: Random

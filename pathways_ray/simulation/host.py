@@ -104,7 +104,7 @@ class SimulatedHost:
         self._beat()
 
     def _beat(self) -> None:
-        self.end.send(Heartbeat(self.host))
+        self.end.send(Heartbeat(self.host, self.world.machine_slowness))
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:

@@ -285,9 +285,10 @@ class Enqueued(Message, tag=35):
 
 
 class Heartbeat(Message, tag=36):
-    """The host's process runs."""
+    """The host's process runs. `slowness` is that of its machine."""
 
     host: int
+    slowness: float = 1.0
 
 
 class BarrierReached(Message, tag=38):
@@ -322,10 +323,12 @@ class Ordered(Message, tag=39):
 
 
 class Load(Message, tag=40):
-    """Scheduler to controller, now and then: launches of each tenant that wait on the island."""
+    """Scheduler to controller, now and then: launches of each tenant that wait on the island, and the slowness of the
+    scheduler's machine."""
 
     island: int
     queued: dict[str, int]
+    slowness: float = 1.0
 
 
 FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered

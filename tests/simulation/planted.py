@@ -20,7 +20,7 @@ from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
-from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S, ControllerCore
+from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
@@ -46,7 +46,7 @@ from pathways_ray.scheduler import order
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.simulation import parts
+from pathways_ray.simulation import faults, parts
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
@@ -574,22 +574,24 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150)
 def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
-    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
-        return [] if self.limit_s == SCHEDULER_LIMIT_S else original(self, now)
+    patch.setattr(ControllerCore, "_watch_schedulers", lambda self, now, slowness: [])
 
-    wrapped(patch, Liveness, "silent", silent)
+
+@bug(faults=0, starved_s=30.0)
+def what_is_slow_counts_as_dead(patch: Patch) -> None:
+    patch.setattr(faults, "STARVED_SLOWNESS", 1.0)
 
 
 @bug(faults=12, seeds=150)
 def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
-    patch.setattr(ControllerCore, "_watch_manager", lambda self, now: [ReportToManager()])
+    patch.setattr(ControllerCore, "_watch_manager", lambda self, now, slowness: [ReportToManager()])
 
 
 @bug(faults=12, seeds=300)
 def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
     """It was stopped when the controller died that would have missed it."""
 
-    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
-        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now)
+    def silent(original: Original, self: Liveness[Any], now: float, slowness: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now, slowness)
 
     wrapped(patch, Liveness, "silent", silent)

@@ -35,6 +35,15 @@ def test_no_mix_of_programs_can_wait_on_itself(policy: str) -> None:
         assert World(seed, settings).run().violations == [], f"seed {seed}"
 
 
+def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
+    """For 30 s every process stands still for up to 15 s again and again. All launches get through, and none fails."""
+    for seed in range(40):
+        settings = replace(Settings.drawn(seed, 0, ""), starved_s=30.0, poison=0.0)
+        result = World(seed, settings).run()
+        assert result.violations == [], f"seed {seed}"
+        assert result.launches > 0
+
+
 def test_faults_strike_and_launches_fail_of_them() -> None:
     """Runs without anything in them would hold every invariant too."""
     results = [simulate(seed, FAULTS) for seed in range(30)]

@@ -31,7 +31,8 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
-from pathways_ray.transport.messages import Message, Peer
+from pathways_ray.machine_load import slowness
+from pathways_ray.transport.messages import Heartbeat, Message, Peer
 
 
 class _Watched(NamedTuple):
@@ -249,8 +250,8 @@ class Dispatcher:
         return -1, None
 
 
-def heartbeat(send: Callable[[Message], None], message: Message, period_s: float) -> None:
-    """Sends `message` every `period_s` seconds, without end; for a thread of its own."""
+def heartbeat(send: Callable[[Message], None], host: int, period_s: float) -> None:
+    """Lets the scheduler hear from a host every `period_s` seconds, without end; for a thread of its own."""
     while True:
-        send(message)
+        send(Heartbeat(host, slowness()))
         time.sleep(period_s)
