@@ -55,6 +55,7 @@ class Controller:
         token: the operator's.
         islands: the numbers of all islands.
         silence_limit_s: silence after which another process counts as lost.
+        launch_limit_s: the schedulers' limit, to be shown.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Controller:
         metrics_at: tuple[str, int] | None = None,
         islands: Sequence[int] = (),
         silence_limit_s: float = SILENCE_LIMIT_S,
+        launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
@@ -84,7 +86,8 @@ class Controller:
         expected = islands if self.restarted else ()  # at first they start after this process
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s)
         dispatch = "parallel" if parallel else "sequential"
-        self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
+        self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node

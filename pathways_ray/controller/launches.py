@@ -55,7 +55,7 @@ class Launches:
     def open_session(self, session: int, tenant: Tenant | None = None) -> list[Send]:
         """A session of a tenant; without one, of a tenant of its own with weight 1 and no quota."""
         owner = tenant if tenant is not None else Tenant(f"session {session}")
-        self.ledger.open(session, owner.name, owner.weight, owner.priority)
+        self.ledger.open(session, owner.name, owner.weight, owner.priority, owner.launch_limit_s or 0.0)
         self.sessions[session] = Session(session, owner, self.ledger.of(session))
         self.admission.open(session)
         self.story.note(Entry(self.tables.now, "session opened", f"tenant {owner.name}", session=session))
@@ -71,11 +71,11 @@ class Launches:
         return len(self.admission.backlogs[session])
 
     def set_tenant(self, tenant: Tenant) -> list[Send]:
-        """The operator changed a tenant: weight and priority hold from now on, quotas for what is asked from now on."""
+        """The operator changed a tenant: all of it holds from now on, quotas for what is asked from now on."""
         mine = [s for s in self.sessions.values() if s.tenant.name == tenant.name]
         for session in mine:
             session.tenant = tenant
-            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority)
+            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority, tenant.launch_limit_s or 0.0)
         return self._accounts(self.tables.islands(), [session.id for session in mine])
 
     def island_up(self, island: int) -> list[Send]:
@@ -84,7 +84,7 @@ class Launches:
 
     def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Send]:
         tenants = [(s, self.sessions[s].tenant) for s in sessions]
-        accounts = [wire.Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
+        accounts = [wire.Account(s, t.name, t.weight, t.priority, t.launch_limit_s or 0.0) for s, t in tenants]
         return [SendIsland(island, account) for island in islands for account in accounts]
 
     def close_session(self, session: int) -> list[Send]:

@@ -234,6 +234,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             metrics_at,
             sorted(islands),
             options.silence_limit_s,
+            options.launch_limit_s,
         )
         made.append(controller)
         schedulers = []

@@ -21,6 +21,7 @@ from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
@@ -134,7 +135,7 @@ class HostExecutor:
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
         from pathways_ray.executor.run.dispatcher import heartbeat
-        from pathways_ray.transport.messages import TO_HOST, HostUp
+        from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
         self.outbox.send(
             HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
@@ -154,7 +155,11 @@ class HostExecutor:
 
         threading.Thread(target=read, name="read", daemon=True).start()
         self.dispatcher.start()
-        threading.Thread(target=heartbeat, args=(self.outbox.send, self.host, HEARTBEAT_S), daemon=True).start()
+        threading.Thread(
+            target=heartbeat,
+            args=(self.outbox.send, lambda: Heartbeat(self.host, slowness()), HEARTBEAT_S),
+            daemon=True,
+        ).start()
 
     def ready(self) -> int:
         """The epoch; answers once the constructor is through."""

@@ -103,7 +103,9 @@ class IslandOrder:
             case wire.DropSession():
                 return self._drop_session(message)
             case wire.Account():
-                self.ledger.open(message.session, message.tenant, message.weight, message.priority)
+                self.ledger.open(
+                    message.session, message.tenant, message.weight, message.priority, message.launch_limit_s
+                )
                 return []
 
     def _enter(self, launch: wire.IslandLaunch) -> list[Command]:

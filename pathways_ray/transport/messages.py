@@ -203,12 +203,14 @@ class BarrierReleased(Message, tag=26):
 
 
 class Account(Message, tag=27):
-    """Controller to schedulers: whose a session is, and what the operator gave that tenant."""
+    """Controller to schedulers: whose a session is, and what the operator gave that tenant; `launch_limit_s` is 0 where
+    that of the runtime holds."""
 
     session: int
     tenant: str
     weight: float
     priority: int
+    launch_limit_s: float = 0.0
 
 
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased

@@ -31,8 +31,7 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
-from pathways_ray.machine_load import slowness
-from pathways_ray.transport.messages import Heartbeat, Message, Peer
+from pathways_ray.transport.messages import Message, Peer
 
 
 class _Watched(NamedTuple):
@@ -250,8 +249,8 @@ class Dispatcher:
         return -1, None
 
 
-def heartbeat(send: Callable[[Message], None], host: int, period_s: float) -> None:
-    """Lets the scheduler hear from a host every `period_s` seconds, without end; for a thread of its own."""
+def heartbeat(send: Callable[[Message], None], message: Callable[[], Message], period_s: float) -> None:
+    """Sends what `message` gives every `period_s` seconds, without end; for a thread of its own."""
     while True:
-        send(Heartbeat(host, slowness()))
+        send(message())
         time.sleep(period_s)

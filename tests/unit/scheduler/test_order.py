@@ -7,10 +7,12 @@ import math
 import pytest
 
 from pathways_ray.errors import Failure
+from pathways_ray.scheduler.core import TICK_S
 from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
+    Account,
     BarrierReached,
     BarrierReleased,
     Done,
@@ -301,8 +303,8 @@ def test_the_hosts_of_an_island_go_together() -> None:
 
 def test_a_silent_host_is_killed_itself() -> None:
     island = serving(0, 1)
-    assert [island.tick(now, silent=0) for now in (4.0, 8.0)] == [[], []]
-    commands = island.tick(8.5, silent=0)
+    assert [island.tick(k * TICK_S, silent=0) for k in range(80)] == [[]] * 80
+    commands = island.tick(8.1, silent=0) + island.tick(8.2, silent=0)
     assert [message.reason for message in told(commands)] == [
         "it did not answer for 8 s",
         "host 0 of its island was lost: it did not answer for 8 s",
@@ -350,6 +352,20 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
     assert island.tick(50.0) == []
+
+
+def test_a_tenant_may_have_a_limit_of_its_own() -> None:
+    """Below the runtime's, and above it; it holds from the next look on when the operator changes it."""
+    for own, late in ((5.0, 5.5), (20.0, 20.5)):
+        island = serving(0, window=4, limit_s=10.0)
+        island.from_controller(Account(1, "alice", 1.0, 0, own))
+        island.from_controller(run(1))
+        assert island.tick(0.0) == []
+        assert island.tick(own - 0.5) == []
+        commands = island.tick(late)
+        (down,) = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
+        assert down.kind == "LaunchTimeout"
+        assert f"the limit is {own:.0f} s" in down.reason
 
 
 def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:
