@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -192,7 +193,22 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         devices=len(devices),
         device_set=zlib.crc32(encode(devices)),
         cross_island=cross_island,
+        computations=_computations(island),
     )
+
+
+def _computations(island: IslandPlan) -> int:
+    """The most computations that a launch puts on the queue of one device."""
+    counts: Counter[Device] = Counter()
+    for step in island.steps:
+        match step:
+            case Execute():
+                counts.update(island.placed(island.executables[step.executable].slice).devices)
+            case Receive():
+                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+            case Send() | Reshard():
+                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+    return max(counts.values(), default=1)
 
 
 def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:

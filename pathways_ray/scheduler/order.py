@@ -47,6 +47,10 @@ CONTENDED_WINDOW_S = 0.02
 MIN_DEVICE_LAUNCHES = 2
 """Launches on one set of devices that may be with the hosts however long they take, so that devices do not run dry."""
 
+MAX_DEVICE_COMPUTATIONS = 28
+"""Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
+the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
+
 QUANTUM_S = 0.004
 """Scheduling quantum: a session goes on for this much estimated device time, since hosts run neighbouring small
 launches as one."""
@@ -97,7 +101,12 @@ class IslandOrder:
             case wire.Program():
                 known = self.programs.get(message.program) or ProgramState()
                 self.programs[message.program] = ProgramState(
-                    message.name, message.devices, message.device_set, message.cross_island, known.seconds
+                    message.name,
+                    message.devices,
+                    message.device_set,
+                    message.cross_island,
+                    known.seconds,
+                    message.computations,
                 )
                 return [ToHosts(message)]
             case wire.DropSession():
@@ -207,7 +216,11 @@ class IslandOrder:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
         devices = self.device_queues.get(program.device_set)
-        if program.cross_island or devices is None or devices.launches < MIN_DEVICE_LAUNCHES:
+        if program.cross_island or devices is None or not devices.launches:
+            return True
+        if devices.computations + program.computations > MAX_DEVICE_COMPUTATIONS:
+            return False
+        if devices.launches < MIN_DEVICE_LAUNCHES:
             return True
         window = CONTENDED_WINDOW_S if self.ledger.active > 1 else SINGLE_TENANT_WINDOW_S
         return devices.seconds + program.seconds.estimate <= window
@@ -224,6 +237,7 @@ class IslandOrder:
             if devices is None:
                 devices = self.device_queues[program.device_set] = DeviceQueue()
             devices.launches += 1
+            devices.computations += program.computations
             devices.seconds += estimate
         self.ledger.start(queue.usage, estimate * program.devices)
         if self.policy is not fifo:
@@ -326,6 +340,7 @@ class IslandOrder:
         if not program.cross_island:
             devices = self.device_queues[program.device_set]
             devices.launches -= 1
+            devices.computations -= record.program.computations
             devices.seconds = devices.seconds - record.estimate if devices.launches else 0.0
         actual = record.estimate
         if record.failed is None:

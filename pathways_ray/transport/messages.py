@@ -150,7 +150,8 @@ class Program(Message, tag=21):
     """A plan to prepare; the functions are those it names.
 
     The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
-    them (`device_set`), and whether its launches run on other islands too.
+    them (`device_set`), whether its launches run on other islands too, and the computations that a launch puts on one
+    device's queue (`computations`).
     """
 
     program: int
@@ -160,6 +161,7 @@ class Program(Message, tag=21):
     devices: int = 1
     device_set: int = 0
     cross_island: bool = False
+    computations: int = 1
 
 
 class IslandLaunch(Message, tag=22):

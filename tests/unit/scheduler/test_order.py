@@ -394,3 +394,29 @@ def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
     island.from_host(0, 1, IslandLaunchFailed(1, BOOM, (0,)))
     assert island.tick(100.0) == []
     assert told(island.from_host(1, 1, Done((1,)))) == [IslandLaunchFailed(1, BOOM, (0,))]
+
+
+# --- computations on a device -----------------------------------------------------------------------------------------
+
+
+def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None:
+    """
+    1. A loop without end, and behind it as many small launches as make 28 computations: the rest waits here.
+    2. When the session ends, what waits ends too; the hosts never had it.
+    """
+    island = serving(0, window=128)
+    island.from_controller(Program(1, b"", {}, "small", computations=2))
+    for k in range(1, 21):
+        island.from_controller(run(k))
+    assert list(island.order.outstanding) == list(range(1, 15))
+    assert sum(record.program.computations for record in island.order.outstanding.values()) == 28
+    ended = told(island.from_controller(DropSession(1)))
+    assert [message.sequence for message in ended] == list(range(15, 21))
+
+
+def test_a_launch_of_very_many_computations_goes_alone() -> None:
+    island = serving(0)
+    island.from_controller(Program(1, b"", {}, "big", computations=100))
+    assert dispatched(island.from_controller(run(1))) == [run(1)]
+    assert dispatched(island.from_controller(run(2))) == []
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2)]
