@@ -89,6 +89,8 @@ class Array:
         self._buffer.delete("it was deleted")
 
     def _check_not_deleted(self) -> None:
+        if self._buffer.record.undecided:
+            self._buffer.session.settle(self._buffer.record)
         if self._buffer.record.state is DELETED:
             raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.record.why_deleted}")
 

@@ -97,6 +97,7 @@ class Launches:
         for program in state.programs.values():
             self.programs.pop(program.key, None)
             commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
+        self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
         self.story.note(Entry(self.tables.now, "session closed", session=session))

@@ -44,7 +44,8 @@ class BufferType:
 class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
     `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
     compiled it.
@@ -55,6 +56,7 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
+    donated: tuple[int, ...] = ()
     plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
@@ -166,6 +168,7 @@ def plan_program(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
+        donated=graph.donated_arguments,
         plans={p.island: p for p in plans},
         messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),

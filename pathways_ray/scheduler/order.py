@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import msgspec
+
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
@@ -310,7 +312,7 @@ class IslandOrder:
                 break
             elif not hosts:
                 self._over(record)
-                decisions.append(ToController(record.failed.report))
+                decisions.append(ToController(_report(record)))
         else:
             decisions += self.advance()
         return [ToController(wire.Done(tuple(finished), tuple(device_us))), *decisions] if finished else decisions
@@ -323,6 +325,9 @@ class IslandOrder:
         record.hosts.discard(host)
         if record.failed is None:
             record.failed = PartialFailure(message, self.now)
+        elif message.consumed:
+            consumed = dict.fromkeys((*record.failed.report.consumed, *message.consumed))
+            record.failed.report = msgspec.structs.replace(record.failed.report, consumed=tuple(consumed))
         record.failed.hosts.add(host)
         record.failed.affected.update(message.hosts or self.members.hosts)
         self.story.note_launch(Entry(self.now, "failed", message.failure.message, "", 0, message.sequence, host))
@@ -331,7 +336,7 @@ class IslandOrder:
         if record.hosts:
             return []
         self._over(record)
-        return [ToController(record.failed.report), *self.advance()]
+        return [ToController(_report(record)), *self.advance()]
 
     def _over(self, record: Outstanding) -> None:
         """A launch is over on all hosts: its room is free, and its tenant is charged with what it took."""
@@ -420,6 +425,14 @@ def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:
         if isinstance(item, wire.IslandLaunch) and item.sequence == launch.sequence:
             queue.items.insert(k + 1, launch)
             return
+
+
+def _report(record: Outstanding) -> wire.IslandLaunchFailed:
+    """The report of a launch that is over everywhere, and failed on some hosts. One on which it succeeded has consumed
+    what it was to; that may be any argument, as far as is known here."""
+    assert record.failed is not None
+    report = record.failed.report
+    return msgspec.structs.replace(report, consumed=record.launch.arguments) if record.succeeded else report
 
 
 def _disagreement(host: int, failed: PartialFailure) -> RestartIsland:

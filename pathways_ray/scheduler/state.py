@@ -79,8 +79,8 @@ class InputBarrier:
 class PartialFailure:
     """A launch that has failed on some hosts.
 
-    `report` is the first host's, which came at time `at`. `hosts` have failed so far; `affected` hosts hold shards of
-    the value that failed, and must fail too.
+    `report` is the first host's, which came at time `at`, with what any of them consumed. `hosts` have failed so far;
+    `affected` hosts hold shards of the value that failed, and must fail too.
     """
 
     report: IslandLaunchFailed

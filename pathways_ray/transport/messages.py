@@ -88,10 +88,24 @@ class Completed(Message, tag=10):
 
 
 class LaunchFailed(Message, tag=11):
-    """A launch that ended in an error."""
+    """A launch that ended in an error.
+
+    Of the buffers that it was to take over (donated ones), `consumed` are those whose memory it took; `undecided` those
+    of which `DonationsDecided` will tell. The others live again.
+    """
 
     launch: int
     failure: Failure
+    consumed: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+
+
+class DonationsDecided(Message, tag=90):
+    """Whether a failed launch took the memory of `undecided` buffers: of those in `consumed`; the others in `buffers`
+    live again."""
+
+    buffers: tuple[int, ...]
+    consumed: tuple[int, ...]
 
 
 class BuffersLost(Message, tag=12):
@@ -125,7 +139,7 @@ class Upgraded(Message, tag=16):
     """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
 
 
-ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
+ToClient = Completed | LaunchFailed | DonationsDecided | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -274,11 +288,13 @@ class IslandLaunchFailed(Message, tag=34):
     """A launch whose part on this host ended in an error. Counts as its completion there.
 
     `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
+    `consumed` are the arguments whose memory it took before.
     """
 
     sequence: int
     failure: Failure
     hosts: tuple[int, ...] = ()
+    consumed: tuple[int, ...] = ()
 
 
 class Enqueued(Message, tag=35):

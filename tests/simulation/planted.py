@@ -22,6 +22,7 @@ from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.launches import Launches
@@ -36,6 +37,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Copy, InputsArrived
+from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
@@ -567,6 +569,19 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
         return 1
 
     wrapped(patch, Inventory, "join", join)
+
+
+# --- donated arrays ---------------------------------------------------------------------------------------------------
+
+
+@bug(poison=0.4)
+def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
+
+
+@bug(faults=0)
+def what_was_donated_is_never_freed(patch: Patch) -> None:
+    patch.setattr(Donations, "consumed", lambda self, session, numbers: [])
 
 
 # --- processes that say nothing ---------------------------------------------------------------------------------------

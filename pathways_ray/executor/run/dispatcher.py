@@ -43,6 +43,7 @@ class _Watched(NamedTuple):
     program: PreparedProgram
     begun: float
     part: bool = False
+    consumed: tuple[int, ...] = ()
 
 
 class _Watcher:
@@ -162,11 +163,11 @@ class Dispatcher:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = _Watched(sequence, values, program, self._begun)
+        watched = _Watched(sequence, values, program, self._begun, consumed=consumed)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self.reports.done(sequence, self._taken(watched), self._many)
@@ -201,7 +202,8 @@ class Dispatcher:
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
-                self.reports.failed(watched.program.plan.failed(watched.sequence, failure, at))
+                plan = watched.program.plan
+                self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.

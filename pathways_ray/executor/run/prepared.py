@@ -148,6 +148,13 @@ class PreparedProgram:
                 return slots.values[slot]
         return None
 
+    def consumed(self, slots: Slots) -> tuple[int, ...]:
+        """The arguments whose memory the launch has taken, by their numbers."""
+        if not slots.consumed:
+            return ()
+        arguments = slots.launch.arguments
+        return tuple(arguments[number] for slot, number in self.plan.taken if slot in slots.consumed)
+
     def finish(self, slots: Slots) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""
         launch, values = slots.launch, slots.values

@@ -32,6 +32,9 @@ class Transfer(Protocol):
     def copy(self, array: Any) -> Any:
         """An array with the same values in memory of its own."""
 
+    def is_consumed(self, array: Any) -> bool:
+        """Whether a computation has taken the memory of an array."""
+
 
 class Outgoing(Protocol):
     """The sending side of an edge on this host."""
@@ -63,10 +66,11 @@ class Slots:
         count: slots of its plan.
 
     `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
-    `failed_inputs`, by gang, the failure that came in place of what it was to receive.
+    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `consumed` are the slots whose
+    memory a computation has taken.
     """
 
-    __slots__ = ("failed_inputs", "launch", "local", "pulled", "values")
+    __slots__ = ("consumed", "failed_inputs", "launch", "local", "pulled", "values")
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
@@ -74,6 +78,7 @@ class Slots:
         self.pulled: dict[int, dict[int, Any]] = {}
         self.local: dict[int, Any] = {}
         self.failed_inputs: dict[int, Failure] = {}
+        self.consumed: tuple[int, ...] = ()
 
 
 class ExecuteStep:
@@ -112,8 +117,12 @@ class ExecuteStep:
             for k in self.donated:
                 inputs[k] = self.transfer.own(inputs[k])
             outputs = self.compiled(*inputs)
+            if self.donated:
+                slots.consumed += tuple(self.inputs[k] for k in self.donated)
         except Exception as error:
             outputs = [self.failure(inputs, error)] * len(self.outputs)
+            taken = tuple(self.inputs[k] for k in self.donated if self.transfer.is_consumed(values[self.inputs[k]]))
+            slots.consumed += taken
         for slot, value in zip(self.outputs, outputs, strict=True):
             values[slot] = value
         for slot in self.drops:

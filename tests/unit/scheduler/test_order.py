@@ -18,6 +18,7 @@ from pathways_ray.transport.messages import (
     Done,
     Drop,
     DropProgram,
+    DropSession,
     Enqueued,
     FromHost,
     HostDown,
