@@ -49,7 +49,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 
     While a launch that it was donated to has no outcome it is DELETED, and `donated` has the state that it returns to
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
-    that the launch has failed, and that it is not known yet whether it took the memory.
+    that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
+    that makes it was cancelled after it had begun.
     """
 
     id: int
@@ -60,6 +61,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     donated: BufferState | None = None
     dropped: bool = False
     undecided: bool = False
+    late: bool = False
 
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""
@@ -95,6 +97,8 @@ class BufferOwner(Protocol):
     def fetch(self, array: Any) -> Any: ...
 
     def settle(self, record: BufferRecord) -> None: ...
+
+    def cancel(self, record: BufferRecord) -> bool: ...
 
 
 class Buffer:

@@ -179,6 +179,29 @@ class ClientCore:
         self._now = now
         return _HANDLERS[type(event)](self, event, now)
 
+    def maker_of(self, buffer: BufferRecord) -> int:
+        """The launch without an outcome that makes a buffer; 0 when there is none."""
+        for launch, results in list(self.pending.items()):
+            if any(result is buffer for result in results):
+                return launch
+        return 0
+
+    def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
+        launch = self.maker_of(event.buffer)
+        if not launch:
+            return ()
+        if any(type(m := queued.message) is wire.Launch and m.launch == launch for queued in list(self.queue)):
+            return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
+        return (wire.Cancel(launch),)
+
+    def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
+        """What the launch makes counts as failed from now on; what was donated to it is decided when it is over."""
+        for buffer in self._results_of(message.launch):
+            if buffer.state is PENDING or buffer.donated is PENDING:
+                buffer.late = True
+                buffer.fail(message.failure)
+        return _WAKE_ALL
+
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
         return self._in_turn(event.message)
 
@@ -207,6 +230,8 @@ class ClientCore:
                     return None
                 failure = failure or buffer.upload.failure
         if type(message) is wire.Launch:
+            if message.launch not in self.pending:
+                return ()  # it was cancelled
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
             if failure is not None:
                 return self._fail(message.launch, failure, now)
@@ -362,6 +387,8 @@ _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command
     events.Placed: ClientCore._placed,
     events.Registered: ClientCore._registered,
     events.Uploaded: ClientCore._uploaded,
+    events.Cancelling: ClientCore._cancelling,
+    wire.CancelRefused: ClientCore._cancel_refused,
     wire.Completed: ClientCore._completed,
     wire.LaunchFailed: ClientCore._failed,
     wire.DonationsDecided: ClientCore._donations_decided,

@@ -61,10 +61,8 @@ class Session:
         self.platforms = platforms
         self._core, self._connection, self._data = core, connection, data
         self._driver = Driver(core, connection, data)
-        self.free, self.wait = (
-            self._driver.free,
-            self._driver.wait,
-        )  # for handles (`BufferOwner`), without a call between
+        # For handles (`BufferOwner`), without a call between.
+        self.free, self.wait, self.cancel = self._driver.free, self._driver.wait, self._driver.cancel
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False

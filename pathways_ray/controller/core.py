@@ -148,6 +148,8 @@ class ControllerCore:
                     commands += launches.enqueued(island, message)
                 case wire.Load():
                     self.report.load(message)
+                case wire.Begun():
+                    commands += launches.cancellation.begun(message.sequence)
                 case wire.Ready():
                     commands += launches.ready(message)
                 case wire.HostUp():

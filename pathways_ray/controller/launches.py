@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
@@ -44,6 +45,8 @@ class Launches:
         self.admission = Admission(
             tables, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
         )
+
+        self.cancellation = Cancellation(tables, self.admission)
 
     @property
     def sequence(self) -> int:

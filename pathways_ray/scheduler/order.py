@@ -86,7 +86,14 @@ class IslandOrder:
     # --- messages from the controller ---------------------------------------------------------------------------------
 
     def from_controller(
-        self, message: wire.IslandLaunch | wire.Program | wire.Drop | wire.DropProgram | wire.DropSession | wire.Account
+        self,
+        message: wire.IslandLaunch
+        | wire.Program
+        | wire.Drop
+        | wire.DropProgram
+        | wire.DropSession
+        | wire.Account
+        | wire.CancelLaunch,
     ) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
         match message:
@@ -113,6 +120,8 @@ class IslandOrder:
                 return [ToHosts(message)]
             case wire.DropSession():
                 return self._drop_session(message)
+            case wire.CancelLaunch():
+                return self._cancel(message)
             case wire.Account():
                 self.ledger.open(
                     message.session, message.tenant, message.weight, message.priority, message.launch_limit_s
@@ -170,6 +179,29 @@ class IslandOrder:
         commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
         return commands + self.advance()
+
+    def _cancel(self, message: wire.CancelLaunch) -> list[Command]:
+        """Ends a launch that waits here. A cross-island one keeps its place, see `_drop_session`, and computes nothing.
+        One that is not here is over, or lost with the hosts."""
+        sequence = message.sequence
+        if sequence in self.outstanding:
+            return [ToController(wire.Begun(sequence))]
+        for queue in self.waiting.values():
+            found = [i for i in queue.items if isinstance(i, wire.IslandLaunch) and i.sequence == sequence]
+            if not found:
+                continue
+            if self._program_of(found[0]).cross_island:
+                for item in found:
+                    place = queue.items.index(item)
+                    queue.items[place] = msgspec.structs.replace(item, cancelled=message.failure)
+                return []
+            for item in found:
+                queue.items.remove(item)
+            self.ledger.leave(queue.usage)
+            commands: list[Command] = [ToController(wire.IslandLaunchFailed(sequence, message.failure))]
+            self._flush(queue, commands)
+            return commands + self.advance()
+        return []
 
     def _program_of(self, launch: wire.IslandLaunch) -> ProgramState:
         program = self.programs.get(launch.program)

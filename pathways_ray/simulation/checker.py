@@ -141,6 +141,9 @@ class Checker:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
         elif failure.kind == "BufferDeleted" and record.strange:
             pass
+        elif failure.kind == "Cancelled":
+            if not self.world.settings.cancels:
+                self.report(f"{name} was cancelled, and nobody did")
         elif failure.kind not in OF_LOSSES and failure.kind != "ExecutionError":
             self.report(f"{name} failed with what should not happen: {failure}")
         elif not self._something_was_lost():

@@ -6,6 +6,7 @@ outcome before it has made its last launch; an impatient one does not even wait 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -60,6 +61,8 @@ class SimulatedClient:
         self.impatient = self.random.random() < world.settings.impatient
         self.handles: dict[int, Handle] = {}
         self.donated: dict[int, Handle] = {}
+        self.refused: set[int] = set()
+        self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self._handle)
         self.last_drop = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
@@ -148,6 +151,8 @@ class SimulatedClient:
             self._go_round(self.loop)
         if random.random() < 0.05:
             self._name_what_is_not_mine()
+        if self.world.settings.cancels:
+            self._cancel_some()
         self._drop_some()
         self._fetch_some()
         if self.left:
@@ -239,6 +244,14 @@ class SimulatedClient:
             if not handle.fetches and self.random.random() < 0.6:
                 self._drop(handle)
 
+    def _cancel_some(self) -> None:
+        for handle in list(self.handles.values()):
+            if handle.record.state is BufferState.PENDING and self.random.random() < self.world.settings.cancels:
+                before = list(self.core.pending)
+                self._handle(events.Cancelling(handle.record))
+                self._take_back()
+                self._report(before, Failure("Cancelled", "by its user"))
+
     def _drop(self, handle: Handle) -> None:
         if self.handles.pop(handle.number, None) is not None:
             message = self.core.free(handle.record)
@@ -287,7 +300,7 @@ class SimulatedClient:
     def _do(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
-                case wire.Launch() | wire.Put() | wire.Register() | wire.Free():
+                case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
                     self.end.send(command)
                 case events.ReleaseQueue():
                     self._release_queue()
@@ -310,8 +323,14 @@ class SimulatedClient:
             named: tuple[int, ...] = ()
             if isinstance(message, wire.Completed):
                 named = message.launches
+            elif isinstance(message, wire.LaunchFailed) and message.launch in self.refused:
+                self.refused.remove(message.launch)  # it has its outcome
             elif isinstance(message, wire.LaunchFailed):
                 named = (message.launch,)
+            elif isinstance(message, wire.CancelRefused) and message.launch in self.core.pending:
+                named = (message.launch,)
+                self.refused.add(message.launch)
+                self.cancelled["late"] += 1
             covered = [launch for launch in self.core.pending if launch not in named] if named else []
             self._handle(message)
             self._take_back()
@@ -322,6 +341,7 @@ class SimulatedClient:
         for launch in launches:
             if launch not in self.core.pending:
                 self.world.checker.outcome(self.session, launch, failure, by_client)
+                self.cancelled["all"] += failure is not None and failure.kind == "Cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

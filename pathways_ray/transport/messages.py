@@ -72,7 +72,13 @@ class Upgrade(Message, tag=5):
     """
 
 
-ToController = Register | Launch | Put | Free | Upgrade
+class Cancel(Message, tag=91):
+    """The user cancels a launch. Answered by its outcome, or by `CancelRefused`."""
+
+    launch: int
+
+
+ToController = Register | Launch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ---------------------------------------------------------------------------------------------
@@ -139,7 +145,25 @@ class Upgraded(Message, tag=16):
     """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
 
 
-ToClient = Completed | LaunchFailed | DonationsDecided | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
+class CancelRefused(Message, tag=92):
+    """A launch that was to be cancelled has begun, or is over. It is marked: its results are freed when they come, and
+    count as failed with `failure` from now on."""
+
+    launch: int
+    failure: Failure
+
+
+ToClient = (
+    Completed
+    | LaunchFailed
+    | DonationsDecided
+    | CancelRefused
+    | BuffersLost
+    | HostAddress
+    | SessionEnded
+    | Prepared
+    | Upgraded
+)
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -179,7 +203,8 @@ class Program(Message, tag=21):
 
 
 class IslandLaunch(Message, tag=22):
-    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0."""
+    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
+    `cancelled` computes nothing: its values are that failure."""
 
     sequence: int
     session: int
@@ -188,6 +213,7 @@ class IslandLaunch(Message, tag=22):
     results: int
     first: int = 0
     gangs: int = 0
+    cancelled: Failure | None = None
 
 
 class Drop(Message, tag=23):
@@ -229,8 +255,16 @@ class Account(Message, tag=27):
     launch_limit_s: float = 0.0
 
 
+class CancelLaunch(Message, tag=93):
+    """Controller to schedulers: a launch is not needed any more. One that waits ends in `failure`, one that hosts have
+    is answered with `Begun`."""
+
+    sequence: int
+    failure: Failure
+
+
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -351,8 +385,14 @@ class Load(Message, tag=40):
     slowness: float = 1.0
 
 
+class Begun(Message, tag=94):
+    """A launch that was to be cancelled is with the hosts already."""
+
+    sequence: int
+
+
 FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------

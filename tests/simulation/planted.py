@@ -51,7 +51,7 @@ from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.simulation import faults, parts
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
+from pathways_ray.transport.messages import BarrierReleased, Begun, Completed, Done, Drop, HostDown, IslandLaunch
 
 Patch = pytest.MonkeyPatch
 Original = Callable[..., Any]
@@ -569,6 +569,29 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
         return 1
 
     wrapped(patch, Inventory, "join", join)
+
+
+# --- cancelled launches -----------------------------------------------------------------------------------------------
+
+
+@bug(faults=0, cancels=0.3, window=2)
+def a_cancelled_launch_is_forgotten(patch: Patch) -> None:
+    def cancel(original: Original, self: IslandOrder, message: Any) -> list[Any]:
+        return [c for c in original(self, message) if isinstance(c, ToController) and isinstance(c.message, Begun)]
+
+    wrapped(patch, IslandOrder, "_cancel", cancel)
+
+
+@bug(faults=0, cancels=0.3)
+def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
+    def cancel(self: Admission, session: Any, number: int, failure: Failure) -> Any:
+        backlog = self.backlogs[session.id]
+        for call in (*backlog.deferred, *backlog.waiting):
+            if isinstance(call, admission.WaitingLaunch) and call.message.launch == number:
+                return self.outcomes.refuse(session, call.message, failure)
+        return None
+
+    patch.setattr(Admission, "cancel", cancel)
 
 
 # --- donated arrays ---------------------------------------------------------------------------------------------------

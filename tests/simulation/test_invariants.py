@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,20 @@ def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
         result = World(seed, settings).run()
         assert result.violations == [], f"seed {seed}"
         assert result.launches > 0
+
+
+@pytest.mark.parametrize("faults", [0, FAULTS])
+def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
+    """Users cancel what is to come now and then: launches in their own queue, at the controller, in schedulers, with
+    hosts. Some end before they began, and what has begun is over for them at once."""
+    cancelled: Counter[str] = Counter()
+    for seed in range(40):
+        world = World(seed, replace(Settings.drawn(seed, faults, ""), cancels=0.2))
+        assert world.run().violations == [], f"seed {seed}"
+        for client in world.clients:
+            cancelled += client.cancelled
+    assert cancelled["late"] > 40
+    assert cancelled["all"] - cancelled["late"] > 40
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:

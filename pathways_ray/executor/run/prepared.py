@@ -99,6 +99,9 @@ class PreparedProgram:
         for slot, number in self.plan.taken:
             if slot in unresolved:
                 continue
+            if launch.cancelled is not None:
+                values[slot] = launch.cancelled
+                continue
             value = buffers.get(arguments[number])
             if value is None:
                 text = f"buffer {arguments[number]} is not on this host (host restarted?)"

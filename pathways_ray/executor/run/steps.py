@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
 from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Reshard, Send
 from pathways_ray.transport.messages import IslandLaunch
 
@@ -114,6 +114,8 @@ class ExecuteStep:
         values = slots.values
         inputs = [values[slot] for slot in self.inputs]
         try:
+            if slots.launch.cancelled is not None:
+                raise from_failure(slots.launch.cancelled)
             for k in self.donated:
                 inputs[k] = self.transfer.own(inputs[k])
             outputs = self.compiled(*inputs)
@@ -132,6 +134,8 @@ class ExecuteStep:
         for value in inputs:
             if isinstance(value, Failure):
                 return value
+        if isinstance(error, Cancelled):
+            return to_failure(error)
         return Failure("ExecutionError", f"{type(error).__name__}: {error}", self.label, self.where, self.host)
 
 
