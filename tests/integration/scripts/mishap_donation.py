@@ -29,8 +29,8 @@ with pw.init(2, 1, 1) as session:
     # 1. The host of the rollout dies between making the tokens and the step that takes them.
     tokens = sample(np.float32(3.0)).block_until_ready()
     os.kill(before[0]["hosts"][0]["pid"], signal.SIGKILL)
-    for call in (lambda: update(params, moments, tokens), lambda: step(params, moments, np.float32(3.0))):
-        made = call()
+    for call, last in ((update, tokens), (step, np.float32(3.0))):
+        made = call(params, moments, last)
         try:
             made[0].block_until_ready(timeout=60)
         except (pw.errors.HostLost, pw.errors.BufferLost) as error:

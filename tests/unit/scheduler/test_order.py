@@ -15,6 +15,8 @@ from pathways_ray.transport.messages import (
     Account,
     BarrierReached,
     BarrierReleased,
+    Begun,
+    CancelLaunch,
     Done,
     Drop,
     DropProgram,
@@ -421,3 +423,54 @@ def test_a_launch_of_very_many_computations_goes_alone() -> None:
     assert dispatched(island.from_controller(run(1))) == [run(1)]
     assert dispatched(island.from_controller(run(2))) == []
     assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2)]
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+CANCELLED = Failure("Cancelled", "the launch was cancelled")
+
+
+def test_a_launch_that_waits_is_taken_out_of_the_queue() -> None:
+    """
+    1. One launch is with the hosts; two wait, with a drop between them.
+    2. The second is cancelled: it ends here, and the drop behind it goes at once.
+    3. The third runs when there is room.
+    """
+    island = serving(0, window=1)
+    for message in (run(1), run(2), Drop(1, (4,)), run(3)):
+        island.from_controller(message)
+    commands = island.from_controller(CancelLaunch(2, CANCELLED))
+    assert told(commands) == [IslandLaunchFailed(2, CANCELLED)]
+    assert [c.message for c in commands if isinstance(c, ToHosts)] == [Drop(1, (4,))]
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(3)]
+    assert island.order.ledger.active == 1
+
+
+def test_a_launch_in_the_middle_or_alone_is_taken_out_too() -> None:
+    island = serving(0, window=1)
+    for k in (1, 2, 3, 4):
+        island.from_controller(run(k))
+    assert told(island.from_controller(CancelLaunch(3, CANCELLED))) == [IslandLaunchFailed(3, CANCELLED)]
+    assert told(island.from_controller(CancelLaunch(2, CANCELLED))) == [IslandLaunchFailed(2, CANCELLED)]
+    assert told(island.from_controller(CancelLaunch(4, CANCELLED))) == [IslandLaunchFailed(4, CANCELLED)]
+    assert not island.order.waiting
+    assert island.from_host(0, 1, Done((1,))) == [ToController(Done((1,), (0,)))]
+    assert island.order.ledger.active == 0
+
+
+def test_a_launch_with_the_hosts_has_begun_and_one_that_is_over_is_nobody_s() -> None:
+    island = serving(0)
+    island.from_controller(run(1))
+    assert told(island.from_controller(CancelLaunch(1, CANCELLED))) == [Begun(1)]
+    island.from_host(0, 1, Done((1,)))
+    assert island.from_controller(CancelLaunch(1, CANCELLED)) == []
+
+
+def test_a_launch_over_several_islands_keeps_its_place_and_computes_nothing() -> None:
+    island = serving(0, window=1)
+    island.from_controller(Program(1, b"", {}, "across", cross_island=True))
+    for k in (1, 2):
+        island.from_controller(run(k))
+    assert island.from_controller(CancelLaunch(2, CANCELLED)) == []
+    (message,) = dispatched(island.from_host(0, 1, Done((1,))))
+    assert (message.sequence, message.cancelled) == (2, CANCELLED)
