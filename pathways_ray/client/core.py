@@ -180,7 +180,7 @@ class ClientCore:
         return _HANDLERS[type(event)](self, event, now)
 
     def maker_of(self, buffer: BufferRecord) -> int:
-        """The launch without an outcome that makes a buffer; 0 when there is none."""
+        """The launch without an outcome that makes a buffer; 0 when nothing makes it any more."""
         for launch, results in list(self.pending.items()):
             if any(result is buffer for result in results):
                 return launch
@@ -195,7 +195,7 @@ class ClientCore:
         return (wire.Cancel(launch),)
 
     def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
-        """What the launch makes counts as failed from now on; what was donated to it is decided when it is over."""
+        """The results count as failed from now on; of donated arguments the end of the launch decides."""
         for buffer in self._results_of(message.launch):
             if buffer.state is PENDING or buffer.donated is PENDING:
                 buffer.late = True
