@@ -54,6 +54,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the numbers of all islands.
+        isolation: whether each tenant has islands for itself.
         silence_limit_s: silence after which another process counts as lost.
         launch_limit_s: the schedulers' limit, to be shown.
     """
@@ -69,6 +70,7 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Sequence[int] = (),
+        isolation: bool = False,
         silence_limit_s: float = SILENCE_LIMIT_S,
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
@@ -88,6 +90,7 @@ class Controller:
         dispatch = "parallel" if parallel else "sequential"
         about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.core.requests.isolation.enabled = isolation
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
@@ -187,6 +190,8 @@ class Controller:
                 self._call_manager(command)
             case events.ReportToManager():
                 self._later(self._report_to_manager())
+            case events.WantIslands(tenants):
+                self._later(self._want_islands(tenants))
             case events.CloseIsland(link):
                 if link in self.links:
                     self.links[link].close()
@@ -236,6 +241,12 @@ class Controller:
         self.handle(events.ManagerKnows(known))
         if not self.address.done():
             self.address.set_result(self.client_address)
+
+    async def _want_islands(self, tenants: tuple[str, ...]) -> None:
+        """Has islands run for these tenants. Where the actor that starts them is away, the list is sent again later."""
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            starter = ray.get_actor(names.tenant_islands(self.runtime), names.NAMESPACE)
+            self.handle(events.IslandsHeld(*await starter.want.remote(tenants)))
 
     # --- islands ------------------------------------------------------------------------------------------------------
 
