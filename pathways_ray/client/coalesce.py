@@ -137,7 +137,7 @@ class Coalescer:
 
     def coalesce(self, messages: list[Message]) -> list[Message]:
         """The same batch with segments of chains as one launch each, in an order with the same effect."""
-        if len(messages) < 2 * self._lengths[-1]:
+        if len(messages) < self._lengths[-1]:
             return messages
         found: list[Message] = []
         at = 0

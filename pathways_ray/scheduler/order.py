@@ -155,7 +155,7 @@ class IslandOrder:
         """A session ends: its launches of this island only are taken out of the queue.
 
         Cross-island ones stay: another island may have started its part, which would wait for this one for ever. They
-        find none of their arguments and end at once.
+        compute nothing, and end at once.
         """
         self.story.note(Entry(self.now, "session ended", session=message.session))
         commands: list[Command] = [ToHosts(message)]
@@ -171,6 +171,8 @@ class IslandOrder:
                 if item.first == 0:
                     dropped.add(item.sequence)
                     self.ledger.leave(queue.usage)
+            elif isinstance(item, wire.IslandLaunch):
+                kept.append(msgspec.structs.replace(item, cancelled=ended))
             elif not isinstance(item, wire.Drop):
                 kept.append(item)
         queue.items = kept

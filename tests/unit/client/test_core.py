@@ -648,7 +648,7 @@ def test_what_happens_to_a_donated_array_meanwhile_is_known_when_it_comes_back()
 
 def test_an_array_is_not_donated_to_a_launch_that_fails_at_once() -> None:
     script = Script()
-    x, bad = script.launch(results=2)
+    _, bad = script.launch(results=2)
     script.handle(LaunchFailed(1, BROKEN))
     (y,) = script.launch(results=1)
     script.launch(y, bad, donated=[y])
@@ -668,7 +668,7 @@ def test_the_end_of_a_session_brings_nothing_back_to_life_that_was_lost_with_it(
 
 
 def test_a_launch_in_the_queue_is_cancelled_here() -> None:
-    """1. It waits for an upload, another one for it. 2. It is cancelled; it never leaves, and the other fails with it."""
+    """1. It waits for an upload, another one for it. 2. It is cancelled: it never leaves, and the other fails too."""
     script = Script()
     x = script.put()
     (y,) = script.launch(x)
