@@ -36,8 +36,9 @@ MAX_LOOP_DEPTH = 4
 MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
-LAUNCH_LIMIT_S = 600.0
-"""Seconds for which a launch may keep its devices; then its island is restarted, since devices stop no work."""
+LAUNCH_LIMIT_S = 60.0
+"""Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
+restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""

@@ -13,8 +13,10 @@ from typing import Any, TextIO
 
 import click
 
+from pathways_ray import limits
 from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
+from pathways_ray.liveness import SILENCE_LIMIT_S
 
 NAME = "pathways"
 SHORTEST_TOKEN = 16
@@ -39,6 +41,22 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 )
 @click.option("--dispatch", type=click.Choice(["parallel", "sequential"]), default="parallel", show_default=True)
 @click.option("--policy", default="fifo", show_default=True, help="fifo, share, priority, or package.module:function.")
+@click.option(
+    "--launch-limit",
+    "launch_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=limits.LAUNCH_LIMIT_S,
+    show_default=True,
+    help="Seconds that a launch may keep its devices; tenants may have limits of their own.",
+)
+@click.option(
+    "--silence-limit",
+    "silence_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=SILENCE_LIMIT_S,
+    show_default=True,
+    help="Seconds of silence after which a process counts as lost.",
+)
 @click.option("--bind", default="", help="The address to serve on; left out, one that all Ray nodes reach.")
 @click.option("--tls-cert", default="", help="Certificate (PEM); the same path on every machine.")
 @click.option("--tls-key", default="", help="Its key.")
@@ -94,6 +112,8 @@ def up(
     placement: str,
     dispatch: str,
     policy: str,
+    launch_limit_s: float,
+    silence_limit_s: float,
     bind: str,
     port: int,
     client_ports: str,
@@ -136,6 +156,8 @@ def up(
     options = cluster.Options(
         dispatch=dispatch,
         policy=policy,
+        launch_limit_s=launch_limit_s,
+        silence_limit_s=silence_limit_s,
         placement=placement,
         name=name,
         bind=bind,

@@ -31,6 +31,7 @@ from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
@@ -49,7 +50,8 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
-        launch_limit_s: seconds that a launch may keep its devices.
+        launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
+        silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -72,6 +74,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -97,6 +100,9 @@ class Options:
             raise UsageError(f"isolation must be 'shared' or 'process', not {self.isolation!r}")
         if self.isolation == "process" and not self.tenants:
             raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
+        for name in ("launch_limit_s", "silence_limit_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
         if self.name:
             names.check_name(self.name)
         if self.tls and len(self.tls) not in (2, 3):
@@ -213,7 +219,16 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = topology.members()
     near = placement.here()
-    common = Processes(runtime, listen, options.policy, options.launch_limit_s, options.check_order, outlives, near)
+    common = Processes(
+        runtime,
+        listen,
+        options.policy,
+        options.launch_limit_s,
+        options.silence_limit_s,
+        options.check_order,
+        outlives,
+        near,
+    )
 
     made: list[Any] = []
     groups: list[Any] = []
@@ -222,7 +237,9 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(common, ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
+            manager = first.options(scheduling_strategy=near).remote(
+                runtime, islands, *link_secrets, options.silence_limit_s
+            )
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
@@ -242,6 +259,8 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
             metrics_at,
             sorted(islands),
             options.isolation == "process",
+            options.silence_limit_s,
+            options.launch_limit_s,
         )
         made.append(controller)
         started: list[IslandActors] = []

@@ -37,13 +37,16 @@ class ProgramState:
     device_set: int = 0
     cross_island: bool = False
     seconds: MovingAverage = field(default_factory=MovingAverage)
+    computations: int = 1
 
 
 @dataclass(slots=True)
 class DeviceQueue:
-    """Launches of this island only, on one set of devices, that are with the hosts, and their estimated seconds."""
+    """Launches of this island only, on one set of devices, that are with the hosts, with their computations on each
+    device and their estimated seconds."""
 
     launches: int = 0
+    computations: int = 0
     seconds: float = 0.0
 
 
@@ -78,8 +81,8 @@ class InputBarrier:
 class PartialFailure:
     """A launch that has failed on some hosts.
 
-    `report` is the first host's, which came at time `at`. `hosts` have failed so far; `affected` hosts hold shards of
-    the value that failed, and must fail too.
+    `report` is the first host's, which came at time `at`, with what any of them consumed. `hosts` have failed so far;
+    `affected` hosts hold shards of the value that failed, and must fail too.
     """
 
     report: IslandLaunchFailed

@@ -141,6 +141,9 @@ class Checker:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
         elif failure.kind == "BufferDeleted" and record.strange:
             pass
+        elif failure.kind == "Cancelled":
+            if not self.world.settings.cancels:
+                self.report(f"{name} was cancelled, and nobody did")
         elif failure.kind not in OF_LOSSES and failure.kind != "ExecutionError":
             self.report(f"{name} failed with what should not happen: {failure}")
         elif not self._something_was_lost():
@@ -176,7 +179,9 @@ class Checker:
         if any(shard != expected for shard in shards.values()):
             self.report(f"session {session} sees a wrong value in buffer {buffer}")
 
-    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
+    def fetch_failed(self, session: int, buffer: int, failure: Failure, revived: bool = False) -> None:
+        if revived and failure.kind == "BufferDeleted":
+            self.report(f"session {session} has buffer {buffer} back, and its memory was taken: {failure}")
         expected = self.expected.get((session, buffer))
         doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:

@@ -25,6 +25,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.tls import Trust, client_context, server_context
@@ -32,6 +33,13 @@ from pathways_ray.transport.tls import Trust, client_context, server_context
 PING_S = 5.0
 SILENCE_S = 20.0
 """Two pings may be late, and a machine that stops for some seconds is not given up."""
+
+
+def silence_of(limit_s: float) -> float:
+    """The silence after which a link between processes of the runtime is given up, where a silent process counts as
+    lost after `limit_s`: longer, so that it is the process that is judged, and not its link."""
+    return max(SILENCE_S, 2.5 * limit_s)
+
 
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
@@ -318,8 +326,8 @@ class AsyncLink(asyncio.Protocol):
             self._timer.cancel()
         if self._closed or self._transport is None:
             return
-        if not self._paused and self._loop.time() - self._heard > self._silence:
-            self.reason = f"it was silent for {self._silence:.0f} s"
+        if not self._paused and (silent := self._loop.time() - self._heard) > self._silence * slowness():
+            self.reason = f"it was silent for {silent:.0f} s"
             self._transport.abort()
             return
         if self._room is None:
@@ -379,7 +387,9 @@ async def serve(
     raise OSError(f"there is no port from {ports[0]} to {ports[1]}")
 
 
-async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:
+async def dial(
+    address: str, path: str, metadata: dict[str, str], trust: Trust | None = None, silence: float = 0.0
+) -> AsyncLink:
     """A link to the server of `path` at `address`. Raises `LinkLost` when nothing listens there, or it refuses."""
     host, port = endpoint(address)
     context = client_context(trust) if trust is not None else None
@@ -387,7 +397,7 @@ async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust |
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             _, link = await asyncio.get_running_loop().create_connection(
-                AsyncLink, host, port, ssl=context, server_hostname=name
+                lambda: AsyncLink(silence=silence), host, port, ssl=context, server_hostname=name
             )
     except (OSError, TimeoutError, ssl.SSLError) as error:
         raise LinkLost(f"no answer at {address}: {error or type(error).__name__}") from None

@@ -20,8 +20,9 @@ from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
-from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S, ControllerCore
+from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.launches import Launches
@@ -36,6 +37,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Copy, InputsArrived
+from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
@@ -46,10 +48,10 @@ from pathways_ray.scheduler import order
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.simulation import parts
+from pathways_ray.simulation import faults, parts
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.transport.messages import BarrierReleased, Completed, Done, Drop, HostDown, IslandLaunch
+from pathways_ray.transport.messages import BarrierReleased, Begun, Completed, Done, Drop, HostDown, IslandLaunch
 
 Patch = pytest.MonkeyPatch
 Original = Callable[..., Any]
@@ -569,27 +571,65 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
     wrapped(patch, Inventory, "join", join)
 
 
+# --- cancelled launches -----------------------------------------------------------------------------------------------
+
+
+@bug(faults=0, cancels=0.3, window=2)
+def a_cancelled_launch_is_forgotten(patch: Patch) -> None:
+    def cancel(original: Original, self: IslandOrder, message: Any) -> list[Any]:
+        return [c for c in original(self, message) if isinstance(c, ToController) and isinstance(c.message, Begun)]
+
+    wrapped(patch, IslandOrder, "_cancel", cancel)
+
+
+@bug(faults=0, cancels=0.3)
+def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
+    def cancel(self: Admission, session: Any, number: int, failure: Failure) -> Any:
+        backlog = self.backlogs[session.id]
+        for call in (*backlog.deferred, *backlog.waiting):
+            if isinstance(call, admission.WaitingLaunch) and call.message.launch == number:
+                return self.outcomes.refuse(session, call.message, failure)
+        return None
+
+    patch.setattr(Admission, "cancel", cancel)
+
+
+# --- donated arrays ---------------------------------------------------------------------------------------------------
+
+
+@bug(poison=0.4)
+def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
+
+
+@bug(faults=0)
+def what_was_donated_is_never_freed(patch: Patch) -> None:
+    patch.setattr(Donations, "consumed", lambda self, session, numbers: [])
+
+
 # --- processes that say nothing ---------------------------------------------------------------------------------------
 
 
 @bug(faults=12, seeds=150)
 def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
-    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
-        return [] if self.limit_s == SCHEDULER_LIMIT_S else original(self, now)
+    patch.setattr(ControllerCore, "_watch_schedulers", lambda self, now, slowness: [])
 
-    wrapped(patch, Liveness, "silent", silent)
+
+@bug(faults=0, starved_s=30.0)
+def what_is_slow_counts_as_dead(patch: Patch) -> None:
+    patch.setattr(faults, "STARVED_SLOWNESS", 1.0)
 
 
 @bug(faults=12, seeds=150)
 def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
-    patch.setattr(ControllerCore, "_watch_manager", lambda self, now: [ReportToManager()])
+    patch.setattr(ControllerCore, "_watch_manager", lambda self, now, slowness: [ReportToManager()])
 
 
 @bug(faults=12, seeds=300)
 def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
     """It was stopped when the controller died that would have missed it."""
 
-    def silent(original: Original, self: Liveness[Any], now: float) -> list[Any]:
-        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now)
+    def silent(original: Original, self: Liveness[Any], now: float, slowness: float) -> list[Any]:
+        return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now, slowness)
 
     wrapped(patch, Liveness, "silent", silent)

@@ -82,6 +82,9 @@ class DeviceTransfer:
     def copy(self, array: Any) -> Any:
         return jax.numpy.copy(array)
 
+    def is_consumed(self, array: Any) -> bool:
+        return isinstance(array, jax.Array) and array.is_deleted()
+
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""
         text = error_text(failure)

@@ -175,7 +175,7 @@ class Host:
     def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         self.watched.append((sequence, values))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
