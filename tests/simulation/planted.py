@@ -318,7 +318,7 @@ def gangs_do_not_wait_for_their_inputs(patch: Patch) -> None:
     )
 
 
-@bug(faults=20, seeds=600, **PAIRS)
+@bug(faults=20, seeds=600, shown=496, **PAIRS)
 def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     """One host got a failure; the others enter the collective all the same."""
 
@@ -375,7 +375,7 @@ def what_peers_still_read_is_overwritten(patch: Patch) -> None:
     patch.setattr(Transfer, "own", lambda self, array: array)
 
 
-@bug(faults=0, seeds=600)
+@bug(faults=0, seeds=600, shown=163)
 def what_an_earlier_launch_still_needs_is_overwritten(patch: Patch) -> None:
     def handle(original: Original, self: HostCore, *event: Any) -> Any:
         return [made for made in original(self, *event) if not isinstance(made, Copy)]
