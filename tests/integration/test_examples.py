@@ -49,17 +49,13 @@ def test_same_bits_sees_a_difference(trained) -> None:
     assert not language_model.same_bits(trained, off)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
         ("figure2", (), "f([1. 2.]) = [3. 5.], [2. 4.]"),
-        pytest.param("ping_pong", (), "bit-equal to plain JAX: True", marks=pytest.mark.long),
-        pytest.param(
-            "language_model",
-            ("--steps", "3"),
-            "losses and parameters bit-equal to plain JAX: True",
-            marks=pytest.mark.long,  # compiles the model twice
-        ),
+        ("ping_pong", (), "bit-equal to plain JAX: True"),
+        ("language_model", ("--steps", "3"), "losses and parameters bit-equal to plain JAX: True"),
     ],
 )
 def test_each_runs_as_a_program(python, name, arguments, said) -> None:

@@ -318,7 +318,7 @@ def gangs_do_not_wait_for_their_inputs(patch: Patch) -> None:
     )
 
 
-@bug(faults=20, seeds=600, shown=496, **PAIRS)
+@bug(faults=20, seeds=600, **PAIRS)
 def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     """One host got a failure; the others enter the collective all the same."""
 
