@@ -22,7 +22,7 @@ ROWS = [
     ("gpt", 1, 2, compute(tensor=2, unroll=True)),
     ("gpt", 2, 1, compute(tensor=4, recompute="selective")),
     ("gpt", 1, 2, compute(tensor=4, sequence_parallel=True)),
-    ("gpt", 4, 1, compute(tensor=2, sequence_parallel=True, recompute="full", scatter="psum")),
+    ("gpt", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full", scatter="psum")),
     ("gpt-untied", 2, 2, compute(tensor=4, sequence_parallel=True, recompute="selective", scatter="psum")),
     ("gpt-experts", 1, 2, compute(tensor=4)),
     ("gpt-experts", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full")),

@@ -44,7 +44,7 @@ def on_one_device(params: Any, tokens: np.ndarray) -> tuple[Any, Any]:
 
         return jax.shard_map(run, mesh=mesh_of(1, 1), in_specs=(specs, P(DATA)), out_specs=P(DATA))(params, tokens)[0]
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
 
 
 @pytest.mark.parametrize("cut_in_two", [pytest.param(False, marks=pytest.mark.long), True], ids=["B", "I-and-W"])
