@@ -24,7 +24,7 @@ ROWS = [
     ("gpt", 1, 2, compute(tensor=4, sequence_parallel=True)),
     ("gpt", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full", scatter="psum")),
     ("gpt-untied", 2, 2, compute(tensor=4, sequence_parallel=True, recompute="selective", scatter="psum")),
-    ("gpt-experts", 1, 2, compute(tensor=4)),
+    pytest.param("gpt-experts", 1, 2, compute(tensor=4), marks=pytest.mark.long),
     ("gpt-experts", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full")),
     ("t5", 1, 2, compute(tensor=4)),
     ("t5", 4, 1, compute(tensor=2, sequence_parallel=True, recompute="selective")),
