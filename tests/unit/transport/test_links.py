@@ -382,14 +382,15 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
-def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
+def test_a_connection_that_does_not_begin_with_a_handshake_ends_and_reaches_no_handler(data: bytes) -> None:
     server = Server(None)
-    host, port = links.endpoint(server.address)
-    with socket.create_connection((host, port), timeout=LIMIT_S) as peer:
+    frames = Frames(links.MAX_HANDSHAKE_BYTES)
+    with socket.create_connection(links.endpoint(server.address), timeout=LIMIT_S) as peer:
         peer.sendall(data)
-        with contextlib.suppress(ConnectionError):
-            while peer.recv(1 << 16):
-                pass
+        while answer := peer.recv(1 << 16):
+            assert list(frames.feed(answer)) == []
+    assert frames.close_reason
+    assert server.links == []
     dialled = Dialled(server.address, None)  # others are served on
     dialled.outbox.send(Completed((1,)))
     dialled.wait(lambda: dialled.launches == [1])
@@ -436,7 +437,7 @@ def test_unauthenticated_connections_never_close_a_port_to_others(
     server.stop()
 
 
-def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Path) -> None:
+def test_a_server_without_a_trusted_certificate_gets_no_message(certificate: Tls, tmp_path: Path) -> None:
     """A client that trusts the system's certificates, and one that expects another name, say nothing to the server."""
     server = Server(certificate)
     trust = trust_of(certificate)
@@ -452,7 +453,7 @@ def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Pat
     server.stop()
 
 
-def test_a_hello_is_all_that_is_read_before_it_is_answered() -> None:
+def test_a_handshake_is_all_that_is_read_before_it_is_answered() -> None:
     long = Handshake(ECHO, {"authorization": "x" * links.MAX_HANDSHAKE_BYTES})
     frames = Frames(links.MAX_HANDSHAKE_BYTES)
     with pytest.raises(LinkLost, match="the limit is 4096"):
