@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 
 import pathways_ray as pw
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
 
 WARM_UP = 500  # caches, pools and queues reach their size
 SAMPLES = 40
@@ -62,7 +61,16 @@ def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
                 progress.say(f"{at[-1]:,} of {launches:,} launches")
         del y
         left = buffers_left(session)
-    rows = [{"process": name, **growth(at, samples)} for name, samples in memory.items()]
+    rows = [
+        {
+            "process": name,
+            "kib_per_launch": measure.slope(at, kib),
+            "first_kib": kib[0],
+            "last_kib": kib[-1],
+            "peak_kib": max(kib),
+        }
+        for name, kib in memory.items()
+    ]
     return {"benchmark": "memory", "machine": machine, "launches": launches, "rows": rows, "buffers_left": left}
 
 
@@ -105,29 +113,17 @@ def buffers_left(session: Any) -> int:
     return left
 
 
-def growth(at: Sequence[int], kib: Sequence[float]) -> dict[str, float]:
-    """The memory of one process over the launches."""
-    return {"kib_per_launch": measure.slope(at, kib), "first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
-
-
-def show(result: Result, console: Console) -> None:
-    measured = (
-        f"Resident memory over {result['launches']:,} launches of v + 1 on {DEVICES} devices, after {WARM_UP} others."
+show = shows(
+    Table(
+        f"resident memory over launches of v + 1 on {DEVICES} devices, after {WARM_UP} others",
+        "rows",
+        *("process", "kib_per_launch:+.4f", "first_kib:,.0f", "last_kib:,.0f", "peak_kib:,.0f"),
     )
-    printing.heading({**result, "measured": measured}, console)
-    table = printing.table("resident memory", ["process"], ["KiB per launch", "first MiB", "last MiB"])
-    for row in result["rows"]:
-        sizes = (f"{row[key] / 1024:.1f}" for key in ("first_kib", "last_kib"))
-        table.add_row(row["process"], f"{row['kib_per_launch']:+.4f}", *sizes)
-    console.print(table)
-    console.print(f"buffers left: {result['buffers_left']}")
+)
 
-
-def nothing_left(result: Result) -> bool:
-    return not result["buffers_left"]
-
-
-BENCHMARK = Benchmark("memory", __doc__, Settings, SMOKE, run, show, succeeded=nothing_left)
+BENCHMARK = Benchmark(
+    "memory", __doc__, Settings, SMOKE, run, show, succeeded=lambda result: not result["buffers_left"]
+)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

@@ -21,13 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.systems import SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
+from benchmarks.printing import Table, shows
 
 REPETITIONS = 3  # of each measurement; the median counts
 CALIBRATIONS = 5
@@ -68,7 +67,7 @@ class NotReached(Exception):
 
 
 def search(granularity: Callable[[float], float], first: float) -> Point:
-    """Finds where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
+    """Finds where the efficiency crosses 50 %.
 
     A first measurement gives a guess: were the overhead the same for all durations, METG would be twice that.
 
@@ -81,21 +80,17 @@ def search(granularity: Callable[[float], float], first: float) -> Point:
     """
     overhead = granularity(first) - first
     begin = min(max(overhead, first / LEAP, DURATIONS[0]), first * LEAP, DURATIONS[1])
-    point = Point(begin, granularity(begin))
-    factor = 0.5 if point.efficiency >= HALF else 2.0
-    while True:
-        duration = point.duration * factor
-        if not DURATIONS[0] <= duration <= DURATIONS[1]:
-            raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
-        before, point = point, Point(duration, granularity(duration))
-        if (before.efficiency >= HALF) != (point.efficiency >= HALF):
-            break
-    low, high = sorted((before, point), key=lambda each: each.duration)
-    while high.duration / low.duration > CLOSE:
-        duration = math.sqrt(low.duration * high.duration)
-        middle = Point(duration, granularity(duration))
-        low, high = (low, middle) if middle.efficiency >= HALF else (middle, high)
-    return crossing(low, high)
+    points: dict[float, Point] = {}
+
+    def reaches_half(duration: float) -> bool:
+        points[duration] = point = Point(duration, granularity(duration))
+        return point.efficiency >= HALF
+
+    low, high = measure.narrowed(reaches_half, begin, *DURATIONS, CLOSE)
+    if low is None or high is None:
+        *_, point = points.values()
+        raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
+    return crossing(points[low], points[high])
 
 
 def crossing(low: Point, high: Point) -> Point:
@@ -258,14 +253,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     }
 
 
-def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    table = printing.table("METG(50 %), us", ["system", "mode", "pattern"])
-    for row in result["rows"]:
-        table.add_row(row["system"], row["mode"], row["pattern"], *printing.numbers(row["metg_us"], ",.0f"))
-    console.print(table)
-    printing.not_run(result["errors"], console)
-
+show = shows(Table("METG(50 %), us", "rows", "system", "mode", "pattern", "metg_us:,.0f"))
 
 BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, uses_peers=True)
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.cores import devices_apart
 from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.peers import comparisons, rounds
 from benchmarks.peers.protocol import CHAIN
 from benchmarks.peers.rounds import TARGET_S
 from benchmarks.peers.systems import SYSTEMS, SystemInfo
+from benchmarks.printing import Table, shows
 
 DEVICES_OF_HOSTS = {1: 4, 2: 1, 4: 1}  # for a number of hosts without one of devices
 TOPOLOGIES = ((1, 4), (2, 1), (4, 1))
@@ -128,32 +130,16 @@ def _measured(
         )
 
 
+WHERE = ("hosts", "devices_per_host")
+TABLES = shows(
+    Table("topologies", "topologies", "hosts", "devices_per_host", "busy_cores_between_rounds:.2f"),
+    Table("times", "rows", *WHERE, "system", "mode", "payload", "payload_is", "us_per_computation:,.1f"),
+    Table("ratios of rates, round by round", "ratios", *WHERE, "name", "payload", "same_payload", ".:.2f"),
+)
+
+
 def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    for topology in result["topologies"]:
-        where = {key: topology[key] for key in ("hosts", "devices_per_host")}
-        title = f"{where['hosts']} host{'s' * (where['hosts'] > 1)} x {where['devices_per_host']} devices"
-        times = printing.table(f"{title}: us per computation", ["system", "mode", "payload"])
-        ratios = printing.table(f"{title}: ratios, round by round", ["ratio of rates", "payload"])
-        for row in (row for row in result["rows"] if where.items() <= row.items()):
-            numbers = printing.numbers(row["us_per_computation"], ",.1f")
-            times.add_row(row["system"], row["mode"], row["payload"], *numbers)
-        for ratio in (ratio for ratio in result["ratios"] if where.items() <= ratio.items()):
-            payload = ratio["payload"] if ratio["same_payload"] else f"{ratio['payload']}, each its own"
-            ratios.add_row(ratio["name"], payload, *printing.numbers(ratio, ".2f"))
-        console.print(times)
-        meanings = {
-            (row["payload"], row["payload_is"], row["system"]) for row in result["rows"] if where.items() <= row.items()
-        }
-        for payload, is_payload in sorted({(payload, is_payload) for payload, is_payload, _ in meanings}):
-            systems = ", ".join(sorted(system for *both, system in meanings if both == [payload, is_payload]))
-            console.print(f"{payload} is {is_payload} in {systems}.", highlight=False)
-        if ratios.row_count:
-            console.print(ratios)
-        busy = topology["busy_cores_between_rounds"]
-        if busy:
-            console.print(f"Busy between rounds, when nothing is measured: {busy['median']:.2f} cores.")
-        printing.not_run(topology["errors"], console)
+    TABLES({**result, "errors": ChainMap(*(topology["errors"] for topology in result["topologies"]))}, console)
 
 
 BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, uses_peers=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.harness import Benchmark, Output, Progress, Result, option
+from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
 from benchmarks.training import model, results
 from benchmarks.training.model import Sizes
 from benchmarks.training.peers import Peers
@@ -193,10 +193,6 @@ class Bench:
         return bubbles(case, records, self.hops[case.place])
 
 
-def draw(result: Result, folder: Path) -> None:
-    from benchmarks.training import figure  # matplotlib is not needed to measure
-
-    figure.draw(result, folder / "training.png")
-
-
-BENCHMARK = Benchmark("training", __doc__, Settings, SMOKE, run, results.show, outputs=(Output("--figures", draw),))
+BENCHMARK = Benchmark(
+    "training", __doc__, Settings, SMOKE, run, results.show, outputs=(Output("--figures", drawn_by("training")),)
+)

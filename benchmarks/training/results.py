@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
-from benchmarks.report.aims import aim_of
+from benchmarks import measure
+from benchmarks.aims import verdict_of
+from benchmarks.printing import Table, shows
 from benchmarks.training.model import Sizes
 from benchmarks.training.runtime import SPMD, Case
 from megatron_ptdp.schedules import Costs, simulate
@@ -23,7 +24,6 @@ MEASURED = (
     "{seconds} s a case after one to warm up, all cases in turn, no step waited for before the last; ratios are taken "
     "round by round. All systems begin with the same parameters, and the losses of the first steps are compared."
 )
-MEDIAN_FIRST = ("median", "min", "max")
 UNPINNED = " There are fewer than two cores: devices are not pinned, and no ratio means anything."
 
 
@@ -157,61 +157,32 @@ def described(settings: Any, cores: Sequence[int]) -> str:
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
+TABLES = shows(
+    Table(
+        "training",
+        "rows",
+        *("name", "tokens_per_second", "step_ms:.1f", "cpu_ms:.0f", "predicted_tokens_per_second"),
+    ),
+    *(Table(title, title, "name", ".:.3g", "aim", "verdict") for title in ("ratios", "figures")),
+    Table(
+        "recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest",
+        "bubbles",
+        *("case", "hop_ms:.1f", "ideal:.1%", "predicted:.1%", "measured:.1%"),
+        *("predicted_ms:.1f", "makespan_ms:.1f", "busy_ms:.1f", "others_ms:.1f"),
+    ),
+    Table("bytes of a step between islands", "bytes", "tensor", "scatter_gather", "bytes_between_hosts"),
+)
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
-    printing.heading(result, console)
+    """Prints a result, with aims beside figures and with means over recorded steps."""
+    held = {key: [{**one, **verdict_of("training", one)} for one in result[key]] for key in ("ratios", "figures")}
+    means = [
+        {**one, **{name: fmean(record[name] for record in one["records"]) for name in one["records"][0]}}
+        for one in result["bubbles"]
+    ]
+    TABLES({**result, **held, "bubbles": means}, console)
     if "busy_cores_between_rounds" in result:
-        busy = result["busy_cores_between_rounds"]
-        console.print(f"Before the rounds, nothing measured, {busy:.2f} cores were busy.", highlight=False)
-    for system, error in result["errors"].items():
-        console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
-    columns = [*MEDIAN_FIRST, "ms/step", "CPU ms", "predicted"]
-    table = printing.table("training, tokens per second", [""], columns, padding=0)
-    for row in result["rows"]:
-        rate = row["tokens_per_second"]
-        table.add_row(
-            row["name"],
-            *printing.numbers(rate, ",.0f", MEDIAN_FIRST),
-            f"{row['step_ms']:.1f}",
-            f"{row['cpu_ms']:.0f}" if "cpu_ms" in row else "",
-            f"{row['predicted_tokens_per_second']:,.0f}" if "predicted_tokens_per_second" in row else "",
-        )
-    console.print(table)
-    show_named(result["ratios"], "ratios, round by round", console)
-    show_named(result["figures"], "figures", console)
-    if result["bubbles"]:
-        show_bubbles(result["bubbles"], console)
-    for row in result["bytes"]:
         console.print(
-            f"bytes between islands of a step, tensor {row['tensor']}, "
-            f"{'with' if row['scatter_gather'] else 'without'} scatter/gather: {row['bytes_between_hosts']:,}",
-            highlight=False,
+            f"Before the rounds, nothing measured, {result['busy_cores_between_rounds']:.2f} cores were busy."
         )
-
-
-def show_named(found: Sequence[Mapping[str, Any]], title: str, console: Console) -> None:
-    if not found:
-        return
-    table = printing.table(title, [""], [*MEDIAN_FIRST, "aim", ""], padding=0)
-    for one in found:
-        aim = aim_of("training", one["name"])
-        verdict = ("met" if aim.met_by(one["median"]) else "missed") if aim else ""
-        values = [f"{one[key]:.3g}" if key in one else "" for key in MEDIAN_FIRST]
-        table.add_row(one["name"], *values, aim.bound_text if aim else "", verdict)
-    console.print(table)
-
-
-def show_bubbles(found: Sequence[Mapping[str, Any]], console: Console) -> None:
-    title = "recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest"
-    columns = ["hop ms", "formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"]
-    table = printing.table(title, [""], columns, padding=0)
-    names = ("predicted", "measured", "predicted_ms", "makespan_ms", "busy_ms", "others_ms")
-    for one in found:
-        means = {name: fmean(record[name] for record in one["records"]) for name in names}
-        table.add_row(
-            one["case"],
-            f"{one['hop_ms']:.1f}",
-            f"{one['ideal']:.1%}",
-            *(f"{means[name]:.1%}" for name in names[:2]),
-            *(f"{means[name]:.1f}" for name in names[2:]),
-        )
-    console.print(table)
