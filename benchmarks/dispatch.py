@@ -79,7 +79,7 @@ def started(name: str, stack: contextlib.ExitStack, reuse_session: bool) -> Call
     if name == "pathways" and reuse_session:
         from benchmarks.peers.pathways import Pathways
 
-        here = protocol.Measured(lambda: Pathways(session=True))
+        here = protocol.Measured(Pathways(session=True))
         here.configure(1, DEVICES)
         stack.callback(here.close)
         return here.run

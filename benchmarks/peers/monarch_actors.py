@@ -15,7 +15,7 @@ from typing import Any
 from monarch.actor import Actor, current_rank, endpoint, this_host
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 
 
 class Host(Actor):
@@ -50,9 +50,9 @@ class Host(Actor):
         self._here.follow(orders)
 
 
-class Monarch(Peer):
+class Monarch(System):
     packages = ("torchmonarch", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused", "list"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused", "list")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -110,4 +110,4 @@ class Monarch(Peer):
 
 
 if __name__ == "__main__":
-    serve(Monarch)
+    serve(Monarch())

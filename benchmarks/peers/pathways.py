@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, System, for_both_payloads, serve
 
 
-class Pathways(Peer):
+class Pathways(System):
     packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused")
 
     """
     Args:
@@ -92,4 +92,4 @@ class Pathways(Peer):
 
 
 if __name__ == "__main__":
-    serve(functools.partial(Pathways, fusion="--no-fusion" not in sys.argv))
+    serve(Pathways(fusion="--no-fusion" not in sys.argv))

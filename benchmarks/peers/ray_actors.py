@@ -20,7 +20,7 @@ every call. The expert's return nothing, so the devices run on while the next ca
 from typing import Any
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 
 
 class Host(jax_host.JaxHost):
@@ -54,9 +54,9 @@ def start_hosts(ray: Any, kind: type, hosts: int, devices: int) -> list[Any]:
     return actors
 
 
-class RayActors(Peer):
+class RayActors(System):
     packages = ("ray", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -132,4 +132,4 @@ class RayActors(Peer):
 
 
 if __name__ == "__main__":
-    serve(RayActors)
+    serve(RayActors())

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from benchmarks.peers.jax_host import free_address
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, System, for_both_payloads, serve
 
 PAYLOADS = {ALLREDUCE: "TensorFlow add_n on the first device, through its rendezvous", NOOP: "TensorFlow v + 1"}
 
@@ -40,10 +40,10 @@ def serve_host(hosts: list[str], host: int, devices: int, threads: int) -> None:
     server.join()
 
 
-class Tf1(Peer):
+class Tf1(System):
     packages = ("tensorflow-cpu", "numpy")
     payloads = PAYLOADS
-    modes = for_both_payloads(("opbyop-wait", "chained", "fused"))
+    modes = for_both_payloads("opbyop-wait", "chained", "fused")
 
     def configure(self, hosts: int, devices: int) -> None:
         import tensorflow.compat.v1 as v1
@@ -155,4 +155,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--server"]:
         serve_host(*json.loads(sys.argv[2]))
     else:
-        serve(Tf1)
+        serve(Tf1())
