@@ -21,14 +21,14 @@ from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, Syste
 
 
 class Pathways(System):
-    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
-    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused")
-
     """
     Args:
         fusion: of the runtime that is started.
         session: runs on the session that is open instead; it must have enough free devices.
     """
+
+    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused")
 
     def __init__(self, fusion: bool = True, session: bool = False) -> None:
         self._fusion, self._session = fusion, session
@@ -43,9 +43,8 @@ class Pathways(System):
         n = hosts * devices
         self._stack = contextlib.ExitStack()
         if not self._session:
-            self._stack.enter_context(
-                pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
-            )
+            settings = {"islands": 1, "hosts_per_island": hosts, "devices_per_host": devices}
+            self._stack.enter_context(pw.init(**settings, fusion=self._fusion))
         where = self._stack.enter_context(pw.virtual_slice((n,), ("x",)))
 
         def gang(function: Any, payload: str) -> Any:

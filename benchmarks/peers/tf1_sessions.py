@@ -85,19 +85,14 @@ class Tf1(System):
 
     def _computation(self, values: list[Any], payload: str) -> list[Any]:
         """The values of all devices after one computation."""
-        v1 = self._v1
-        if payload == NOOP:
-            changed = []
-            for where, value in zip(self._where, values, strict=True):
-                with v1.device(where):
-                    changed.append(value + 1.0)
-            return changed
-        with v1.device(self._where[0]):
-            mean = v1.add_n(values) / len(values)
+        v1, values = self._v1, list(values)
+        if payload != NOOP:
+            with v1.device(self._where[0]):
+                values = [v1.add_n(values) / len(values)] * len(values)
         changed = []
-        for where in self._where:
+        for where, value in zip(self._where, values, strict=True):
             with v1.device(where):
-                changed.append(mean + 1.0)
+                changed.append(value + 1.0)
         return changed
 
     def _chain(self, variables: list[Any], payload: str, mode: str) -> Any:

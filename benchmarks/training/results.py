@@ -57,23 +57,22 @@ class Samples:
 
     def _row(self, case: Case, values: Sequence[float]) -> dict[str, Any]:
         rate = measure.spread(values)
-        tokens = self.sizes.tokens(case.microbatches)
         row = {
             "name": case.name,
-            "system": case.system,
-            "how": case.how,
-            "devices": case.devices,
-            "microbatches": case.microbatches,
+            **vars(case),
             "place": case.place if case.system == "pathways" else "",
             "tokens_per_second": rate,
-            "step_ms": 1e3 * tokens / rate["median"],
+            "step_ms": 1e3 * self.sizes.tokens(case.microbatches) / rate["median"],
             "losses": self.losses[case],
         }
         if case in self.cpu:
             row["cpu_ms"] = 1e3 * median(self.cpu[case])
         if self.stages is not None and case.devices == 4:
-            row["predicted_tokens_per_second"] = tokens / self.predicted_seconds(case)
+            row["predicted_tokens_per_second"] = self.predicted_rate(case)
         return row
+
+    def predicted_rate(self, case: Case) -> float:
+        return self.sizes.tokens(case.microbatches) / self.predicted_seconds(case)
 
     def predicted_seconds(self, case: Case) -> float:
         """A step on four cores: the schedule simulated with the times of stages that had a core each."""
@@ -86,24 +85,22 @@ class Samples:
     def ratios(self) -> Iterator[dict[str, Any]]:
         """Every ratio whose two cases were measured."""
         for case in self.rates:
-            m = case.microbatches
+            m, spmd = case.microbatches, Case("pathways", SPMD, case.microbatches)
             if case.system != "pathways":
                 continue
             if case.how == SPMD:
                 if case.place == "across":
                     name = f"two islands / one of twice the devices, data parallel, M {m}"
-                    yield from self._ratio(name, case, Case("pathways", SPMD, m))
-                else:
-                    for way in ("scan", "calls"):
-                        yield from self._ratio(f"pathways / plain JAX ({way}), SPMD, M {m}", case, Case("jax", way, m))
+                    yield from self._ratio(name, case, spmd)
+                    continue
+                for way in ("scan", "calls"):
+                    yield from self._ratio(f"pathways / plain JAX ({way}), SPMD, M {m}", case, Case("jax", way, m))
                 continue
             where = f"{case.how}, S {case.devices}, M {m}"
-            spmd = Case("pathways", SPMD, m)
             many = "oversubscribed pipeline" if case.devices > 2 else "pipeline"
             yield from self._ratio(f"{many} / SPMD, {where}, {case.place}", case, spmd)
-            yield from self._ratio(
-                f"{many} / ideal 1/(1+bubble) of SPMD, {where}, {case.place}", case, spmd, 1 + case.bubble
-            )
+            ideal = f"{many} / ideal 1/(1+bubble) of SPMD, {where}, {case.place}"
+            yield from self._ratio(ideal, case, spmd, 1 + case.bubble)
             if case.place == "across":
                 inside = Case("pathways", case.how, m, case.devices)
                 yield from self._ratio(f"pipeline across islands / inside one, {where}", case, inside)
@@ -126,7 +123,6 @@ class Samples:
             off = [abs(one["measured"] / one["predicted"] - 1) for one in found["records"] if one["predicted"]]
             if off:
                 yield {"name": f"bubble, off its prediction, {name}", **measure.spread(off)}
-        for name, found in of.items():
             other = of.get(name.replace("zb-h1", "1f1b"))
             if "zb-h1" in name and other:
                 both = zip(found["records"], other["records"], strict=True)
@@ -138,19 +134,14 @@ class Samples:
             if case != first:
                 differences = [abs(a - b) for a, b in zip(losses, self.losses[first], strict=True)]
                 yield {"name": f"loss, off the first: {case.name}", "median": max(differences)}
-        if self.stages is not None:
-            for case, rates in self.rates.items():
-                if case.devices == 4:
-                    predicted = self.sizes.tokens(case.microbatches) / self.predicted_seconds(case)
-                    yield {
-                        "name": f"oversubscribed / predicted for four cores, {case.name}",
-                        **measure.spread([rate / predicted for rate in rates]),
-                    }
+        for case, rates in self.rates.items() if self.stages is not None else ():
+            if case.devices == 4:
+                name = f"oversubscribed / predicted for four cores, {case.name}"
+                yield {"name": name, **measure.spread([rate / self.predicted_rate(case) for rate in rates])}
 
 
 def described(settings: Any, cores: Sequence[int]) -> str:
-    sizes = vars(settings.sizes)
-    text = MEASURED.format(**sizes, rounds=settings.rounds, seconds=settings.seconds)
+    text = MEASURED.format(**vars(settings.sizes), rounds=settings.rounds, seconds=settings.seconds)
     return text if cores else text + UNPINNED
 
 
