@@ -10,15 +10,14 @@ Run it with `python -m benchmarks.dispatch --json results.json --figure results.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from benchmarks import measure
 from benchmarks.harness import Benchmark, Output, Result, drawn_by, option
 from benchmarks.peers import protocol, systems
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, START
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN
 from benchmarks.printing import Table, shows
 
 DEVICES = 4
@@ -74,18 +73,24 @@ RATIOS = (
 )
 
 
-def started(name: str, stack: contextlib.ExitStack, reuse_session: bool) -> Callable[..., dict[str, Any]]:
-    """Starts a peer, which the stack closes; returns a function that asks it for a run."""
-    if name == "pathways" and reuse_session:
+class Here:
+    """The peer for this runtime as a client in this process, on the session that is open."""
+
+    def __init__(self) -> None:
         from benchmarks.peers.pathways import Pathways
 
-        here = protocol.Measured(Pathways(session=True))
-        here.configure(1, DEVICES)
-        stack.callback(here.close)
-        return here.run
-    process, _ = systems.start(systems.SYSTEMS[name].here(), 1, DEVICES)
-    stack.callback(process.close)
-    return functools.partial(process.ask, "run", RUN_LIMIT_S)
+        self._peer = protocol.Measured(Pathways(session=True))
+        self.close = self._peer.close
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> Any:
+        return getattr(self._peer, word)(**arguments)
+
+
+def started(name: str, reuse_session: bool) -> systems.Running:
+    if name != "pathways" or not reuse_session:
+        return systems.start(systems.SYSTEMS[name].here(), 1, DEVICES)
+    here = Here()
+    return systems.Running(here, here.ask("configure", 0, hosts=1, devices=DEVICES), DEVICES)
 
 
 def run(
@@ -104,7 +109,7 @@ def run(
             free devices.
 
     Raises:
-        AssertionError: a value is wrong.
+        WrongValue: a value is wrong; it is an AssertionError too.
         PeerError: a system did not start, or failed.
     """
     if computations % CHAIN:
@@ -112,17 +117,13 @@ def run(
     machine = measure.machine()
     cases = [case for case in CASES if case.system in systems]
     with contextlib.ExitStack() as stack:
-        peers = {CASES[case][0] for case in cases}
-        asking = {peer: started(peer, stack, reuse_session) for peer in sorted(peers)}
+        peers = {}
+        for name in dict.fromkeys(CASES[case][0] for case in cases):
+            peers[name] = stack.enter_context(contextlib.closing(started(name, reuse_session)))
 
         def rate(case: Case) -> float:
             peer, mode = CASES[case]
-            answer = asking[peer](mode=mode, payload=ALLREDUCE, count=computations)
-            expected = [START + computations] * DEVICES
-            if answer["value"] != expected:
-                after = f"{case.system} {case.mode}: after {computations} computations"
-                raise AssertionError(f"{after} the value is {answer['value']}, not {expected}")
-            return computations / float(answer["seconds"])
+            return computations / peers[peer].seconds(RUN_LIMIT_S, mode, ALLREDUCE, computations)
 
         samples = measure.interleaved(cases, rate, repetitions)
     settings = {"devices": DEVICES, "chain": CHAIN, "computations": computations, "repetitions": repetitions}

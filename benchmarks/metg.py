@@ -15,6 +15,7 @@ workers at work, measured for each system on the day: so having fewer cores than
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
-from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.systems import SystemInfo, start
+from benchmarks.peers.process import PeerError
+from benchmarks.peers.systems import Running, SystemInfo, start
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 from benchmarks.printing import Table, shows
 
@@ -97,18 +98,13 @@ def crossing(low: Point, high: Point) -> Point:
     """Between two points on either side of 50 %, on straight lines of the logarithms."""
     below, above = math.log(low.efficiency / HALF), math.log(high.efficiency / HALF)
     share = -below / (above - below) if above > below else 0.5  # noise may have turned the two around
-    share = min(max(share, 0.0), 1.0)
-
-    def between(a: float, b: float) -> float:
-        return math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
-
-    duration = between(low.duration, high.duration)
+    duration = low.duration * (high.duration / low.duration) ** min(max(share, 0.0), 1.0)
     return Point(duration, duration / HALF)
 
 
 @dataclass
 class Workers:
-    """A started system.
+    """The workers of a started system.
 
     Attributes:
         target_s: about the time of one measured run.
@@ -116,18 +112,15 @@ class Workers:
         iteration_s: time of one iteration of a task when all workers work.
     """
 
-    process: PeerProcess
+    system: Running
     target_s: float
     rows: int = STEPS
     iteration_s: float = 0.0
 
     def seconds(self, mode: str, payload: str, rows: int, iterations: int) -> float:
         """Seconds of a run, whose values are checked."""
-        answer = self.process.ask("run", RUN_LIMIT_S, mode=mode, payload=payload, count=rows, iterations=iterations)
         expected = [START] * WIDTH if payload == "calibrate" else last_row(payload, rows)
-        if answer["value"] != expected:
-            raise PeerError(f"the last row is {answer['value']}, not {expected}")
-        return answer["seconds"]
+        return self.system.seconds(RUN_LIMIT_S, mode, payload, rows, expected, iterations=iterations)
 
     def calibrate(self, mode: str) -> None:
         """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out.
@@ -177,17 +170,15 @@ class Bench:
     def __init__(self, settings: Settings, progress: Progress) -> None:
         self.settings, self.progress = settings, progress
         self.workers: dict[str, Workers] = {}
-        self.descriptions: dict[str, dict[str, Any]] = {}
         self.found: dict[tuple[str, str, str], list[Point]] = {}
         self.errors: dict[str, str] = {}
 
     def start(self, name: str) -> None:
         self.progress.say(f"starting {name}")
         try:
-            process, described = start(SYSTEMS[name], 1, WIDTH)
-            self.workers[name] = workers = Workers(process, self.settings.target_s, ROWS.get(name, STEPS))
-            self.descriptions[name] = described
-            modes = described["modes"]["calibrate"]
+            system = start(SYSTEMS[name], 1, WIDTH)
+            self.workers[name] = workers = Workers(system, self.settings.target_s, ROWS.get(name, STEPS))
+            modes = system.described["modes"]["calibrate"]
             workers.calibrate(modes[0])
             self.found |= {(name, mode, pattern): [] for pattern in self.settings.patterns for mode in modes}
             self.progress.say(f"{name}: one iteration takes {1e9 * workers.iteration_s:.0f} ns")
@@ -212,14 +203,22 @@ class Bench:
 
     def close(self) -> None:
         for workers in self.workers.values():
-            workers.process.close()
+            workers.system.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"system": name, "mode": mode, "pattern": pattern, "hosts": 1, "workers": WIDTH}
+            | {"metg_us": measure.spread([1e6 * point.granularity for point in points])}
+            | {"task_us": measure.spread([1e6 * point.duration for point in points])}
+            for (name, mode, pattern), points in self.found.items()
+            if points
+        ]
 
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on 1 host of 4 devices, or 4 workers."""
     machine = measure.machine()
-    bench = Bench(settings, progress)
-    try:
+    with contextlib.closing(Bench(settings, progress)) as bench:
         for name in settings.systems:
             bench.start(name)
         # All systems in turn for each pattern.
@@ -228,27 +227,13 @@ def run(settings: Settings, progress: Progress) -> Result:
             progress.say(f"round {k + 1} of {settings.rounds}")
             for case in bench.found:
                 bench.search(*case)
-    finally:
-        bench.close()
     return {
         "benchmark": "metg",
         "machine": machine,
         "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
-        "versions": {name: described["versions"] for name, described in bench.descriptions.items()},
+        "versions": {name: workers.system.described["versions"] for name, workers in bench.workers.items()},
         "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in bench.workers.items()},
-        "rows": [
-            {
-                "system": name,
-                "mode": mode,
-                "pattern": pattern,
-                "hosts": 1,
-                "workers": WIDTH,
-                "metg_us": measure.spread([1e6 * point.granularity for point in points]),
-                "task_us": measure.spread([1e6 * point.duration for point in points]),
-            }
-            for (name, mode, pattern), points in bench.found.items()
-            if points
-        ],
+        "rows": bench.rows(),
         "errors": bench.errors,
     }
 

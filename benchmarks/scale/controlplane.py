@@ -17,17 +17,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from pathways_ray import limits
+from pathways_ray.controller import events as to_controller
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
-from pathways_ray.controller.events import (
-    ClientMessages,
-    Command,
-    Event,
-    IslandConnected,
-    IslandMessages,
-    StreamOpened,
-)
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.controller.state import SendClient, SendIsland
@@ -37,30 +30,9 @@ from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.scheduler import events as to_scheduler
 from pathways_ray.scheduler.core import SchedulerCore
-from pathways_ray.scheduler.events import HostConnected, HostMessage
 from pathways_ray.transport import batcher, outboxes
+from pathways_ray.transport import messages as wire
 from pathways_ray.transport.links import AsyncLink
-from pathways_ray.transport.messages import (
-    FROM_HOST,
-    FROM_ISLAND,
-    TO_CONTROLLER,
-    TO_HOST,
-    TO_ISLAND,
-    BarrierReached,
-    BarrierReleased,
-    Done,
-    HostUp,
-    IslandLaunch,
-    IslandUp,
-    Launch,
-    Message,
-    Put,
-    Ready,
-    Register,
-    ToController,
-    ToIsland,
-    encode,
-)
 
 SESSION = 1
 PAUSED_S = 2 * batcher.LONG_GATHER_S
@@ -164,7 +136,7 @@ class Scheduler:
         report: sends a message to the controller.
     """
 
-    def __init__(self, island: int, hosts: range, report: Callable[[Message], None]) -> None:
+    def __init__(self, island: int, hosts: range, report: Callable[[wire.Message], None]) -> None:
         self.island, self.hosts, self.report = island, hosts, report
         self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW)
         self.fan = outboxes.FanOut(self.core.order.outstanding.__len__)
@@ -177,13 +149,13 @@ class Scheduler:
                 case to_scheduler.ToController(message):
                     self.report(message)
 
-    def from_controller(self, messages: Sequence[ToIsland]) -> None:
+    def from_controller(self, messages: Sequence[wire.ToIsland]) -> None:
         for message in messages:
             self.do(to_scheduler.ControllerMessage(message))
 
     def from_host(self, host: int, data: bytes) -> None:
-        for message in FROM_HOST.decode_batch(data):
-            self.do(HostMessage(host, 1, message))
+        for message in wire.FROM_HOST.decode_batch(data):
+            self.do(to_scheduler.HostMessage(host, 1, message))
 
 
 class Island:
@@ -219,26 +191,28 @@ class ControlPlane:
         self.joining_s, self.joining_bytes = self._join()
         self._register()
 
-    def _handle(self, event: Event) -> list[Command]:
+    def _handle(self, event: to_controller.Event) -> list[to_controller.Command]:
         return self.controller.handle(event, time.monotonic())
 
     def _join(self) -> tuple[float, int]:
         """Brings all hosts up; returns the controller's CPU seconds for the last of them, and the bytes it sent."""
-        spent, commands = 0.0, list[Command]()
+        spent, commands = 0.0, list[to_controller.Command]()
         for island, end in enumerate(self.islands):
-            self._handle(IslandConnected(island, IslandUp(island, "10.0.0.1:40002")))
+            self._handle(to_controller.IslandConnected(island, wire.IslandUp(island, "10.0.0.1:40002")))
             for host in end.sinks:
-                hello = HostUp(host, 1, "10.0.0.1:40000", "10.0.0.1:40001", self.shape.devices_per_host, 1)
-                end.scheduler.core.handle(HostConnected(hello), time.monotonic())
+                hello = wire.HostUp(host, 1, "10.0.0.1:40000", "10.0.0.1:40001", self.shape.devices_per_host, 1)
+                end.scheduler.core.handle(to_scheduler.HostConnected(hello), time.monotonic())
                 before = time.thread_time()
-                commands = self._handle(IslandMessages(island, island, [hello]))
+                commands = self._handle(to_controller.IslandMessages(island, island, [hello]))
                 spent = time.thread_time() - before
-        return spent, sum(len(encode([command.message])) for command in commands if isinstance(command, SendIsland))
+        return spent, sum(
+            len(wire.encode([command.message])) for command in commands if isinstance(command, SendIsland)
+        )
 
     def _register(self) -> None:
         clients, launches = self.controller.clients, self.controller.launches
         clients.open("scale", Tenant("scale"), "", "", time.monotonic())
-        self._handle(StreamOpened(SESSION))
+        self._handle(to_controller.StreamOpened(SESSION))
         slices = [self.shape.slice(island) for island in range(self.shape.islands)]
         for placed in slices:
             launches.add_slice(SESSION, placed)
@@ -246,19 +220,19 @@ class ControlPlane:
         self.programs = len(programs)
         for number, chained in enumerate(programs):
             graph = over(chained)
-            for command in self._from_client(Register(number, encode(graph), {"add": b""})):
+            for command in self._from_client(wire.Register(number, wire.encode(graph), {"add": b""})):
                 if isinstance(command, SendIsland):
                     scheduler = self.islands[command.island].scheduler
                     scheduler.core.handle(to_scheduler.ControllerMessage(command.message), time.monotonic())
             program = launches.sessions[SESSION].programs[number]
             assert program.failure is None, program.failure
             for host in program.hosts:
-                launches.ready(Ready(host, program.key, 0))
+                launches.ready(wire.Ready(host, program.key, 0))
             # Buffer k is the argument of program k.
-            self._from_client(Put(number, chained[0].mesh.id, program.arguments[0].type, (("x",),)))
+            self._from_client(wire.Put(number, chained[0].mesh.id, program.arguments[0].type, (("x",),)))
 
-    def _from_client(self, *messages: ToController, size: int = 0) -> list[Command]:
-        return self._handle(ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))
+    def _from_client(self, *messages: wire.ToController, size: int = 0) -> list[to_controller.Command]:
+        return self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))
 
     async def launch(self, count: int) -> Costs:
         """Takes `count` launches from the client's messages to its outcomes, and returns what each process spent."""
@@ -268,7 +242,7 @@ class ControlPlane:
             batches = costs.note("controller to island", island.down.read())
             with costs.of("scheduler"):
                 for data in batches:
-                    island.scheduler.from_controller(TO_ISLAND.decode_batch(data))
+                    island.scheduler.from_controller(wire.TO_ISLAND.decode_batch(data))
         await costs.written("scheduler")
         while answers := self._hosts(costs):
             for island in self.islands:
@@ -280,7 +254,7 @@ class ControlPlane:
         with costs.of("controller"):
             for number, island in enumerate(self.islands):
                 for data in costs.note("island to controller", island.up.read()):
-                    self._do(IslandMessages(number, number, FROM_ISLAND.decode_batch(data)))
+                    self._do(to_controller.IslandMessages(number, number, wire.FROM_ISLAND.decode_batch(data)))
         await costs.written("controller")
         costs.note("controller to client", self.outcomes.read())
         assert not self.in_flight, "a launch has no outcome"
@@ -289,14 +263,18 @@ class ControlPlane:
     async def _admit(self, count: int, costs: Costs) -> None:
         first = self.made
         self.made += count
-        wanted = [Launch(k, k % self.programs, (k % self.programs,), 1 << 20 | k) for k in range(first, first + count)]
-        data = encode(wanted)
+        wanted = [
+            wire.Launch(k, k % self.programs, (k % self.programs,), 1 << 20 | k) for k in range(first, first + count)
+        ]
+        data = wire.encode(wanted)
         costs.note("client to controller", [data])
         with costs.of("controller"):
-            self._do(ClientMessages(SESSION, Carrier.STREAM, len(data), TO_CONTROLLER.decode_batch(data)))
+            self._do(
+                to_controller.ClientMessages(SESSION, Carrier.STREAM, len(data), wire.TO_CONTROLLER.decode_batch(data))
+            )
         await costs.written("controller")
 
-    def _do(self, event: Event) -> None:
+    def _do(self, event: to_controller.Event) -> None:
         for command in self._handle(event):
             match command:
                 case SendIsland(island, message):
@@ -313,23 +291,23 @@ class ControlPlane:
                 if not batches:
                     continue
                 with costs.of("hosts"):
-                    messages = [message for data in batches for message in TO_HOST.decode_batch(data)]
+                    messages = [message for data in batches for message in wire.TO_HOST.decode_batch(data)]
                     answer = self._answer(host, number, messages)
                     if answer:
-                        answers[host] = costs.note("host to island", [encode(answer)])
+                        answers[host] = costs.note("host to island", [wire.encode(answer)])
         return answers
 
-    def _answer(self, host: int, island: int, messages: Sequence[Message]) -> list[Message]:
+    def _answer(self, host: int, island: int, messages: Sequence[wire.Message]) -> list[wire.Message]:
         """In a program over all islands, every gang but the first waits for another island before it runs."""
-        done = begun = [message.sequence for message in messages if isinstance(message, IslandLaunch)]
-        waits: list[Message] = []
+        done = begun = [message.sequence for message in messages if isinstance(message, wire.IslandLaunch)]
+        waits: list[wire.Message] = []
         if self.shape.cross_island and island > 0:
-            waits = [BarrierReached(host, sequence, island) for sequence in begun]
-            done = [message.sequence for message in messages if isinstance(message, BarrierReleased)]
+            waits = [wire.BarrierReached(host, sequence, island) for sequence in begun]
+            done = [message.sequence for message in messages if isinstance(message, wire.BarrierReleased)]
         if not done:
             return waits
         # What a gang took differs from host to host, by a little.
-        return [*waits, Done(tuple(done), tuple(100 + (host + sequence) % 7 for sequence in done))]
+        return [*waits, wire.Done(tuple(done), tuple(100 + (host + sequence) % 7 for sequence in done))]
 
     def close(self) -> None:
         for carrier in [self.carrier, *(one for island in self.islands for one in island.carriers)]:

@@ -20,23 +20,13 @@ from benchmarks import measure
 from benchmarks.scale.controlplane import Scheduler
 from pathways_ray.scheduler.events import HostConnected
 from pathways_ray.transport import links, streams
-from pathways_ray.transport.messages import (
-    FROM_HOST,
-    TO_HOST,
-    Done,
-    DropSession,
-    HostUp,
-    IslandLaunch,
-    Message,
-    Program,
-    encode,
-)
+from pathways_ray.transport import messages as wire
 
 JOIN_LIMIT_S = 60.0
 JOIN_AT_ONCE = 64
 """A server accepts a limited number of connections that have not yet shaken hands (256)."""
 
-END = DropSession(0)
+END = wire.DropSession(0)
 """Ends the hosts of the benchmark."""
 
 IN_A_ROW = 5
@@ -55,13 +45,13 @@ async def _be_hosts(address: str, hosts: int) -> None:
     async def be_host(host: int) -> None:
         async with joining:
             stream = await links.dial(address, streams.HOST_STREAM, {})
-            await stream.write(encode([HostUp(host, 1, "", "", 1, 1)]))
+            await stream.write(wire.encode([wire.HostUp(host, 1, "", "", 1, 1)]))
         ended = False
         while not ended and (data := await stream.read()) is not None:
-            messages = TO_HOST.decode_batch(data)
-            done = tuple(message.sequence for message in messages if isinstance(message, IslandLaunch))
+            messages = wire.TO_HOST.decode_batch(data)
+            done = tuple(message.sequence for message in messages if isinstance(message, wire.IslandLaunch))
             if done:
-                await stream.write(encode([Done(done, (100,) * len(done))]))
+                await stream.write(wire.encode([wire.Done(done, (100,) * len(done))]))
             ended = END in messages
         stream.close()
 
@@ -90,7 +80,7 @@ class Island:
         async with asyncio.timeout(JOIN_LIMIT_S):
             while not self.scheduler.core.members.complete:
                 await self._change()
-        self.scheduler.from_controller([Program(1, b"", {}, "add", self.hosts)])
+        self.scheduler.from_controller([wire.Program(1, b"", {}, "add", self.hosts)])
 
     async def _change(self) -> None:
         self.changed.clear()
@@ -99,8 +89,8 @@ class Island:
     async def _host(self, context: links.AsyncLink) -> None:
         data = await context.read()
         assert data is not None
-        (hello,) = FROM_HOST.decode_batch(data)
-        assert isinstance(hello, HostUp)
+        (hello,) = wire.FROM_HOST.decode_batch(data)
+        assert isinstance(hello, wire.HostUp)
         branch = self.scheduler.fan.open(hello.host)
         self.scheduler.do(HostConnected(hello))
         pump = asyncio.ensure_future(branch.carry(context))
@@ -109,8 +99,8 @@ class Island:
             self.scheduler.from_host(hello.host, data)
         pump.cancel()
 
-    def _reported(self, message: Message) -> None:
-        if isinstance(message, Done):
+    def _reported(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Done):
             self.over += len(message.sequences)
             self.changed.set()
 
@@ -119,7 +109,7 @@ class Island:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.made += 1
-            self.scheduler.from_controller([IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)])
+            self.scheduler.from_controller([wire.IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)])
         while self.over < self.made:
             await self._change()
         return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))

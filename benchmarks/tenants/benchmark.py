@@ -169,12 +169,8 @@ def switching(bench: Bench, settings: Settings) -> dict[str, Any]:
 
 def rows(samples: Mapping[Case, list[float]]) -> list[dict[str, Any]]:
     return [
-        {
-            "length_ms": 1e3 * case.length,
-            "system": case.system,
-            "clients": case.clients,
-            "computations_per_second": measure.spread(values),
-        }
+        {"length_ms": 1e3 * case.length, "system": case.system, "clients": case.clients}
+        | {"computations_per_second": measure.spread(values)}
         for case, values in samples.items()
     ]
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from benchmarks.peers import benchmark as program
 from benchmarks.peers import comparisons, environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
-from benchmarks.peers.rounds import Case, Running, Session
-from benchmarks.peers.systems import SYSTEMS, SystemInfo, variables
+from benchmarks.peers.rounds import Case, Session
+from benchmarks.peers.systems import SYSTEMS, Running, variables
 
 
 class FakeProcess:
@@ -42,7 +42,7 @@ def described(modes: tuple[str, ...], all_reduce: str = "the same") -> dict[str,
 def session_of(**systems: tuple[FakeProcess, dict[str, Any]]) -> Session:
     made = Session(1, 2, lambda text: None)
     for name, (process, says) in systems.items():
-        made.systems[name.replace("_", "-")] = Running(SystemInfo("", ()), process, says)  # type: ignore[arg-type]
+        made.systems[name.replace("_", "-")] = Running(process, says, 2)  # type: ignore[arg-type]
     return made
 
 
@@ -74,7 +74,7 @@ def test_ratios_are_of_rates_and_say_when_payloads_differ() -> None:
 
 @pytest.mark.parametrize(
     "spoiled, text",
-    [({"fused": 0.0}, r"after 256 computations the value is \[0.0, 0.0\]"), ({"fused": PeerError("no")}, "no")],
+    [({"fused": 0.0}, r"fused: after 256 computations the value is \[0.0, 0.0\]"), ({"fused": PeerError("no")}, "no")],
 )
 def test_a_case_that_fails_is_dropped_alone(spoiled: dict[str, Any], text: str) -> None:
     process = FakeProcess(50, 2, spoiled)
@@ -87,7 +87,7 @@ def test_a_case_that_fails_is_dropped_alone(spoiled: dict[str, Any], text: str) 
 def test_a_system_that_ends_is_started_again_for_its_other_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. `fused` ends the process. 2. A new one is started. 3. `opbyop` is measured on it."""
     first, second = FakeProcess(50, 2, {"fused": PeerEnded("gone")}), FakeProcess(60, 2, {})
-    monkeypatch.setattr(rounds, "start", lambda *where: (second, described(("fused", "opbyop"))))
+    monkeypatch.setattr(rounds, "start", lambda *where: Running(second, described(("fused", "opbyop")), 2))
     made = measured(session_of(pathways=(first, described(("fused", "opbyop")))))
     assert first.closed
     assert made.errors == {"pathways fused (allreduce)": "gone"}
