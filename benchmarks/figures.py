@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,12 @@ MODES = {
     "fused": "Fused\n128 computations in one node",
 }
 SYSTEMS = {
-    "pathways": ("Pathways on Ray", "#0072B2"),
-    "jax": ("JAX called directly", "#E69F00"),
-    "ray": ("Ray actors", "#999999"),
-    "ray-stateful": ("Ray actor that keeps the value", "#c9a66b"),
+    "pathways": "Pathways on Ray",
+    "jax": "JAX called directly",
+    "ray": "Ray actors",
+    "ray-stateful": "Ray actor that keeps the value",
 }
+ROUNDS = "Points and bars: median; whiskers: slowest and fastest round."
 RECORDED = 4  # single steps of training that are drawn
 
 
@@ -51,7 +51,9 @@ RECORDED = 4  # single steps of training that are drawn
 
 
 @contextlib.contextmanager
-def drawing(path: Path, size: tuple[float, float], result: Record, text: str, where: str = "") -> Iterator[Figure]:
+def drawing(
+    path: Path, size: tuple[float, float], result: Record, where: str = "", text: str = ROUNDS
+) -> Iterator[Figure]:
     """A figure that is written in the end, with a caption: the machine, and what points and whiskers are."""
     machine = result["machine"]
     with matplotlib.rc_context(STYLE):
@@ -126,27 +128,21 @@ def against_aims(axes: Axes, figures: Sequence[tuple[str, Mapping[str, float], A
 
 
 def dispatch(result: Record, path: Path) -> None:
-    """Bars of computations per second on a log scale; whiskers go from the slowest to the fastest round."""
-    rates = {(row["system"], row["mode"]): row["computations_per_second"] for row in result["rows"]}
+    """Bars of computations per second on a log scale."""
+    row, rates = result["rows"][0], {(row["system"], row["mode"]): row for row in result["rows"]}
     systems = [name for name in SYSTEMS if any(system == name for system, _ in rates)]
-    width = 0.8 / len(systems)
-    row = result["rows"][0]
     where = f"{row['hosts']} host, {row['devices_per_host']} CPU devices, "
-    text = "Bars: median; whiskers: slowest and fastest round."
-    with drawing(path, (8, 4.5), result, text, where) as figure:
+    with drawing(path, (8, 4.5), result, where) as figure:
         axes = figure.subplots()
         for place, name in enumerate(systems):
-            label, colour = SYSTEMS[name]
-            shift = (place - (len(systems) - 1) / 2) * width
-            found = [(at + shift, rates[name, mode]) for at, mode in enumerate(MODES) if (name, mode) in rates]
-            positions, mine = [at for at, _ in found], [rate for _, rate in found]
-            medians = [rate["median"] for rate in mine]
-            axes.bar(positions, medians, width * 0.92, label=label, color=colour, yerr=whiskers(mine))
-            for at, rate in found:
-                axes.text(at, rate["max"] * 1.05, f"{rate['median']:,.0f}", ha="center", va="bottom", fontsize=8)
-        lowest, highest = min(rate["min"] for rate in rates.values()), max(rate["max"] for rate in rates.values())
+            found = [(at, rates[name, mode]) for at, mode in enumerate(MODES) if (name, mode) in rates]
+            spreads = [rate["computations_per_second"] for _, rate in found]
+            at = [at + (place - (len(systems) - 1) / 2) * 0.8 / len(systems) for at, _ in found]
+            medians = [one["median"] for one in spreads]
+            bars = axes.bar(at, medians, 0.74 / len(systems), label=SYSTEMS[name], yerr=whiskers(spreads))
+            axes.bar_label(bars, fmt="{:,.0f}", padding=8, fontsize=8)
         axes.set_yscale("log")
-        axes.set_ylim(10 ** math.floor(math.log10(lowest)), highest * 2)  # room above for the numbers
+        axes.margins(y=0.2)  # room above for the numbers
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_xticks(range(len(MODES)), MODES.values())
         axes.set_ylabel("computations per second (log scale)")
@@ -157,7 +153,7 @@ def dispatch(result: Record, path: Path) -> None:
 def pipeline(result: Record, path: Path) -> None:
     """Computations per second against stages, both ways of dispatch."""
     modes = list(dict.fromkeys(row["mode"] for row in result["rows"]))
-    with drawing(path, (9, 3.8), result, "Points: median; whiskers: slowest and fastest round.") as figure:
+    with drawing(path, (9, 3.8), result) as figure:
         panels = figure.subplots(1, len(modes))
         for mode, axes in zip(modes, panels, strict=True):
             rows = [row for row in result["rows"] if row["mode"] == mode]
@@ -175,26 +171,25 @@ def tenants(result: Record, folder: Path) -> None:
     """Figures 8, 9 and 11, of what was measured."""
     if "rows" in result:
         throughput(result, folder / "tenants-throughput.png")
-    if "timelines" in result:
-        titles = [
-            f"{one['clients']} client{'s' if one['clients'] > 1 else ''}: devices {one['utilisation']:.0%} busy"
-            for one in result["timelines"]
-        ]
-        timelines(result, result["timelines"], titles, folder / "tenants-timelines.png")
-    if "shares" in result:
-        titles = [
-            f"weights {':'.join(f'{weight:g}' for weight in one['weights'].values())}, computations of "
-            f"{', '.join(dict.fromkeys(f'{length:g}' for length in one['length_ms'].values()))} ms: "
-            f"{' : '.join(f'{100 * share:.1f}' for share in one['device_seconds']['achieved'].values())} % of the time"
-            for one in result["shares"]
-        ]
-        timelines(result, result["shares"], titles, folder / "tenants-shares.png")
+    for part, title in (("timelines", title_of_timeline), ("shares", title_of_shares)):
+        if part in result:
+            timelines(result, result[part], title, folder / f"tenants-{part}.png")
+
+
+def title_of_timeline(one: Record) -> str:
+    return f"{one['clients']} client{'s' if one['clients'] > 1 else ''}: devices {one['utilisation']:.0%} busy"
+
+
+def title_of_shares(one: Record) -> str:
+    weights = ":".join(f"{weight:g}" for weight in one["weights"].values())
+    lengths = ", ".join(dict.fromkeys(f"{length:g}" for length in one["length_ms"].values()))
+    shares = " : ".join(f"{100 * share:.1f}" for share in one["device_seconds"]["achieved"].values())
+    return f"weights {weights}, computations of {lengths} ms: {shares} % of the time"
 
 
 def throughput(result: Record, path: Path) -> None:
     """Lines of computations per second over the number of clients, one for each length; dashed, JAX alone."""
-    text = "Points: median; whiskers: slowest and fastest round."
-    with drawing(path, (8, 4.5), result, text, devices_of(result)) as figure:
+    with drawing(path, (8, 4.5), result, devices_of(result)) as figure:
         axes = figure.subplots()
         rows = sorted(result["rows"], key=lambda row: row["length_ms"])
         together = [row for row in rows if row["clients"]]
@@ -212,18 +207,18 @@ def throughput(result: Record, path: Path) -> None:
         figure.legend(title="one computation", loc="outside right upper")
 
 
-def timelines(result: Record, found: Sequence[Record], titles: Sequence[str], path: Path) -> None:
+def timelines(result: Record, found: Sequence[Record], title: Callable[[Record], str], path: Path) -> None:
     """Gangs on the devices over time: one row for each tenant, one bar for each gang."""
     heights = [0.9 + 0.22 * len(one["tenants"]) for one in found]
     text = "One bar is what the host ran as one: a gang, or a run of short ones of the same client."
-    with drawing(path, (10, 0.8 + sum(heights)), result, text, devices_of(result)) as figure:
+    with drawing(path, (10, 0.8 + sum(heights)), result, devices_of(result), text) as figure:
         panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for axes, one, title in zip(panels, found, titles, strict=True):
+        for axes, one in zip(panels, found, strict=True):
             rows = {name: place for place, name in enumerate(one["tenants"])}
             places = ((rows[name], start, end) for name, start, end in one["picture"])
             spans(axes, one["tenants"], [(row, a, b, COLOURS[row % len(COLOURS)]) for row, a, b in places])
             axes.set_xlim(0, one["picture_ms"])
-            axes.set_title(title, loc="left")
+            axes.set_title(title(one), loc="left")
         panels[-1].set_xlabel("ms")
 
 
@@ -237,8 +232,7 @@ def devices_of(result: Record) -> str:
 def scale(result: Record, path: Path) -> None:
     """Costs of a launch by hosts, sizes of a plan by devices, a star against trees: the parts that were measured."""
     panels = [(part, panel) for part, panel in PANELS.items() if part in result]
-    text = "Points: median; whiskers: lowest and highest round."
-    with drawing(path, (4.6 * len(panels), 4.4), result, text, "Simulated hosts; one of ") as figure:
+    with drawing(path, (4.6 * len(panels), 4.4), result, "Simulated hosts; one of ") as figure:
         for axes, (part, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             axes.set_xscale("log", base=2)  # before the panel sets limits, which would count as linear
             axes.set_yscale("log")
@@ -287,8 +281,7 @@ def training(result: Record, folder: Path) -> None:
     """Tokens per second over the number of microbatches, ratios with their spread, and recorded steps."""
     found = result["bubbles"][:RECORDED]
     heights = [5.2, *([1.0 * len(found)] if found else [])]
-    text = "Points and bars: median; whiskers: slowest and fastest round."
-    with drawing(folder / "training.png", (11, sum(heights)), result, text) as figure:
+    with drawing(folder / "training.png", (11, sum(heights)), result) as figure:
         above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         left, right = above.subplots(1, 2)
         lines(left, result["rows"], way_to_train, "microbatches", "tokens_per_second", shift=1.01)

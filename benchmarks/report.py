@@ -78,9 +78,12 @@ class Result:
         return str(self.data.get("benchmark", self.name.removesuffix(".json")))
 
     @property
+    def entry(self) -> registry.Entry | None:
+        return registry.entry_of(self.benchmark)
+
+    @property
     def title(self) -> str:
-        entry = registry.entry_of(self.benchmark)
-        return entry.title if entry else self.benchmark
+        return self.entry.title if self.entry else self.benchmark
 
     @property
     def machine(self) -> Mapping[str, Any]:
@@ -99,21 +102,19 @@ class Result:
         except (KeyError, TypeError, ValueError, AttributeError):
             return ", ".join(f"{key} {value}" for key, value in self.machine.items()) or "unknown"
 
-    def figures(self) -> Iterator[Found]:
+    def figures(self) -> list[Found]:
         """All that can have an aim."""
-        for key in FIGURES:
-            for one in records(self.data.get(key)):
-                yield from self._found(named(one), one)
-        if self.benchmark in FIGURES_IN_ROWS:
-            words, value = FIGURES_IN_ROWS[self.benchmark]
-            for row in records(self.data.get("rows")):
-                if isinstance(row.get(value), dict):
-                    yield from self._found(" ".join(str(row.get(word, "?")) for word in words), row[value])
-
-    def _found(self, name: str, one: Mapping[str, Any]) -> Iterator[Found]:
-        values = {k: one[k] for k in ("min", "median", "max") if isinstance(one.get(k), int | float)}
-        if "median" in values:
-            yield Found(self.name, name, values, aim_of(self.benchmark, name))
+        ones = [(named(one), one) for key in FIGURES for one in records(self.data.get(key))]
+        words, value = FIGURES_IN_ROWS.get(self.benchmark, ((), ""))
+        for row in records(self.data.get("rows")):
+            if isinstance(row.get(value), dict):
+                ones.append((" ".join(str(row.get(word, "?")) for word in words), row[value]))
+        found = []
+        for name, one in ones:
+            values = {key: one[key] for key in ("min", "median", "max") if isinstance(one.get(key), int | float)}
+            if "median" in values:
+                found.append(Found(self.name, name, values, aim_of(self.benchmark, name)))
+        return found
 
 
 def named(record: Mapping[str, Any]) -> str:
@@ -182,7 +183,9 @@ def flat(record: Mapping[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Records as rows; a column for everything that any of them has."""
+    """Records as rows; a column for everything that any of them has. Nothing for no record."""
+    if not rows:
+        return ""
     flattened = [flat(row) for row in rows]
     columns = list(dict.fromkeys(key for row in flattened for key in row))
     head = "".join(f"<th>{escape(column.replace('_', ' '))}</th>" for column in columns)
@@ -195,7 +198,7 @@ def tables(data: Mapping[str, Any]) -> str:
     known = {"benchmark", "machine", "measured", "settings", *FIGURES}
     rest = {key: value for key, value in data.items() if key not in known}
     alone = {key: value for key, value in rest.items() if isinstance(value, str | int | float)}
-    parts = [table([alone])] if alone else []
+    parts = [table([alone] if alone else [])]
     for name, rows in _lists(rest, ""):
         shown = " open" if len(rows) <= OPEN_ROWS else ""
         parts.append(f"<details{shown}><summary>{escape(name)}</summary>{table(rows)}</details>")
@@ -219,13 +222,12 @@ def _lists(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, list[di
 
 def pictures(result: Result) -> str:
     """The figures of a result as HTML; a note in their place when they cannot be drawn."""
-    entry = registry.entry_of(result.benchmark)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for output in registry.load(entry).outputs if entry else ():
+            for output in registry.load(result.entry).outputs if result.entry else ():
                 output.write_below(dict(result.data), Path(folder))
             images = [file.read_bytes() for file in sorted(Path(folder).glob("*.png"))]
-            images += points(list(result.figures()))
+            images += points(result.figures())
         except Exception as error:  # a result of another version, or no matplotlib: the tables are there all the same
             return f'<p class="note">No figure: {escape(f"{type(error).__name__}: {error}")}</p>'
     encoded = (base64.b64encode(image).decode() for image in images)
@@ -271,7 +273,7 @@ def summary(results: Sequence[Result]) -> str:
     met, missed, below = (sum(one.verdict == verdict for one in found) for verdict in ("met", "missed", BELOW))
     lead = f"<p>{met} figures meet their aim, {missed} miss it, "
     lead += f"{below} without an aim are slower than what they are compared with.</p>"
-    return lead + table(rows) + ("<h3>Losses</h3>" + table(losses) if losses else "")
+    return lead + table(rows) + "<h3>Losses</h3>" + table(losses)
 
 
 def section(result: Result) -> str:
@@ -279,7 +281,7 @@ def section(result: Result) -> str:
     head = f'<h2 id="{escape(result.name)}">{escape(result.title)}</h2>'
     if result.trouble:
         return f'{head}<p class="missed">{escape(result.name)}: {escape(result.trouble)}</p>'
-    unknown = "" if registry.entry_of(result.benchmark) else " (not one that this page knows)"
+    unknown = "" if result.entry else " (not one that this page knows)"
     facts = {
         "file": result.name,
         "benchmark": f"{result.benchmark}{unknown}",
@@ -289,9 +291,8 @@ def section(result: Result) -> str:
         "settings": json.dumps(result.data["settings"]) if "settings" in result.data else "unknown",
     }
     listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts.items())
-    figures = [{"": one.name, **one.values, "verdict": one.verdict} for one in result.figures()]
-    named_figures = table(figures) if figures else ""
-    return f"{head}<dl>{listed}</dl>{pictures(result)}{named_figures}{tables(result.data)}"
+    figures = table([{"figure": one.name, **one.values, "verdict": one.verdict} for one in result.figures()])
+    return f"{head}<dl>{listed}</dl>{pictures(result)}{figures}{tables(result.data)}"
 
 
 def build(results: Sequence[Result], now: datetime) -> str:
