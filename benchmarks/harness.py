@@ -44,6 +44,10 @@ class Progress:
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def about(self, what: str) -> Callable[[str], None]:
+        """Reports with a word before each line."""
+        return lambda text: self.say(f"{what}: {text}")
+
     def save(self, result: Result) -> None:
         if self._target:
             self._target.write_text(json.dumps(result, indent=2) + "\n")
@@ -152,30 +156,21 @@ class Benchmark(Generic[S]):
         except ValueError as error:
             parser.error(str(error))
         progress = Progress(options.json)
-        with _leaving_nothing() if self.uses_peers else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self.uses_peers:
+                stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
             result = self.run(settings, progress)
         progress.save(result)
-        self.show(result, console())
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = PLAIN_WIDTH
+        self.show(result, console)
         for output in self.outputs:
             path = getattr(options, output.flag.removeprefix("--"))
             if path is not None:
                 (path.parent if output.file else path).mkdir(parents=True, exist_ok=True)
                 output.write(result, path)
         return 0 if self.succeeded(result) else 1
-
-
-def _leaving_nothing() -> contextlib.AbstractContextManager[None]:
-    from benchmarks.peers.process import leaving_nothing
-
-    return leaving_nothing()
-
-
-def console() -> Console:
-    """The console for results."""
-    made = Console(highlight=False)
-    if not made.is_terminal:
-        made.width = PLAIN_WIDTH
-    return made
 
 
 def _options(settings: Any) -> Iterator[tuple[Field[Any], Any]]:

@@ -38,19 +38,14 @@ SMOKE = Settings(launches=400)
 
 
 def run(settings: Settings, progress: Progress) -> Result:
+    """Samples the memory of all processes on the way through the launches, always with nothing in flight."""
+    machine, launches, at = measure.machine(), settings.launches, [0]
     with pw.init(islands=1, hosts_per_island=1, devices_per_host=DEVICES) as session:
-        return measure_launches(session, settings.launches, progress)
-
-
-def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
-    """The whole measurement on a running session."""
-    machine = measure.machine()
-    with pw.virtual_slice((DEVICES,), ("x",)) as devices:
+        devices = pw.virtual_slice((DEVICES,), ("x",))
         add_one = pw.compiled(lambda v: v + 1.0, slice=devices, in_specs=P("x"), out_specs=P("x"))
-        y = pw.put(np.zeros(DEVICES, np.float32), slice=devices, spec=P("x"))
-        y = launch(add_one, y, WARM_UP)
+        y = launch(add_one, pw.put(np.zeros(DEVICES, np.float32), slice=devices, spec=P("x")), WARM_UP)
         processes = runtime_processes()
-        at, memory = [0], {name: [resident(process)] for name, process in processes.items()}
+        memory = {name: [resident(process)] for name, process in processes.items()}
         while at[-1] < launches:
             count = min(max(launches // SAMPLES, 1), launches - at[-1])
             y = launch(add_one, y, count)
@@ -62,13 +57,8 @@ def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
         del y
         left = buffers_left(session)
     rows = [
-        {
-            "process": name,
-            "kib_per_launch": measure.slope(at, kib),
-            "first_kib": kib[0],
-            "last_kib": kib[-1],
-            "peak_kib": max(kib),
-        }
+        {"process": name, "kib_per_launch": measure.slope(at, kib)}
+        | {"first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
         for name, kib in memory.items()
     ]
     return {"benchmark": "memory", "machine": machine, "launches": launches, "rows": rows, "buffers_left": left}

@@ -16,16 +16,17 @@ workers at work, measured for each system on the day: so having fewer cores than
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.peers.process import PeerError
-from benchmarks.peers.systems import Running, SystemInfo, start
+from benchmarks.peers.rounds import Case, Session, session
+from benchmarks.peers.systems import SystemInfo
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
 from benchmarks.printing import Table, shows
 
@@ -36,6 +37,7 @@ CLOSE = 1.15  # the search ends when its two bounds are this near
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
 LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
 RUN_LIMIT_S = 120.0
+FIRST_S = 200e-6  # where the first search of a case begins
 SYSTEMS = {
     "pathways": SystemInfo("", ("benchmarks.peers.pathways_tasks",)),
     "pathways-no-fusion": SystemInfo("", ("benchmarks.peers.pathways_tasks", "--no-fusion")),
@@ -102,57 +104,6 @@ def crossing(low: Point, high: Point) -> Point:
     return Point(duration, duration / HALF)
 
 
-@dataclass
-class Workers:
-    """The workers of a started system.
-
-    Attributes:
-        target_s: about the time of one measured run.
-        rows: of the graphs that are measured, a multiple of this.
-        iteration_s: time of one iteration of a task when all workers work.
-    """
-
-    system: Running
-    target_s: float
-    rows: int = STEPS
-    iteration_s: float = 0.0
-
-    def seconds(self, mode: str, payload: str, rows: int, iterations: int) -> float:
-        """Seconds of a run, whose values are checked."""
-        expected = [START] * WIDTH if payload == "calibrate" else last_row(payload, rows)
-        return self.system.seconds(RUN_LIMIT_S, mode, payload, rows, expected, iterations=iterations)
-
-    def calibrate(self, mode: str) -> None:
-        """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out.
-
-        From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
-        """
-        n = 1000
-        while self.seconds(mode, "calibrate", 1, n) < self.target_s:
-            n *= 2
-        pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
-        one, two = (min(times) for times in zip(*pairs, strict=True))
-        if two <= one:
-            raise PeerError(f"{n} iterations take {one:.3f} s and twice as many {two:.3f} s: the machine is not quiet")
-        self.iteration_s = (two - one) / n
-
-    def granularity(self, mode: str, pattern: str) -> Callable[[float], float]:
-        """Measures tasks of a duration: seconds from the beginning of one row to that of the next.
-
-        With as many workers as tasks in a row, that is wall x workers / tasks.
-        """
-
-        def of(duration: float) -> float:
-            iterations = max(round(duration / self.iteration_s), 1)
-            row_s = self.seconds(mode, pattern, self.rows, iterations) / self.rows
-            rows = self.rows * min(max(round(self.target_s / row_s / self.rows), 1), 64)
-            runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
-            # For the duration that was asked for, where iterations are too coarse to hit it.
-            return statistics.median(runs) * duration / (iterations * self.iteration_s)
-
-        return of
-
-
 @dataclass(frozen=True)
 class Settings:
     rounds: int = option(3, "searches of each")
@@ -165,76 +116,100 @@ SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), t
 
 
 class Bench:
-    """Started systems and all searches so far. A system or case that fails is dropped, and its error is kept."""
+    """Searches on started systems. A system or case that fails is dropped, and its error is kept by the session.
 
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.settings, self.progress = settings, progress
-        self.workers: dict[str, Workers] = {}
-        self.found: dict[tuple[str, str, str], list[Point]] = {}
-        self.errors: dict[str, str] = {}
+    Attributes:
+        iteration_s: by system, the time of one iteration of a task when all workers work.
+        found: by case, where each search ended.
+    """
 
-    def start(self, name: str) -> None:
-        self.progress.say(f"starting {name}")
-        try:
-            system = start(SYSTEMS[name], 1, WIDTH)
-            self.workers[name] = workers = Workers(system, self.settings.target_s, ROWS.get(name, STEPS))
+    def __init__(self, made: Session, settings: Settings) -> None:
+        self.made, self.settings = made, settings
+        self.iteration_s: dict[str, float] = {}
+        self.found: dict[Case, list[Point]] = {}
+        for name, system in made.systems.items():
             modes = system.described["modes"]["calibrate"]
-            workers.calibrate(modes[0])
-            self.found |= {(name, mode, pattern): [] for pattern in self.settings.patterns for mode in modes}
-            self.progress.say(f"{name}: one iteration takes {1e9 * workers.iteration_s:.0f} ns")
-        except PeerError as error:
-            self.fail(name, error)
+            with self.keeping(name):
+                self.iteration_s[name] = self.iteration(Case(name, modes[0], "calibrate"))
+                self.found |= {Case(name, mode, pattern): [] for pattern in settings.patterns for mode in modes}
+                made.say(f"{name}: one iteration takes {1e9 * self.iteration_s[name]:.0f} ns")
 
-    def search(self, name: str, mode: str, pattern: str) -> None:
-        """One more search of a case, from where the one before ended."""
-        what, earlier = f"{name} {mode} {pattern}", self.found[name, mode, pattern]
-        if what in self.errors:
-            return
-        first = earlier[-1].duration if earlier else 200e-6
+    @contextlib.contextmanager
+    def keeping(self, what: Case | str) -> Iterator[None]:
+        """Keeps an error that is raised inside."""
         try:
-            earlier.append(search(self.workers[name].granularity(mode, pattern), first))
-            self.progress.say(f"{what}: {1e6 * earlier[-1].granularity:,.0f} us")
+            yield
         except (PeerError, NotReached) as error:
-            self.fail(what, error)
+            self.made.fail(what, str(error))
 
-    def fail(self, what: str, error: Exception) -> None:
-        self.errors[what] = str(error)
-        self.progress.say(f"{what}: {error}")
+    def seconds(self, case: Case, rows: int, iterations: int) -> float:
+        """Seconds of a run, whose values are checked."""
+        expected = [START] * WIDTH if case.payload == "calibrate" else last_row(case.payload, rows)
+        system = self.made.systems[case.system]
+        return system.seconds(RUN_LIMIT_S, case.mode, case.payload, rows, expected, iterations=iterations)
 
-    def close(self) -> None:
-        for workers in self.workers.values():
-            workers.system.close()
+    def iteration(self, case: Case) -> float:
+        """Time of one iteration from runs of n and 2 n iterations: what a run costs besides drops out.
 
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"system": name, "mode": mode, "pattern": pattern, "hosts": 1, "workers": WIDTH}
-            | {"metg_us": measure.spread([1e6 * point.granularity for point in points])}
-            | {"task_us": measure.spread([1e6 * point.duration for point in points])}
-            for (name, mode, pattern), points in self.found.items()
-            if points
-        ]
+        From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
+        """
+        n = 1000
+        while self.seconds(case, 1, n) < self.settings.target_s:
+            n *= 2
+        pairs = [[self.seconds(case, 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
+        one, two = (min(times) for times in zip(*pairs, strict=True))
+        if two <= one:
+            raise PeerError(f"{n} iterations take {one:.3f} s and twice as many {two:.3f} s: the machine is not quiet")
+        return (two - one) / n
+
+    def granularity(self, case: Case, duration: float) -> float:
+        """Seconds from the beginning of one row of tasks of this duration to that of the next.
+
+        With as many workers as tasks in a row, that is wall x workers / tasks.
+        """
+        few, iteration_s = ROWS.get(case.system, STEPS), self.iteration_s[case.system]
+        iterations = max(round(duration / iteration_s), 1)
+        row_s = self.seconds(case, few, iterations) / few
+        rows = few * min(max(round(self.settings.target_s / row_s / few), 1), 64)
+        runs = [self.seconds(case, rows, iterations) / rows for _ in range(REPETITIONS)]
+        # For the duration that was asked for, where iterations are too coarse to hit it.
+        return statistics.median(runs) * duration / (iterations * iteration_s)
+
+    def search(self, case: Case) -> None:
+        """One more search of a case, from where the one before ended."""
+        earlier = self.found[case]
+        if str(case) not in self.made.errors:
+            with self.keeping(case):
+                first = earlier[-1].duration if earlier else FIRST_S
+                earlier.append(search(functools.partial(self.granularity, case), first))
+                self.made.say(f"{case}: {1e6 * earlier[-1].granularity:,.0f} us")
 
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on 1 host of 4 devices, or 4 workers."""
     machine = measure.machine()
-    with contextlib.closing(Bench(settings, progress)) as bench:
-        for name in settings.systems:
-            bench.start(name)
+    with session(1, WIDTH, {name: SYSTEMS[name] for name in settings.systems}, progress.say) as made:
+        bench = Bench(made, settings)
         # All systems in turn for each pattern.
-        bench.found = dict(sorted(bench.found.items(), key=lambda item: settings.patterns.index(item[0][2])))
+        cases = sorted(bench.found, key=lambda case: settings.patterns.index(case.payload))
         for k in range(settings.rounds):
             progress.say(f"round {k + 1} of {settings.rounds}")
-            for case in bench.found:
-                bench.search(*case)
+            for case in cases:
+                bench.search(case)
     return {
         "benchmark": "metg",
         "machine": machine,
         "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
-        "versions": {name: workers.system.described["versions"] for name, workers in bench.workers.items()},
-        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in bench.workers.items()},
-        "rows": bench.rows(),
-        "errors": bench.errors,
+        "versions": {name: system.described["versions"] for name, system in made.systems.items()},
+        "iteration_ns": {name: 1e9 * seconds for name, seconds in bench.iteration_s.items()},
+        "rows": [
+            {"system": case.system, "mode": case.mode, "pattern": case.payload, "hosts": 1, "workers": WIDTH}
+            | {"metg_us": measure.spread([1e6 * point.granularity for point in points])}
+            | {"task_us": measure.spread([1e6 * point.duration for point in points])}
+            for case in cases
+            if (points := bench.found[case])
+        ],
+        "errors": made.errors,
     }
 
 

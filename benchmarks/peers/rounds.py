@@ -46,6 +46,10 @@ class Session:
     ended: Counter[str] = field(default_factory=Counter)
     busy: list[float] = field(default_factory=list)
 
+    @property
+    def where(self) -> dict[str, int]:
+        return {"hosts": self.hosts, "devices_per_host": self.devices}
+
     def start(self, name: str, info: SystemInfo) -> None:
         if problem := info.problem():
             self.fail(name, problem)
@@ -138,16 +142,8 @@ def session(
 def rows(made: Session) -> list[dict[str, Any]]:
     """The JSON form of the samples."""
     return [
-        {
-            "system": case.system,
-            "mode": case.mode,
-            "payload": case.payload,
-            "payload_is": made.systems[case.system].described["payloads"][case.payload],
-            "hosts": made.hosts,
-            "devices_per_host": made.devices,
-            "count": made.counts[case],
-            "us_per_computation": measure.spread(values),
-        }
+        {**vars(case), "payload_is": made.systems[case.system].described["payloads"][case.payload], **made.where}
+        | {"count": made.counts[case], "us_per_computation": measure.spread(values)}
         for case, values in made.samples.items()
         if values
     ]

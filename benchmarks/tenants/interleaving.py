@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks import measure
 
@@ -77,13 +78,8 @@ def by_tenant(gangs: Sequence[Gang]) -> dict[str, float]:
 
 def count_at(seen: Sequence[tuple[float, int]], moment: float) -> float:
     """The number of computations that were over at a moment, interpolated between observations."""
-    after = bisect_right(seen, moment, key=lambda entry: entry[0])
-    if after == 0:
-        return 0.0
-    if after == len(seen):
-        return float(seen[-1][1])
-    (t0, n0), (t1, n1) = seen[after - 1], seen[after]
-    return n0 + (n1 - n0) * (moment - t0) / (t1 - t0)
+    moments, counts = zip(*seen, strict=True)
+    return float(np.interp(moment, moments, counts, left=0.0))
 
 
 def sample(gangs: Sequence[Gang], milliseconds: float) -> list[list[Any]]:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import benchmark as program
-from benchmarks.peers import comparisons, environments, protocol, rounds
+from benchmarks.peers import environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
 from benchmarks.peers.rounds import Case, Session
 from benchmarks.peers.systems import SYSTEMS, Running, variables
@@ -64,7 +64,7 @@ def test_ratios_are_of_rates_and_say_when_payloads_differ() -> None:
         jax_multicontroller=(FakeProcess(100, 2, {}), described(("opbyop",))),
         tf1_sessions=(FakeProcess(400, 2, {}), described(("opbyop-wait",), "its own")),
     )
-    found = {ratio["name"]: ratio for ratio in comparisons.ratios(measured(made))}
+    found = {ratio["name"]: ratio for ratio in program.ratios(measured(made))}
     same = found["pathways opbyop / jax-multicontroller opbyop"]
     assert (same["median"], same["same_payload"]) == (pytest.approx(2.0), True)
     other = found["pathways opbyop / tf1-sessions opbyop-wait"]
@@ -153,7 +153,7 @@ def test_a_result_is_json_and_prints_its_losses(capsys: pytest.CaptureFixture[st
         "measured": "",
         "machine": {"cpu": "", "cores": 2, "memory_gib": 1, "system": "", "python": "", "packages": {}, "load": [0.0]},
         "rows": rounds.rows(made),
-        "ratios": comparisons.ratios(made),
+        "ratios": program.ratios(made),
         "topologies": [{"hosts": 1, "devices_per_host": 2, "busy_cores_between_rounds": None, "errors": made.errors}],
     }
     program.show(json.loads(json.dumps(result)), Console())
