@@ -59,7 +59,7 @@ def shows(*tables: Table) -> Callable[[Record, Console], None]:
 
 
 def value_at(record: Record, way: str) -> Any:
-    """What a way leads to; None where a key is not there."""
+    """The value that a way leads to; None where a key is not there."""
     found: Any = record
     for key in filter(None, way.split(".")):
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -204,7 +204,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def marked(result: Result) -> Result:
-    """A result whose lines have the printed figure with its marks; there is none if only the winner is printed."""
+    """A result whose lines have the printed figure with its marks; without a figure if only the winner is printed."""
     lines = []
     for line in result["lines"]:
         marks = {"~": line["read"], "*": line["calibrated"], "°": not line["counted"]}

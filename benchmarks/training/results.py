@@ -36,7 +36,7 @@ class Samples:
         losses: of the first steps of each case
         rates: tokens a second of each case in each round
         cpu: CPU seconds of one step, of all systems, those that were idle too
-        bubbles: as `training_runtime.bubbles` gives them
+        bubbles: as `runtime.bubbles` gives them
         stages: for four stages, the costs of their actions alone on a core, and seconds of the rest of a step
     """
 
