@@ -76,7 +76,7 @@ def text_of(value: Any, form: str = "") -> str:
         text = text_of(value["median"], form)
         return f"{text} ({text_of(value['min'], form)} to {text_of(value['max'], form)})" if "min" in value else text
     if isinstance(value, list | tuple):
-        return ", ".join(text_of(one, form) for one in value)
+        return ", ".join(text_of(one, form) for one in value if one is not None)
     if form or not isinstance(value, int | float):
         return format(value, form)
     if isinstance(value, bool):

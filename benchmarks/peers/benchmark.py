@@ -112,7 +112,7 @@ def ratios(made: rounds.Session) -> list[dict[str, Any]]:
     found = []
     pairs = [(over, under) for over, rivals in RIVALS.items() for under in rivals]
     for (over, under), payload in itertools.product(pairs, ("allreduce", "noop")):
-        fast, slow = (rounds.Case(*words.split(), payload) for words in (over, under))
+        fast, slow = (rounds.Case.of(words, payload) for words in (over, under))
         if made.samples.get(fast) and made.samples.get(slow):
             is_payload = [made.systems[case.system].described["payloads"][payload] for case in (fast, slow)]
             about = {"name": f"{over} / {under}", "payload": payload, "same_payload": is_payload[0] == is_payload[1]}

@@ -43,8 +43,8 @@ class Pathways(System):
         n = hosts * devices
         self._stack = contextlib.ExitStack()
         if not self._session:
-            settings = {"islands": 1, "hosts_per_island": hosts, "devices_per_host": devices}
-            self._stack.enter_context(pw.init(**settings, fusion=self._fusion))
+            started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+            self._stack.enter_context(started)
         where = self._stack.enter_context(pw.virtual_slice((n,), ("x",)))
 
         def gang(function: Any, payload: str) -> Any:

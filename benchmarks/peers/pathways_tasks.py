@@ -155,8 +155,8 @@ class PathwaysTasks(XlaTasks):
         import pathways_ray as pw
 
         self._pw, self._stack = pw, contextlib.ExitStack()
-        settings = {"islands": 1, "hosts_per_island": hosts, "devices_per_host": devices}
-        self._stack.enter_context(pw.init(**settings, fusion=self._fusion))
+        started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+        self._stack.enter_context(started)
         self._gang = self._stack.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
         self._places = [self._stack.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]
 
@@ -166,8 +166,9 @@ class PathwaysTasks(XlaTasks):
 
         if place is not None:
             return self._pw.compiled(function, slice=self._places[place], in_specs=P(), out_specs=P())
-        specs = {"in_specs": (P(), P("x")), "out_specs": P("x")}
-        return self._pw.compiled(jax.shard_map(function, mesh=self._gang.mesh, **specs), slice=self._gang, **specs)
+        given, made = (P(), P("x")), P("x")
+        mapped = jax.shard_map(function, mesh=self._gang.mesh, in_specs=given, out_specs=made)
+        return self._pw.compiled(mapped, slice=self._gang, in_specs=given, out_specs=made)
 
     def put(self, value: Any, place: int | None, spread: bool = False) -> Any:
         from jax.sharding import PartitionSpec as P

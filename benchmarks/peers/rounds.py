@@ -4,6 +4,8 @@ A case that fails is dropped, and its error is kept. A system that ends, or does
 was under way and is restarted for its other cases, up to two times.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +32,12 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.system} {self.mode} ({self.payload})"
+
+    @staticmethod
+    def of(words: str, payload: str) -> Case:
+        """The case of a system and a mode with a blank between."""
+        system, mode = words.split()
+        return Case(system, mode, payload)
 
 
 @dataclass

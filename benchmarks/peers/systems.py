@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import cores
 from benchmarks.peers import environments
@@ -71,6 +71,14 @@ class WrongValue(PeerError, AssertionError):
     """The values after a run are not what they must be."""
 
 
+class Asked(Protocol):
+    """A process that is asked, as `PeerProcess`."""
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class Running:
     """A started system.
@@ -81,7 +89,7 @@ class Running:
         devices: of all hosts together.
     """
 
-    process: PeerProcess | None
+    process: Asked | None
     described: dict[str, Any]
     devices: int
 

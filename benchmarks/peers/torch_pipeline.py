@@ -98,7 +98,8 @@ def stage_of(arrays: dict[str, Any], sizes: dict[str, Any], rank: int, ranks: in
             super().__init__()
             numbers = range(rank * each, (rank + 1) * each)
             self.layers = nn.ModuleList(layer_of(make, sizes["heads"], number) for number in numbers)
-            self.tokens, self.positions, self.final, self.head = None, None, None, None
+            self.tokens: Any = None
+            self.head: Any = None
             if rank == 0:
                 self.tokens = nn.Embedding.from_pretrained(arrays["embedding/tokens"].clone(), freeze=False)
                 self.positions = make.decaying(arrays["embedding/positions"])

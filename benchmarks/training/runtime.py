@@ -126,8 +126,9 @@ class Runtime:
 
     def prepare(self, case: Case, steps: int) -> list[float]:
         """Compiles a case and takes the first steps from the given parameters; their losses."""
-        model, placement = self.sizes.model(), "apart" if case.place == "across" and case.how != SPMD else "together"
-        layout = Layout.of(model, case.cut(self.sizes.examples), placement=placement, islands=case.islands)
+        model, cut = self.sizes.model(), case.cut(self.sizes.examples)
+        apart = case.place == "across" and case.how != SPMD
+        layout = Layout.of(model, cut, placement="apart" if apart else "together", islands=case.islands)
         require_apart(layout)
         step = build_step(model, self.sizes.optimizer, layout, case.schedule(), Options(join=True))
         state = step.initial(self.whole)
