@@ -144,13 +144,7 @@ show = shows(
 )
 
 BENCHMARK = Benchmark(
-    "pipeline",
-    __doc__,
-    Settings,
-    SMOKE,
-    run,
-    show,
-    outputs=(Output("--figure", drawn_by("pipeline"), "pipeline.png"),),
+    "pipeline", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", drawn_by("pipeline"), "pipeline.png"),)
 )
 
 if __name__ == "__main__":

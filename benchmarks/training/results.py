@@ -150,9 +150,7 @@ def described(settings: Any, cores: Sequence[int]) -> str:
 
 TABLES = shows(
     Table(
-        "training",
-        "rows",
-        *("name", "tokens_per_second", "step_ms:.1f", "cpu_ms:.0f", "predicted_tokens_per_second"),
+        "training", "rows", *("name", "tokens_per_second", "step_ms:.1f", "cpu_ms:.0f", "predicted_tokens_per_second")
     ),
     *(Table(title, title, "name", ".:.3g", "aim", "verdict") for title in ("ratios", "figures")),
     Table(
