@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import psutil
 
 Case = TypeVar("Case", bound=Hashable)
+Sample = TypeVar("Sample")
 
 PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
 
@@ -94,13 +95,13 @@ def in_turn(cases: Sequence[Case], number: int) -> list[Case]:
 
 
 def interleaved(
-    cases: Sequence[Case], measure: Callable[[Case], float], rounds: int, warm_up: int = 1
-) -> dict[Case, list[float]]:
+    cases: Sequence[Case], measure: Callable[[Case], Sample], rounds: int, warm_up: int = 1
+) -> dict[Case, list[Sample]]:
     """Measures every case once per round, so that a disturbance of the machine hits all of them alike.
 
     Warm-up rounds are not recorded. The i-th values of two cases are from the same round: compare those.
     """
-    samples: dict[Case, list[float]] = {case: [] for case in cases}
+    samples: dict[Case, list[Sample]] = {case: [] for case in cases}
     for number in range(-warm_up, rounds):
         for case in in_turn(cases, number):
             value = measure(case)

@@ -26,7 +26,9 @@ class Table:
     def __init__(self, title: str, records: str, *columns: str) -> None:
         self.title, self.records = title, records
         self.columns = [column.partition(":")[::2] for column in columns]
-        self.headings = [way.removesuffix(".median").replace("_", " ").strip(".") for way, _ in self.columns]
+        self.headings = [
+            way.removesuffix(".median").translate(str.maketrans("_.", "  ")).strip() for way, _ in self.columns
+        ]
 
     def rows(self, result: Record) -> list[list[str]]:
         """The cells of each row."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -59,12 +60,12 @@ def run(settings: Settings, progress: Progress = QUIET) -> Result:
         "settings": asdict(settings),
     }
     if "launches" in settings.parts:
-        result["launches"], result["ratios"] = asyncio.run(launches(settings))
+        result["launches"], result["ratios"] = launches(settings)
     if "plans" in settings.parts:
         result["plans"] = [planning(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
         result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
     if "streams" in settings.parts:
-        took = asyncio.run(fanout.measured(settings.streams, settings.batches, settings.rounds))
+        took = fanout.measured(settings.streams, settings.batches, settings.rounds)
         rows = fanout.rows(took)
         result["streams"] = {"rows": rows, **fanout.trees(rows)}
         per_host = {
@@ -87,25 +88,28 @@ def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
     }
 
 
-async def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of costs for each cluster and batch, and the ratios between many hosts and few."""
     rows, per_host = [], {}
-    for name, clusters in shapes(settings.hosts).items():
-        planes = {shape: ControlPlane(shape) for shape in clusters}
-        cases = [(shape, batch) for shape in clusters for batch in settings.batches]
-        found: dict[tuple[Shape, int], list[Costs]] = {case: [] for case in cases}
-        gc.collect()
-        for number in range(-1, settings.rounds):
-            for shape, batch in measure.in_turn(cases, number):
-                costs = await planes[shape].launch(launches_of(shape, batch))
-                if number >= 0:
-                    found[shape, batch].append(costs)
-        for (shape, batch), ones in found.items():
-            rows.append(row(name, shape, batch, ones, planes[shape]))
-            per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
-        for plane in planes.values():
-            plane.close()
+    with asyncio.Runner() as runner:
+        for name, clusters in shapes(settings.hosts).items():
+            planes = {shape: runner.run(started(shape)) for shape in clusters}
+
+            def launch(case: tuple[Shape, int], planes: Mapping[Shape, ControlPlane] = planes) -> Costs:
+                return runner.run(planes[case[0]].launch(launches_of(*case)))
+
+            gc.collect()
+            found = measure.interleaved(list(itertools.product(clusters, settings.batches)), launch, settings.rounds)
+            for (shape, batch), ones in found.items():
+                rows.append(row(name, shape, batch, ones, planes[shape]))
+                per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
+            for plane in planes.values():
+                plane.close()
     return rows, ratios(per_host)
+
+
+async def started(shape: Shape) -> ControlPlane:
+    return ControlPlane(shape)
 
 
 def launches_of(shape: Shape, batch: int) -> int:

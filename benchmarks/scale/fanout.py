@@ -114,32 +114,28 @@ class Island:
             await self._change()
         return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))
 
+    async def launches(self, count: int) -> Took:
+        """The mean of some batches in a row, after one that does not count: with few hosts, the first after a pause
+        takes twice as long, as everything has to come into the caches again."""
+        await self.launch(count)
+        took = [await self.launch(count) for _ in range(IN_A_ROW)]
+        return Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
+
     async def stop(self) -> None:
         self.scheduler.fan.send(END)
         await asyncio.to_thread(self.process.join)
         self.server.close()
 
 
-async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
-    """The time of batches on islands, all of them alive and measured in turn: by hosts and batch.
-
-    A sample is the mean of some batches in a row, after one that does not count: with few hosts, the first after a
-    pause takes twice as long, as everything has to come into the caches again.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        islands = [Island(hosts) for hosts in sizes]
-        for island in islands:
-            await island.start()
-            stack.push_async_callback(island.stop)
-        found: dict[tuple[int, int], list[Took]] = {(one.hosts, batch): [] for one in islands for batch in batches}
-        for number in range(-1, rounds):
-            for island, batch in itertools.product(islands, batches):
-                await island.launch(batch)
-                took = [await island.launch(batch) for _ in range(IN_A_ROW)]
-                if number >= 0:
-                    mean = Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
-                    found[island.hosts, batch].append(mean)
-    return found
+def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
+    """The time of batches on islands, all of them alive and measured in turn: by hosts and batch."""
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        islands = {hosts: Island(hosts) for hosts in sizes}
+        for island in islands.values():
+            runner.run(island.start())
+            stack.callback(lambda island: runner.run(island.stop()), island)
+        cases = list(itertools.product(sizes, batches))
+        return measure.interleaved(cases, lambda case: runner.run(islands[case[0]].launches(case[1])), rounds)
 
 
 def rows(found: Mapping[tuple[int, int], Sequence[Took]]) -> list[dict[str, Any]]:
