@@ -25,6 +25,10 @@ Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
 
 
+Measured = Annotated[float, msgspec.Meta(ge=0.0)]
+"""Seconds, or a factor: a number that can be compared, which NaN cannot."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message"):
     """Base of all messages."""
 
@@ -252,7 +256,7 @@ class Account(Message, tag=27):
     tenant: str
     weight: float
     priority: int
-    launch_limit_s: float = 0.0
+    launch_limit_s: Measured = 0.0
 
 
 class CancelLaunch(Message, tag=93):
@@ -342,7 +346,7 @@ class Heartbeat(Message, tag=36):
     """The host's process runs. `slowness` is that of its machine."""
 
     host: int
-    slowness: float = 1.0
+    slowness: Measured = 1.0
 
 
 class BarrierReached(Message, tag=38):
@@ -382,7 +386,7 @@ class Load(Message, tag=40):
 
     island: int
     queued: dict[str, int]
-    slowness: float = 1.0
+    slowness: Measured = 1.0
 
 
 class Begun(Message, tag=94):
