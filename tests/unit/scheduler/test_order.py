@@ -163,6 +163,7 @@ def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
         island.from_controller(DropSession(session))
         if end == "it runs":
             (kept,) = dispatched(island.from_host(0, 1, Done((first,))))
+            assert isinstance(kept, IslandLaunch)
             assert (kept.sequence, kept.cancelled is not None) == (second, True)
             island.from_host(0, 1, Done((second,)))
         else:
