@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,9 +14,9 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, functions_in, references_in
+from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -43,9 +44,10 @@ class BufferType:
 class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `donated` are the arguments that it gives up, `result_bytes` those of all results on devices. `number` is
+    `devices`. `result_bytes` are those of all results on devices. `number` is
     the client's for it; `announced` is set once the client has heard that every host has compiled it.
     """
 
@@ -54,6 +56,7 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
+    donated: tuple[int, ...] = ()
     plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
@@ -66,7 +69,6 @@ class PlannedProgram:
     number: int = 0
     announced: bool = False
     devices: int = 1
-    donated: tuple[int, ...] = ()
     result_bytes: int = 0
 
     @property
@@ -162,22 +164,15 @@ def plan_program(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
+        donated=graph.donated_arguments,
         plans={p.island: p for p in plans},
         messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
-        donated=_donated(lowered),
         result_bytes=sum(kind.device_bytes for kind in results),
     )
-
-
-def _donated(graph: Graph) -> tuple[int, ...]:
-    """The numbers of the arguments that a node takes the memory of."""
-    computes = [node for node in graph.nodes if isinstance(node, Compute)]
-    given = {node.inputs[k] for node in computes for k in node.donated}
-    return tuple(node.index for k, node in enumerate(graph.nodes) if isinstance(node, Argument) and Ref(k, 0) in given)
 
 
 def _digest(graph: Graph, functions: set[str]) -> str:
@@ -198,7 +193,22 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         devices=len(devices),
         device_set=zlib.crc32(encode(devices)),
         cross_island=cross_island,
+        computations=_computations(island),
     )
+
+
+def _computations(island: IslandPlan) -> int:
+    """The most computations that a launch puts on the queue of one device."""
+    counts: Counter[Device] = Counter()
+    for step in island.steps:
+        match step:
+            case Execute():
+                counts.update(island.placed(island.executables[step.executable].slice).devices)
+            case Receive():
+                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+            case Send() | Reshard():
+                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+    return max(counts.values(), default=1)
 
 
 def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -46,8 +46,9 @@ class Buffer(msgspec.Struct, eq=False):
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its
-    buffers on the devices of each slice, `in_flight` counts its launches on islands.
+    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its buffers on the
+    devices of each slice, `in_flight` counts its launches on islands. `donated` are buffers whose memory a launch may
+    take.
     """
 
     id: int
@@ -58,6 +59,7 @@ class Session:
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
+    donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
 
     @property
@@ -77,6 +79,10 @@ class Session:
             kind = buffer.type
             self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
 
+    def find(self, number: int) -> Buffer | None:
+        """A buffer that is in the table, or was donated to a launch that has not ended."""
+        return self.buffers.get(number) or self.donated.get(number)
+
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
@@ -87,7 +93,7 @@ class Session:
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
-        if buffer.failure is None:
+        if buffer.failure is None and buffer not in self.donated.values():
             self.held[buffer.type.slice] -= buffer.type.device_bytes
         buffer.failure = failure
 
@@ -95,7 +101,9 @@ class Session:
 class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
-    `pending` are the islands that have not reported. `producers` are launches it consumes from that had no outcome at
+    `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
+    buffers whose memory it may take, `consumed` those of which an island said that it has.
+    `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
     outcome; `root` is the failure of the first producer that failed. `device_seconds` is its device time so far,
     `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch.
@@ -113,6 +121,9 @@ class InFlight(msgspec.Struct, eq=False):
     state: LaunchState
     estimate: float = 0.0
     device_seconds: float = 0.0
+    donated: tuple[int, ...] = ()
+    consumed: set[int] = msgspec.field(default_factory=set)
+    failed_on: set[int] = msgspec.field(default_factory=set)
     next_gang: int = 0
     awaiting: set[int] = msgspec.field(default_factory=set)
     failure: Failure | None = None

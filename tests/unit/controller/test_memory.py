@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pathways_ray.controller.memory import WAIT_LIMIT_S
+from pathways_ray.controller.state import Send
 from pathways_ray.transport.messages import HostUp, IslandLaunch, LaunchFailed, Ready
 from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
@@ -24,8 +25,8 @@ def front(vectors: int, pool: str = "") -> Harness:
     return found
 
 
-def started(commands: list[object]) -> list[int]:
-    return [message.results for message in to_island(commands, 0, IslandLaunch)]  # type: ignore[arg-type]
+def started(commands: list[Send]) -> list[int]:
+    return [message.results for message in to_island(commands, 0, IslandLaunch)]
 
 
 def test_a_launch_waits_for_the_buffers_of_others() -> None:
