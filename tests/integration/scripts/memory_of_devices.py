@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ MIB = 1 << 20
 with pw.init(islands=[pw.Island("cpu", devices=1, memory=8 * MIB)]) as session:
     one = session.virtual_slice((1,), island=0)
 
-    def filled(mebibytes: int) -> object:
+    def filled(mebibytes: int) -> Any:
         return pw.compiled(lambda x: jnp.full((mebibytes, MIB // 4), x, jnp.float32), slice=one)
 
     mine = filled(5)(1.0)
@@ -34,7 +35,7 @@ with pw.init(islands=[pw.Island("cpu", devices=1, memory=8 * MIB)]) as session:
         time.sleep(1.0)
         assert not waits.is_ready()
         (pool,) = session.status()["memory"]
-        assert (pool["bytes"], pool["held"]) == (8 * MIB, 5 * MIB), pool
+        assert (pool["bytes"], pool["tenants"]["session 1"]) == (8 * MIB, 5 * MIB), pool
         threading.Timer(0.5, mine.delete).start()
         np.testing.assert_array_equal(np.asarray(waits)[0, :2], 2.0)
     print("left:", session.status()["in_flight"])
