@@ -25,6 +25,7 @@ from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
     Done,
     Drop,
+    DropProgram,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -156,6 +157,7 @@ def test_a_program_is_checked_by_whose_it_is(host: Served) -> None:
             host.receive(IslandLaunch(60, 1, number, (1,), 60))
             assert host.ended(1) == [60]
             assert np.asarray(host.store.get(1, 60)) == 1 + 0 + 1 + 2
+            host.receive(DropProgram(1, number))
         else:
             assert ready.failure is not None
             assert ready.failure.kind == "ProgramRefused"
