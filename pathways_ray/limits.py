@@ -56,7 +56,7 @@ MAX_REFERENCES = 1 << 18
 """Inputs, outputs and donated inputs of all nodes of a program together: what looks at each of them stays quick."""
 
 MAX_UPLOAD_BYTES = 64 << 30
-"""Arrays of one session on their way to one host: it allocates them before their bytes come."""
+"""Arrays of one tenant on their way to one host: it allocates them before their bytes come."""
 
 MAX_REQUESTS = 4096
 """Puts and fetches of one data stream without an answer."""

@@ -72,6 +72,12 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine although TLS or tenants are missing.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the controller; left out, a free one.")
 @click.option(
+    "--client-ports",
+    default="",
+    metavar="FIRST-LAST",
+    help="For clients beside --port, on the controller's machine and those of hosts; left out, free ones.",
+)
+@click.option(
     "--token-file",
     type=click.File(),
     envvar="PATHWAYS_TOKEN_FILE",
@@ -110,6 +116,7 @@ def up(
     silence_limit_s: float,
     bind: str,
     port: int,
+    client_ports: str,
     tls_cert: str,
     tls_key: str,
     tls_ca: str,
@@ -155,6 +162,7 @@ def up(
         name=name,
         bind=bind,
         port=port,
+        client_ports=_ports(client_ports) if client_ports else (0, 0),
         token=_first_line(token_file) if token_file else "",
         tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
         tenants=os.path.abspath(tenants) if tenants else "",
@@ -203,6 +211,13 @@ def show(found: dict[str, Any]) -> None:
     if found.get("metrics"):
         click.echo(f"  metrics {found['metrics']} (Authorization: Bearer <token>)")
     click.echo("clients call pw.connect(url, token); 'pathways status' shows the runtime, 'pathways down' ends it")
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"--client-ports takes a first and a last port, such as 20000-20099, not {text!r}")
+    return int(first), int(last)
 
 
 def _first_line(file: TextIO) -> str:

@@ -216,6 +216,15 @@ class ClientCore:
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether the first message of the queue waits for nothing but somebody to send it."""
+        try:
+            buffers = self.queue[0].buffers
+        except IndexError:
+            return False
+        return all(buffer.upload is None or buffer.upload.done for buffer in buffers)
+
     def head(self, now: float) -> Sequence[events.Command] | None:
         """The commands for the first message of the queue; None while it waits, or the queue is empty."""
         if not self.queue:

@@ -199,6 +199,8 @@ class Session:
                 self._connection.outbox.send(message)
             else:
                 driver.release_queue()
+        if core.queue:
+            driver.sweep()
         return arrays
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
@@ -211,6 +213,7 @@ class Session:
         check_layout(kind.array, spec, where.type, "put")
         with self._driver.sending:
             (record,) = self._core.new_buffers(1)
+        self._driver.sweep()
         buffer = Buffer(self, record)
         record.upload = self._data.upload(
             record.id, array, kind.array, spec, where.placed, where.tag, partial(self._driver.uploaded, record)

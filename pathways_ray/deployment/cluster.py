@@ -26,7 +26,7 @@ from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.deployment import detached, placement
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
-from pathways_ray.deployment.ray_connection import connect_ray
+from pathways_ray.deployment.ray_connection import Leave, connect_ray
 from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
@@ -57,6 +57,7 @@ class Options:
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
             where Ray reaches its machine.
         port: of the controller; 0 is a free one.
+        client_ports: first and last port for direct links and data streams, see `ListenConfig`.
         token: the operator's, which lets clients in as well; "" makes one.
         tls: files on every machine: a certificate, its key, and, where it is not the certificate itself, what vouches
             for it.
@@ -78,6 +79,7 @@ class Options:
     name: str = ""
     bind: str = ""
     port: int = 0
+    client_ports: tuple[int, int] = (0, 0)
     token: str = ""
     tls: tuple[str, ...] = ()
     tenants: str = ""
@@ -127,7 +129,7 @@ class Options:
         TenantsFile(self.tenants, strict=True)
         here = LOOPBACK if len(machines) == 1 else ""
         front = self.bind or here
-        listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants)
+        listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants, self.client_ports)
         check_exposure(listen, machines, self.insecure)
         return listen
 
@@ -144,7 +146,7 @@ class Cluster:
     islands: list[IslandActors]
     actors: list[Any]
     groups: list[Any]
-    owns_ray: bool
+    leave_ray: Leave | None
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
@@ -173,8 +175,8 @@ class Cluster:
         kill(reversed(self.actors))  # hosts first
         placement.free(self.groups)
         crash_log.forget(self.runtime)
-        if self.owns_ray:
-            ray.shutdown()
+        if self.leave_ray is not None:
+            self.leave_ray()
 
 
 def start(
@@ -193,20 +195,20 @@ def start(
         PathwaysError: a process did not come up in time.
     """
     options.check()
-    owns_ray = connect_ray(address, ray_options)
+    leave_ray = connect_ray(address, ray_options)
     try:
         topology = topology_on([node["Resources"] for node in placement.alive_nodes()])
         others = ", ".join({island.platform for island in topology.islands} - {"cpu"})
         if options.isolation == "process" and others:
             raise UsageError(f"isolation='process' is there for platform cpu only, and the runtime has {others}")
-        return _start_actors(topology, owns_ray, options)
+        return _start_actors(topology, leave_ray, options)
     except BaseException:
-        if owns_ray:
-            ray.shutdown()
+        if leave_ray is not None:
+            leave_ray()
         raise
 
 
-def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Cluster:
+def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options) -> Cluster:
     outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
     listen = options.listen(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
@@ -276,7 +278,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         metrics = ""
         if metrics_at is not None:
             metrics = metrics_url(*metrics_at, listen.tls)
-        return Cluster(url, token, runtime, topology, controller, started, made, groups, owns_ray, ca, metrics)
+        return Cluster(url, token, runtime, topology, controller, started, made, groups, leave_ray, ca, metrics)
     except BaseException:
         if outlives and made:
             with contextlib.suppress(PathwaysError):

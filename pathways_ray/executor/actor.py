@@ -115,7 +115,7 @@ class HostExecutor:
         self.epoch = reply.epoch
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
-        transfer = DeviceTransfer(self.host, local[0].client, self.bind)
+        transfer = DeviceTransfer(self.host, local[0].client, self.bind, link_secret)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
         self.dispatcher.core.story.sink = self.log.write
@@ -136,6 +136,7 @@ class HostExecutor:
             len(self.members),
             self.members.index(self.host),
             initialization_timeout=GROUP_LIMIT_S,
+            coordinator_bind_address=coordinator,  # left out, it would listen everywhere
         )
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:

@@ -191,10 +191,12 @@ class ManagerCore:
             self.lookups.setdefault(name, []).append(event)
             return []
         waiting = self.forming.setdefault(host.island, {})
-        # A host that comes twice died while it waited; the sender of its first request is gone.
+        # A host that comes twice died while it waited: nobody listens to the answer to its first request.
+        abandoned = waiting.get(host.host)
         waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
-        commands: list[events.Command] = [
+        commands: list[events.Command] = [] if abandoned is None else [events.Answer(abandoned.request.token, None)]
+        commands += [
             self._kill(other, "a member of its group restarted", now)
             for other in self.inventory.left_behind(host.host)
             if other.host not in waiting

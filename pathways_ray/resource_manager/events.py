@@ -119,10 +119,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the event with this token."""
+    """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused
+    value: str | int | bool | JoinReply | SliceCreated | Refused | None
 
 
 @dataclass(frozen=True, slots=True)

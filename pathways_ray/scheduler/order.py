@@ -136,6 +136,8 @@ class IslandOrder:
             # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
             return []
         queue = self.sessions.get(launch.session)
+        if queue is None and launch.first != 0:
+            return []  # a further gang of a launch that is over here, with its session
         if queue is None:
             usage = self.ledger.of(launch.session)
             queue = self.sessions[launch.session] = SessionQueue(launch.session, usage, Candidate(usage, 0, 0.0))
@@ -178,6 +180,7 @@ class IslandOrder:
         queue.items = kept
         if any(isinstance(item, wire.IslandLaunch) for item in kept):
             self.sessions[message.session] = queue
+            queue.ended = True
         commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
         return commands + self.advance()
@@ -301,6 +304,8 @@ class IslandOrder:
                 commands.append(ToHosts(head))
             items.popleft()
         del self.waiting[queue.session]
+        if queue.ended:
+            del self.sessions[queue.session]
 
     def _to_head(self, queue: SessionQueue, launch: wire.IslandLaunch) -> None:
         queue.candidate.arrival = launch.sequence
@@ -411,6 +416,7 @@ class IslandOrder:
                 if isinstance(item, wire.IslandLaunch) and item.first == 0:
                     self.ledger.leave(queue.usage)
             queue.items.clear()
+        self.sessions = {number: queue for number, queue in self.sessions.items() if not queue.ended}
         self.outstanding.clear()
         self.waiting.clear()
         self.cross_island.clear()

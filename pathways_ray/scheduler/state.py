@@ -52,12 +52,14 @@ class DeviceQueue:
 
 @dataclass(slots=True)
 class SessionQueue:
-    """Messages of a session that wait; `candidate` describes the launch at the head."""
+    """Messages of a session that wait; `candidate` describes the launch at the head. It goes with the last one once the
+    session has `ended`."""
 
     session: int
     usage: Usage
     candidate: Candidate
     items: deque[IslandLaunch | Drop | DropProgram] = field(default_factory=deque)
+    ended: bool = False
 
     @property
     def head(self) -> IslandLaunch:

@@ -59,6 +59,7 @@ class PlainSocket:
                 self._unsent = memoryview(b""), []
                 hang_up(self._connection)
                 return False
+        self._unsent = memoryview(b""), []
         return True
 
 

@@ -33,6 +33,10 @@ from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import Message, Peer
 
+MAX_WATCHERS = 64
+"""Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
+share a thread, which may report one launch after another that ended later."""
+
 
 class _Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
@@ -183,6 +187,8 @@ class Dispatcher:
         devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
+            if len(self._watchers) >= MAX_WATCHERS:
+                return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher = self._watchers[devices] = _Watcher()
             threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
         return watcher

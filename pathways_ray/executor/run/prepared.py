@@ -5,7 +5,7 @@ What is compiled, and what touches devices or peers, comes through `Parts`. `Com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
@@ -47,7 +47,7 @@ class Parts(Protocol):
 class Store(Protocol):
     """The buffers of this host."""
 
-    def of_session(self, session: int) -> dict[int, Any]: ...
+    def of_session(self, session: int) -> Mapping[int, Any]: ...
 
     def put(self, session: int, buffer: int, value: Any) -> None: ...
 

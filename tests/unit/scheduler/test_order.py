@@ -143,6 +143,36 @@ def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
     assert dispatched(island.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
 
 
+@pytest.mark.parametrize("end", ["it runs", "its island is lost"])
+def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
+    """
+    1. Each of 200 sessions ends while a cross-island launch of its waits, which is kept.
+    2. It runs, or the island is lost.
+    3. A further gang of it comes from a controller that did not know.
+    """
+    island = serving(0, window=1)
+    order = island.order
+    tables = ("sessions", "waiting", "outstanding", "cross_island", "programs")
+    island.from_controller(Program(1, b"", {}, "p", 1, 1, True))
+    before = {name: len(getattr(order, name)) for name in tables}
+    for session in range(2, 202):
+        first, second = 2 * session, 2 * session + 1
+        island.from_controller(Account(session, f"session {session}", 1.0, 0))
+        island.from_controller(IslandLaunch(first, session, 1, (), 0, 0, 1))
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 0, 1))
+        island.from_controller(DropSession(session))
+        if end == "it runs":
+            (kept,) = dispatched(island.from_host(0, 1, Done((first,))))
+            assert isinstance(kept, IslandLaunch)
+            assert (kept.sequence, kept.cancelled is not None) == (second, True)
+            island.from_host(0, 1, Done((second,)))
+        else:
+            order.clear()
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 1, 1))
+    assert {name: len(getattr(order, name)) for name in tables} == before
+    assert (order.ledger.tenant_of, order.ledger.usages, order.ledger.active) == ({}, {}, 0)
+
+
 def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
     island = Island((0, 1), 4)
     assert dispatched(island.from_controller(run(1))) == []
