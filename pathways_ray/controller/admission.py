@@ -11,6 +11,7 @@ a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import Send, Session, Tables
@@ -35,10 +37,11 @@ MAX_DEFERRED_CALLS = 64
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted."""
+    """A launch that has not been admitted. It has waited for its program to be compiled since `since`, or not at all."""
 
     message: Launch
     state: LaunchState = LaunchState.WAITING
+    since: float = math.inf
 
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)
@@ -110,6 +113,7 @@ class Admission:
     def __init__(
         self,
         tables: Tables,
+        preparation: Preparation,
         hosts: Hosts,
         dispatch: Dispatch,
         outcomes: Outcomes,
@@ -117,6 +121,7 @@ class Admission:
         max_in_flight: int,
     ) -> None:
         self.tables = tables
+        self.preparation = preparation
         self.hosts = hosts
         self.dispatch = dispatch
         self.outcomes = outcomes
@@ -168,6 +173,10 @@ class Admission:
                 commands += self._advance(session, backlog)
         return commands
 
+    def with_deferred(self) -> list[Session]:
+        """Sessions that have deferred launches."""
+        return [self.tables.sessions[session] for session, backlog in self.backlogs.items() if backlog.deferred]
+
     def release(self) -> list[Send]:
         """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
         commands: list[Send] = []
@@ -210,20 +219,23 @@ class Admission:
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self._refuse(session, launch, Failure("WireError", text))
+        # Before it may have to wait for others, so that hosts compile meanwhile.
+        asked = self.preparation.asked(program) if program.unsent or program.failure is not None else []
         if backlog.deferred and self._is_blocked(session, backlog, message, program):
             backlog.defer(launch, program.plans, len(program.results))
-            return []
+            return asked
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
                 return self._refuse(session, launch, failure)
+        if asked or program.unsent or not program.is_ready or (self.tables.away and self.hosts.away(program)):
+            launch.since = min(launch.since, self.tables.now)
+            failure = self.hosts.absence(program) or self.preparation.too_late(program, launch.since)
+            if failure is not None:
+                return asked + self._refuse(session, launch, failure)
+            backlog.defer(launch, program.plans, len(program.results))
+            return asked
         if session.in_flight >= self.max_in_flight:
             return None
-        if not program.is_ready or (self.tables.away and self.hosts.away(program)):
-            failure = self.hosts.absence(program)
-            if failure is not None:
-                return self._refuse(session, launch, failure)
-            backlog.defer(launch, program.plans, len(program.results))
-            return []
         if program.cross_island and not self.window.may_start(
             session.id, session.usage, tuple(program.plans), self.tables.now
         ):

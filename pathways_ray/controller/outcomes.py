@@ -43,7 +43,7 @@ class Outcomes:
             if record is None:
                 continue
             if k < len(device_us):
-                record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
+                record.device_seconds += device_us[k] * 1e-6 * len(record.program.messages[island].devices)
             if island in record.pending:
                 record.pending.remove(island)
                 if not record.pending:
@@ -116,7 +116,7 @@ class Outcomes:
         if record.failure is None:
             actual = record.device_seconds
             program.device_time.measure(actual)
-            self.tables.circuit_breaker.clear(program.digest)
+            self.tables.circuit_breaker.succeeded(program.culprit)
         if program.cross_island:
             self.window.end(program.plans)
         ledger.settle(record.usage, record.estimate, actual)

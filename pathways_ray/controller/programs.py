@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.controller.circuit_breaker import Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
+from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
@@ -43,10 +44,10 @@ class BufferType:
 class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
-    `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
-    compiled it.
+    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions, `unsent`
+    islands whose hosts have yet to get them. `culprit` is what the circuit breaker knows it by. `device_time` is the time
+    of a launch, summed over its `devices`. `number` is the client's for it; `announced` is set once the client has heard
+    that every host has compiled it. A `failure` to compile it is void from `retry_at` on.
     """
 
     key: int
@@ -59,9 +60,11 @@ class PlannedProgram:
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
     ready: set[int] = field(default_factory=set)
+    unsent: set[int] = field(default_factory=set)
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
-    digest: str = ""
+    retry_at: float = math.inf
+    culprit: Culprit = Culprit("", "")
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
     announced: bool = False
@@ -142,6 +145,7 @@ def plan_program(
     functions: Mapping[str, bytes],
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
+    tenant: str = "",
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function that was not sent."""
     lowered, plans = placed_graph(graph, slices, fusion)
@@ -166,32 +170,41 @@ def plan_program(
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
         plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
+        messages={p.island: _message(key, p, functions, len(plans) > 1, tenant) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
-        digest=_digest(graph, needed),
+        culprit=Culprit(tenant, _digest(graph)),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
     )
 
 
-def _digest(graph: Graph, functions: set[str]) -> str:
-    """Names what a program computes, for all slices and sessions: its functions and how they hang together."""
-    shape = [(type(node).__name__, [*node.inputs] if isinstance(node, Compute) else []) for node in graph.nodes]
-    return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
+def _digest(graph: Graph) -> str:
+    """Names what a program computes, on any slices and under any names: its functions and how they hang together."""
+
+    def work(parts: Iterable[Part | Loop]) -> list[Any]:
+        return [
+            (work(p.body), p.times, p.inputs, p.carried, p.outputs) if isinstance(p, Loop) else (p.function, p.inputs)
+            for p in parts
+        ]
+
+    recipes = [(work(recipe.parts), recipe.outputs) for recipe in graph.recipes]
+    nodes = [(type(n).__name__, inputs_of(n), n.recipe if isinstance(n, Compute) else -1) for n in graph.nodes]
+    return hashlib.sha256(encode((recipes, nodes))).hexdigest()
 
 
-def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
-    """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
-    share one is unlikely, and would only make their launches wait for each other."""
+def _message(
+    key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, tenant: str
+) -> Program:
+    """The part of a program that an island gets."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     return Program(
         program=key,
         plan=encode(island),
         functions=_functions_of(island, functions),
         name=island.name,
-        devices=len(devices),
-        device_set=zlib.crc32(encode(devices)),
+        devices=tuple(devices),
         cross_island=cross_island,
+        tenant=tenant,
     )
 
 

@@ -51,6 +51,7 @@ class Options:
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
         launch_limit_s: seconds that a launch may keep its devices.
+        compile_limit_s: seconds that a host may compile one program.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -71,6 +72,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    compile_limit_s: float = limits.COMPILE_LIMIT_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -225,6 +227,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.policy,
             metrics_at,
             sorted(islands),
+            options.compile_limit_s,
         )
         made.append(controller)
         schedulers = []
@@ -233,7 +236,13 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
             schedulers.append(
                 order.options(scheduling_strategy=near).remote(
-                    runtime, island, numbers, listen, options.policy, options.launch_limit_s
+                    runtime,
+                    island,
+                    numbers,
+                    listen,
+                    options.policy,
+                    options.launch_limit_s,
+                    options.compile_limit_s,
                 )
             )
             made.append(schedulers[-1])

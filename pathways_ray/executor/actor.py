@@ -150,7 +150,9 @@ class HostExecutor:
         threading.Thread(target=read, name="read", daemon=True).start()
         self.dispatcher.start()
         threading.Thread(
-            target=heartbeat, args=(self.outbox.send, Heartbeat(self.host), HEARTBEAT_S), daemon=True
+            target=heartbeat,
+            args=(self.outbox.send, lambda: Heartbeat(self.host, self.dispatcher.running()), HEARTBEAT_S),
+            daemon=True,
         ).start()
 
     def ready(self) -> int:

@@ -30,7 +30,14 @@ class SimulatedScheduler:
         self.island = island
         self.process = world.network.process(f"scheduler{island}", f"scheduler{island}")
         settings = world.settings
-        self.core = SchedulerCore(island, settings.islands[island], settings.window, POLICIES[settings.policy])
+        self.core = SchedulerCore(
+            island,
+            settings.islands[island],
+            settings.window,
+            POLICIES[settings.policy],
+            settings.launch_limit_s,
+            settings.compile_limit_s,
+        )
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}

@@ -32,6 +32,9 @@ class Settings:
     impatient: float
     faults: int
     apart: float = 0.0
+    flaws: float = 0.0
+    launch_limit_s: float = 15.0
+    compile_limit_s: float = 5.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -66,6 +69,7 @@ class Settings:
             loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
+            flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
         )
 
 

@@ -52,6 +52,7 @@ class World:
         self.groups: dict[tuple[int, int], Group] = {}
         self.forming: dict[tuple[int, int], list[tuple[Process, Callable[[], None]]]] = {}
         self.slowness: dict[int, float] = {}
+        self.crashes: dict[int, str] = {}
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
         self.losses = 0
@@ -156,6 +157,8 @@ class World:
         if restart is None:
             return
         self.losses += 1
+        if self.settings.flaws:
+            self.disturbed_until = max(self.disturbed_until, self.clock.now)
         self.clock.after(0.5 + self.random.random(), restart)
         for other, server in self.servers.values():
             if other.alive:

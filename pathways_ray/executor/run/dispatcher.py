@@ -1,7 +1,7 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
 The *dispatcher* thread carries out the instructions of `HostCore`. It alone enqueues computations, so the device queues
-see gangs in the scheduler's order. The *compiler* prepares programs in the background. *Arrival* threads
+see gangs in the scheduler's order. Two *compilers* prepare programs in the background. *Arrival* threads
 wait for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
 """
 
@@ -22,6 +22,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
+from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
 from pathways_ray.executor.run.core import HostCore
@@ -31,7 +32,11 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
-from pathways_ray.transport.messages import Message, Peer
+from pathways_ray.transport.messages import Message, Peer, Running
+
+
+NOTED_AFTER_S = 0.5
+"""A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
 
 class _Watched(NamedTuple):
@@ -52,6 +57,7 @@ class _Watcher:
         self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
         self.added = 0  # by the dispatcher thread
         self.seen = 0  # by the watcher
+        self.current: _Watched | None = None  # the first that is not complete
 
     def add(self, watched: _Watched) -> None:
         self.added += 1
@@ -105,8 +111,10 @@ class Dispatcher:
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
-        self._preparing = ThreadPoolExecutor(1, "compile")
+        self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
+        self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, _Watcher] = {}
+        self._queueing = threading.Lock()
         self._begun = 0.0
         self._many = False
         self._busy_until: dict[Device, float] = {}
@@ -144,8 +152,15 @@ class Dispatcher:
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
         return PreparedProgram(plan, CompiledParts(plan.plan, functions, self.compiler), self.store, self.transfer)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
-        self._preparing.submit(lambda: self.inbox.put([work()]))
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
+        with self._queueing:
+            self._to_prepare.add(tenant, work)
+        self._preparing.submit(_ending_with_process(self._prepare_next))
+
+    def _prepare_next(self) -> None:
+        with self._queueing:
+            work = self._to_prepare.take()
+        self.inbox.put([work()])
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
@@ -195,7 +210,7 @@ class Dispatcher:
 
     def _watch(self, watcher: _Watcher) -> None:
         while True:
-            watched = watcher.queued.get()
+            watched = watcher.current = watcher.queued.get()
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
             if watched.part:
@@ -206,6 +221,7 @@ class Dispatcher:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
             del watched
+            watcher.current = None
             watcher.seen += 1
 
     def _taken(self, watched: _Watched) -> int:
@@ -229,6 +245,28 @@ class Dispatcher:
             seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
 
+    def running(self) -> tuple[Running, ...]:
+        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`.
+
+        A watcher waits for the first of its device set that is not complete, and the dispatcher may be held up by one that
+        it enqueues. Of those whose sets share a device, the one that came first is on it. For any thread.
+        """
+        now, found = time.perf_counter(), []
+        taken: set[Device] = set()
+        under_way = [one for watcher in list(self._watchers.values()) if (one := watcher.current) is not None]
+        under_way.sort(key=lambda one: one.begun)
+        if (enqueued := self.driver.enqueued) is not None:
+            sequence, program = enqueued
+            under_way.append(_Watched(sequence, [], program, self._begun))
+        for one in under_way:
+            devices = one.program.plan.own_devices
+            is_first = bool(devices) and taken.isdisjoint(devices)
+            taken.update(devices)
+            since = max((one.begun, *(self._busy_until.get(device, 0.0) for device in devices)))
+            if is_first and now - since > NOTED_AFTER_S:
+                found.append(Running(one.sequence, round(1000 * (now - since))))
+        return tuple(found)
+
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
         return self._first_failure(values)[1]
@@ -249,8 +287,8 @@ class Dispatcher:
         return -1, None
 
 
-def heartbeat(send: Callable[[Message], None], message: Message, period_s: float) -> None:
-    """Sends `message` every `period_s` seconds, without end; for a thread of its own."""
+def heartbeat(send: Callable[[Message], None], message: Callable[[], Message], period_s: float) -> None:
+    """Sends what `message` gives every `period_s` seconds, without end; for a thread of its own."""
     while True:
-        send(message)
+        send(message())
         time.sleep(period_s)
