@@ -11,7 +11,6 @@ a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -37,11 +36,10 @@ MAX_DEFERRED_CALLS = 64
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted. It has waited for its program to be compiled since `since`, or not at all."""
+    """A launch that has not been admitted."""
 
     message: Launch
     state: LaunchState = LaunchState.WAITING
-    since: float = math.inf
 
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)
@@ -220,16 +218,15 @@ class Admission:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self._refuse(session, launch, Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
-        asked = self.preparation.asked(program) if program.unsent or program.failure is not None else []
+        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if backlog.deferred and self._is_blocked(session, backlog, message, program):
             backlog.defer(launch, program.plans, len(program.results))
             return asked
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
-                return self._refuse(session, launch, failure)
-        if asked or program.unsent or not program.is_ready or (self.tables.away and self.hosts.away(program)):
-            launch.since = min(launch.since, self.tables.now)
-            failure = self.hosts.absence(program) or self.preparation.too_late(program, launch.since)
+                return asked + self._refuse(session, launch, failure)
+        if asked or self._is_unprepared(program):
+            failure = self.hosts.absence(program)
             if failure is not None:
                 return asked + self._refuse(session, launch, failure)
             backlog.defer(launch, program.plans, len(program.results))
@@ -247,6 +244,15 @@ class Admission:
         if not record.pending:
             return self.outcomes.settle([record])[0]
         return commands
+
+    def _is_unprepared(self, program: PlannedProgram) -> bool:
+        """Whether a program cannot be launched now, and may be later."""
+        return (
+            not program.is_ready
+            or bool(program.unsent)
+            or (bool(self.tables.away) and bool(self.hosts.away(program)))
+            or self.preparation.must_wait(program)
+        )
 
     def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""

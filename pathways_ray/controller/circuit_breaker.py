@@ -6,8 +6,8 @@ line. Who is blamed is decided so that a program that only ran beside another on
 - A launch or a compilation over its limit: that one, and nobody else. The scheduler says which.
 - Otherwise those candidates are in *doubt* that have not shown that they can do what they did: a compilation of a
   program that was never compiled, a launch of one of which no launch ever succeeded. One in doubt gets a *strike*. Of
-  several nobody knows which it was: they become *suspects*, which hosts compile one at a time, so that the next death
-  has one candidate.
+  several nobody knows which it was: they become *suspects*, of which an island compiles and launches one at a time until
+  they succeed, so that the next death has one candidate.
 - With none in doubt it may have been anything: an operator, the kernel short of memory, a cable. Only if the process
   died of a signal that it brought on itself (a bad address, an assertion of XLA's), which the controller hears when the
   host is back, and there was one candidate, it gets a strike. Several have to show again that they can run.
@@ -121,7 +121,7 @@ class CircuitBreaker:
         """All hosts of the program have compiled it."""
         record = self._record(culprit)
         if not record.compiled:
-            record.compiled, record.suspect = True, False
+            record.compiled = True
             record.strikes = [strike for strike in record.strikes if strike.sure or not strike.compiling]
 
     def succeeded(self, culprit: Culprit) -> None:
@@ -136,6 +136,11 @@ class CircuitBreaker:
         """Whether the program may have ended hosts: it is compiled only when somebody wants to launch it."""
         record = self.records.get(culprit)
         return record is not None and (record.suspect or bool(record.strikes))
+
+    def is_suspect(self, culprit: Culprit) -> bool:
+        """Whether the program may have ended a host, and no launch of it succeeded since."""
+        record = self.records.get(culprit)
+        return record is not None and record.suspect
 
     def refusal(self, culprit: Culprit) -> Failure | None:
         refusal = self.refused.get(culprit) if self.refused else None
@@ -165,6 +170,7 @@ class CircuitBreaker:
     def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float) -> Candidate:
         culprit, name, compiling = candidate
         record = self._record(culprit)
+        record.suspect = True
         record.strikes.append(Strike(reason, compiling, sure))
         if len(record.strikes) >= MAX_DEATHS and culprit not in self.refused:
             what = "compiling or launching it"

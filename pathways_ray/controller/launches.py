@@ -7,6 +7,7 @@ launches go on after every event that may have made room. Methods are events, th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from pathways_ray import limits
@@ -151,6 +152,7 @@ class Launches:
             program.ready.add(message.host)
             program.temporary_bytes[message.host] = message.temporary_bytes
             if program.is_ready:
+                program.wanted_since = math.inf
                 self.circuit_breaker.compiled(program.culprit)
         session = self.sessions.get(program.session)
         if session is None:

@@ -3,7 +3,7 @@
 A program goes to its hosts as it is registered. Hosts that come back have none of it; they get it again when a launch
 asks for it, so that they compile first what somebody waits for, and a program that ends its hosts is not sent to them
 without end. For the same reason a program that may have ended a host (`CircuitBreaker.is_watched`) is sent only when a
-launch asks, and suspects one after the other.
+launch asks, and suspects go one at a time.
 
 A host that could not compile a program may be able to later: the next launch has it tried again.
 """
@@ -24,7 +24,7 @@ RETRY_AFTER_S = 1.0
 """A program that could not be compiled is tried again by a launch that comes at least this much later."""
 
 QUEUE_LIMITS = 5
-"""A launch waits for its program to be compiled for as long as this many compilations may take: others are before it."""
+"""Launches wait for their program to be compiled for as long as this many compilations may take: others are before it."""
 
 MAX_DROPPED = 4096
 """Programs that are remembered when their session forgets them, since hosts may still compile them."""
@@ -58,24 +58,35 @@ class Preparation:
         """A launch asks for a program: sends it to the islands that do not have it."""
         if program.failure is not None and self.tables.now >= program.retry_at:
             program.failure, program.retry_at, program.unsent = None, math.inf, set(program.messages)
-        if not program.unsent or program.failure is not None or self._must_wait(program):
+        if not program.is_ready:
+            self._check_wait(program)
+        refused = self.tables.circuit_breaker.refusal(program.culprit)
+        if not program.unsent or program.failure is not None or refused is not None or self.must_wait(program):
             return []
         islands, program.unsent = sorted(program.unsent), set()
         return [SendIsland(island, program.messages[island]) for island in islands]
 
-    def _must_wait(self, program: PlannedProgram) -> bool:
-        """Whether a program is refused, or a suspect while another suspect is compiled on one of its islands."""
-        breaker = self.tables.circuit_breaker
-        if breaker.refusal(program.culprit) is not None:
-            return True
-        return breaker.is_watched(program.culprit) and any(
-            other is not program
-            and not other.unsent
-            and not other.is_ready
-            and other.failure is None
+    def _check_wait(self, program: PlannedProgram) -> None:
+        """Notes that launches wait for a program, and gives it up when they have for too long."""
+        now = self.tables.now
+        program.wanted_since = min(program.wanted_since, now)
+        if now - program.wanted_since > self.limit_s:
+            missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
+            text = f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "
+            self.failed(program, Failure("CompileError", text + "be for others that it waits for; try again later"))
+
+    def must_wait(self, program: PlannedProgram) -> bool:
+        """Whether a program is a suspect, and one of its islands compiles or runs another suspect."""
+        tables, breaker = self.tables, self.tables.circuit_breaker
+        if not breaker.is_suspect(program.culprit):
+            return False
+        compiled = [p for p in tables.programs.values() if not (p.unsent or p.is_ready or p.failure)]
+        launched = [record.program for record in tables.in_flight.values()]
+        return any(
+            other.culprit != program.culprit
             and not other.plans.keys().isdisjoint(program.plans)
-            and breaker.is_watched(other.culprit)
-            for other in self.tables.programs.values()
+            and breaker.is_suspect(other.culprit)
+            for other in (*compiled, *launched)
         )
 
     def host_up(self, island: int, host: int) -> None:
@@ -89,7 +100,7 @@ class Preparation:
 
     def failed(self, program: PlannedProgram, failure: Failure) -> None:
         """A host could not compile a program. What the allowlist refuses stays refused."""
-        program.failure = failure
+        program.failure, program.wanted_since = failure, math.inf
         program.retry_at = math.inf if failure.kind == "ProgramRefused" else self.tables.now + RETRY_AFTER_S
 
     def host_down(self, message: HostDown, failure: Failure) -> list[PlannedProgram]:
@@ -112,12 +123,3 @@ class Preparation:
             text = f"program {program.name!r} was not compiled: {failure.message}"
             self.failed(program, Failure("CompileError", text, host=message.host))
         return found
-
-    def too_late(self, program: PlannedProgram, since: float) -> Failure | None:
-        """The failure of a launch that has waited for its program since a time, once that is too long."""
-        waited = self.tables.now - since
-        if waited <= self.limit_s:
-            return None
-        missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
-        text = f"program {program.name!r} was not compiled on host {missing} within {waited:.0f} s; try again later"
-        return Failure("CompileError", text)

@@ -47,7 +47,8 @@ class PlannedProgram:
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions, `unsent`
     islands whose hosts have yet to get them. `culprit` is what the circuit breaker knows it by. `device_time` is the time
     of a launch, summed over its `devices`. `number` is the client's for it; `announced` is set once the client has heard
-    that every host has compiled it. A `failure` to compile it is void from `retry_at` on.
+    that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to compile it is void
+    from `retry_at` on.
     """
 
     key: int
@@ -64,6 +65,7 @@ class PlannedProgram:
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
     retry_at: float = math.inf
+    wanted_since: float = math.inf
     culprit: Culprit = Culprit("", "")
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0

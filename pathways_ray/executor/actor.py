@@ -130,7 +130,7 @@ class HostExecutor:
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
         from pathways_ray.executor.run.dispatcher import heartbeat
-        from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
+        from pathways_ray.transport.messages import TO_HOST, HostUp
 
         self.outbox.send(
             HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
@@ -151,7 +151,7 @@ class HostExecutor:
         self.dispatcher.start()
         threading.Thread(
             target=heartbeat,
-            args=(self.outbox.send, lambda: Heartbeat(self.host, self.dispatcher.running()), HEARTBEAT_S),
+            args=(self.outbox.send, self.dispatcher.heartbeat, HEARTBEAT_S),
             daemon=True,
         ).start()
 

@@ -126,7 +126,7 @@ class SchedulerCore:
             case wire.Ordered():
                 return self._compare_orders(host, message)
             case wire.Heartbeat():
-                self.order.deadlines.runs(host, message.running, self.order.now)
+                self.order.deadlines.heard(host, message, self.order.now)
                 return []
             case wire.HostUp():
                 return []  # it has joined
@@ -177,7 +177,8 @@ class SchedulerCore:
         story = self.story.lines(now, launch=first, hosts=self.members.hosts)
         self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
         commands: list[events.Command] = [events.ForgetHosts()]
-        for member in self.members.lose(epoch):
+        # The cause first: the controller knows the launches that it names until it has heard of the first loss.
+        for member in sorted(self.members.lose(epoch), key=lambda member: member != host):
             self.liveness.forget(member)
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
             down = wire.HostDown(member, epoch, why, kind, candidates, story, compiling, decided is not None)

@@ -4,8 +4,9 @@ Neither can be stopped. So the island restarts when a launch keeps its devices, 
 the operator's limit; and when hosts still sit in a gang that another one has failed to enter.
 
 What a launch waits for is not its fault, and does not count: hosts say which launches are first in the queues of all
-their devices that these use, and since when. A launch runs from when the last of its hosts is at it. One that is at no
-device for so long that it must wait for ever ends its island too, and nobody is blamed.
+their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the last
+of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no device of the island runs anything
+for twice the limit, the island restarts too, and nobody is blamed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import dataclass, field
 
 from pathways_ray.limits import COMPILE_LIMIT_S
 from pathways_ray.scheduler.state import Outstanding, ProgramState, RestartIsland
-from pathways_ray.transport.messages import Running
+from pathways_ray.transport.messages import Heartbeat
 
 MAX_STRANDED_S = 5.0
 """When a launch has failed on one host, the hosts that share the failed value must end it within this time as well."""
+
+STUCK_LIMITS = 2
+"""Where nothing runs, another island may run what is waited for; if that is over its limit, it is ended first."""
 
 
 @dataclass
@@ -27,7 +31,7 @@ class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
     `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
-    program when its compilation began. `first_since` is when a launch that has failed somewhere was first seen first in
+    program when its compilation began. `held` is when a launch on some devices was last seen in the `queued` of a host. `first_since` is when a launch that has failed somewhere was first seen first in
     line, `stuck_since` when the oldest launch was last seen to get on.
 
     Args:
@@ -38,18 +42,22 @@ class Deadlines:
     limit_s: float = math.inf
     compile_limit_s: float = COMPILE_LIMIT_S
     running: dict[int, dict[int, float]] = field(default_factory=dict)
+    queued: dict[int, frozenset[int]] = field(default_factory=dict)
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
+    held: dict[int, float] = field(default_factory=dict)
     first_since: dict[int, float] = field(default_factory=dict)
     stuck_since: tuple[int, float] = (0, 0.0)
 
     def clear(self) -> None:
         """The hosts start again."""
         self.running.clear()
+        self.queued.clear()
         self.compiling.clear()
 
-    def runs(self, host: int, running: tuple[Running, ...], now: float) -> None:
-        """Notes the launches that keep a host's devices."""
-        self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in running}
+    def heard(self, host: int, message: Heartbeat, now: float) -> None:
+        """Notes the launches that keep a host's devices, and those that wait for them there."""
+        self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
+        self.queued[host] = frozenset(message.queued)
 
     def overdue(
         self,
@@ -74,6 +82,7 @@ class Deadlines:
                 )
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running if sequence in outstanding}
+        self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}
         for sequence in sorted(runs):
             seconds = now - self._since(outstanding[sequence], now)
             if seconds > self.limit_s:
@@ -85,9 +94,12 @@ class Deadlines:
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
 
     def _since(self, record: Outstanding, now: float) -> float:
-        """When the last of the hosts that a launch still needs came to it; now, if one has not."""
+        """When a launch came to the head of the last device queue that it is in."""
         sequence = record.launch.sequence
-        return max(self.running.get(host, {}).get(sequence, now) for host in record.hosts) if record.hosts else now
+        if any(sequence in self.queued.get(host, ()) for host in record.hosts):
+            self.held[sequence] = now
+        started = [at for host in record.hosts if (at := self.running.get(host, {}).get(sequence)) is not None]
+        return max([*started, self.held.get(sequence, -math.inf)]) if started else now
 
     def _stranded(self, first: Mapping[int, Outstanding], hosts: frozenset[int], now: float) -> RestartIsland | None:
         """Hosts wait in a launch that failed on others, and is the first in line."""
@@ -110,7 +122,7 @@ class Deadlines:
         if not oldest or runs or oldest != self.stuck_since[0]:
             self.stuck_since = oldest, now
         waited = now - self.stuck_since[1]
-        if waited <= self.limit_s:
+        if waited <= STUCK_LIMITS * self.limit_s:
             return None
         reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
         return RestartIsland(min(hosts), reason)

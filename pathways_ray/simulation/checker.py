@@ -307,7 +307,8 @@ class Checker:
         """Looks at the sessions that ended long enough ago."""
         now = self.world.clock.now
         for session, ended in self.gone.items():
-            if session in self.freed or now - max(ended, self.world.quiet_since) < FREED_LIMIT_S:
+            limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
+            if session in self.freed or now - max(ended, self.world.quiet_since) < limit:
                 continue
             self.freed.add(session)
             for place, what in self._remains(session):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathways_ray.errors import Failure
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, agreed, when_all_ready
-from pathways_ray.transport.messages import Running
+from pathways_ray.transport.messages import Heartbeat, Running
 
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat, as on a real host."""
@@ -126,11 +126,14 @@ class Devices:
         if seconds < math.inf:
             self.network.after(self.process, seconds * self.slowness(), self._end, work, result)
 
-    def running(self) -> tuple[Running, ...]:
-        """The launches that have kept devices for a while."""
-        now, heads = self.network.clock.now, {queue[0] for queue in self.queues.values() if queue}
-        since = {work.gang[0]: work.since for work in sorted(heads, key=lambda work: work.gang) if work.started}
-        return tuple(Running(launch, round(1000 * (now - at))) for launch, at in since.items() if now - at > NOTED_AFTER_S)
+    def heartbeat(self) -> Heartbeat:
+        """The launches that have kept devices for a while, and those behind them."""
+        now = self.network.clock.now
+        works = sorted({work for queue in self.queues.values() for work in queue}, key=lambda work: work.gang)
+        since = {work.gang[0]: work.since for work in works if work.started}
+        running = [Running(one, round(1000 * (now - at))) for one, at in since.items() if now - at > NOTED_AFTER_S]
+        queued = dict.fromkeys(work.gang[0] for work in works if work.gang[0] not in since)
+        return Heartbeat(self.host, tuple(running), tuple(queued) if running else ())
 
     def _end(self, work: Work, result: list[int] | Failure) -> None:
         for device in work.devices:

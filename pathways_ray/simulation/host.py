@@ -23,7 +23,7 @@ from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer
+from pathways_ray.transport.messages import Done, HostUp, JoinReply, Message, Peer
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -117,7 +117,7 @@ class SimulatedHost:
         self._beat()
 
     def _beat(self) -> None:
-        self.end.send(Heartbeat(self.host, self.devices.running()))
+        self.end.send(self.devices.heartbeat())
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:

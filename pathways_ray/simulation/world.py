@@ -158,7 +158,7 @@ class World:
             return
         self.losses += 1
         if self.settings.flaws:
-            self.disturbed_until = max(self.disturbed_until, self.clock.now)
+            self.quiet_since = self.disturbed_until = max(self.disturbed_until, self.clock.now)
         self.clock.after(0.5 + self.random.random(), restart)
         for other, server in self.servers.values():
             if other.alive:

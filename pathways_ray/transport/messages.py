@@ -295,10 +295,12 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, tag=36):
-    """The host's process runs. `running` are launches that have kept its devices for a while."""
+    """The host's process runs. `running` are launches that have kept its devices for a while; if there are such, `queued`
+    are those in device queues behind others."""
 
     host: int
     running: tuple[Running, ...] = ()
+    queued: tuple[int, ...] = ()
 
 
 class Compiling(Message, tag=171):

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
-from pathways_ray.transport.messages import Message, Peer, Running
+from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
 
 
 NOTED_AFTER_S = 0.5
@@ -57,11 +58,25 @@ class _Watcher:
         self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
         self.added = 0  # by the dispatcher thread
         self.seen = 0  # by the watcher
-        self.current: _Watched | None = None  # the first that is not complete
+        self._incomplete: deque[_Watched] = deque()
 
     def add(self, watched: _Watched) -> None:
         self.added += 1
+        self._incomplete.append(watched)
         self.queued.put(watched)
+
+    def finished(self) -> None:
+        """The first of them is reported."""
+        self._incomplete.popleft()
+        self.seen += 1
+
+    def snapshot(self) -> list[_Watched]:
+        """Those that are not reported, for any thread."""
+        while True:
+            try:
+                return list(self._incomplete)
+            except RuntimeError:  # it changed meanwhile
+                continue
 
     @property
     def is_idle(self) -> bool:
@@ -210,7 +225,7 @@ class Dispatcher:
 
     def _watch(self, watcher: _Watcher) -> None:
         while True:
-            watched = watcher.current = watcher.queued.get()
+            watched = watcher.queued.get()
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
             if watched.part:
@@ -221,8 +236,7 @@ class Dispatcher:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
             del watched
-            watcher.current = None
-            watcher.seen += 1
+            watcher.finished()
 
     def _taken(self, watched: _Watched) -> int:
         """The microseconds that a launch has taken on the devices, now that what is watched is complete.
@@ -245,27 +259,31 @@ class Dispatcher:
             seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
 
-    def running(self) -> tuple[Running, ...]:
-        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`.
+    def heartbeat(self) -> Heartbeat:
+        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`, and those behind them.
 
-        A watcher waits for the first of its device set that is not complete, and the dispatcher may be held up by one that
-        it enqueues. Of those whose sets share a device, the one that came first is on it. For any thread.
+        A launch is on its devices if no watcher has an earlier one there; the dispatcher may be held up by one that it
+        enqueues. For any thread.
         """
-        now, found = time.perf_counter(), []
-        taken: set[Device] = set()
-        under_way = [one for watcher in list(self._watchers.values()) if (one := watcher.current) is not None]
+        now = time.perf_counter()
+        under_way = [one for watcher in list(self._watchers.values()) for one in watcher.snapshot()]
         under_way.sort(key=lambda one: one.begun)
         if (enqueued := self.driver.enqueued) is not None:
             sequence, program = enqueued
             under_way.append(_Watched(sequence, [], program, self._begun))
+        running: dict[int, Running] = {}
+        queued: dict[int, None] = {}
+        taken: set[Device] = set()
         for one in under_way:
             devices = one.program.plan.own_devices
-            is_first = bool(devices) and taken.isdisjoint(devices)
-            taken.update(devices)
             since = max((one.begun, *(self._busy_until.get(device, 0.0) for device in devices)))
-            if is_first and now - since > NOTED_AFTER_S:
-                found.append(Running(one.sequence, round(1000 * (now - since))))
-        return tuple(found)
+            if not taken.isdisjoint(devices):
+                queued[one.sequence] = None
+            elif devices and now - since > NOTED_AFTER_S:
+                running[one.sequence] = Running(one.sequence, round(1000 * (now - since)))
+            taken.update(devices)
+        behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
+        return Heartbeat(self.host, tuple(running.values()), behind)
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
