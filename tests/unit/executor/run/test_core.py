@@ -43,6 +43,7 @@ from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
     BarrierReached,
+    Compiling,
     BarrierReleased,
     Drop,
     DropProgram,
@@ -125,7 +126,7 @@ class Host:
     def ready(self, number: int) -> None:
         self.handle(Program(number, b"", {}))
         self.compiled()
-        self.messages = [message for message in self.messages if not isinstance(message, Ready)]
+        self.messages = [message for message in self.messages if not isinstance(message, Ready | Compiling)]
 
     def compiled(self) -> None:
         """Everything that is being compiled is ready."""
@@ -191,7 +192,7 @@ class Host:
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
         return PreparedProgram(plan, self, self.store, self)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
         """The test says when it is done."""
         self.compiling.append(work)
 

@@ -18,6 +18,7 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run.dispatcher import Dispatcher
 from pathways_ray.transport.messages import (
+    Compiling,
     Done,
     Drop,
     IslandLaunch,
@@ -51,7 +52,10 @@ class Served:
         self.dispatcher.inbox.put(list(messages))
 
     def next(self) -> Any:
-        return self.sent.get(timeout=LIMIT_S)
+        """The next message, but for those that say that a program is being compiled."""
+        while isinstance(message := self.sent.get(timeout=LIMIT_S), Compiling):
+            pass
+        return message
 
     def ended(self, count: int) -> list[int]:
         """The next launches that are done."""
