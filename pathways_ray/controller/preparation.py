@@ -45,7 +45,7 @@ class Preparation:
     def registered(self, program: PlannedProgram) -> list[Send]:
         """A new program."""
         program.unsent = set(program.messages)
-        return [] if self.tables.circuit_breaker.is_watched(program.culprit) else self.asked(program)
+        return [] if self.tables.circuit_breaker.is_watched(program.culprit) else self._send(program)
 
     def forget(self, program: PlannedProgram) -> None:
         """The session of a program has ended, or dropped it."""
@@ -63,6 +63,9 @@ class Preparation:
         refused = self.tables.circuit_breaker.refusal(program.culprit)
         if not program.unsent or program.failure is not None or refused is not None or self.must_wait(program):
             return []
+        return self._send(program)
+
+    def _send(self, program: PlannedProgram) -> list[Send]:
         islands, program.unsent = sorted(program.unsent), set()
         return [SendIsland(island, program.messages[island]) for island in islands]
 
