@@ -1,4 +1,5 @@
-"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `refusals`, `tenants`; each command is a module of its own.
+"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `refusals`, `tenants`; each command is a module
+of its own.
 
 Commands load what they run (JAX, Ray, the benchmarks) when they are called, so that `--help` and `status` answer at
 once. An error of the project ends a command with one line, `pathways: what happened`, and exit status 2 where the

@@ -33,7 +33,9 @@ ENCRYPTED = "grpcs://"
 def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which cluster a command asks."""
     for option in (
-        click.option("--ca", envvar="PATHWAYS_CA", show_envvar=True, help="File with the certificates to trust, for TLS."),
+        click.option(
+            "--ca", envvar="PATHWAYS_CA", show_envvar=True, help="File with the certificates to trust, for TLS."
+        ),
         click.option("--token", envvar="PATHWAYS_TOKEN", show_envvar=True, help="What the cluster was started with."),
         click.option("--url", envvar="PATHWAYS_URL", show_envvar=True, help="grpc://host:port of the cluster."),
     ):

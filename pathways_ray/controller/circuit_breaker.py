@@ -1,13 +1,13 @@
 """The circuit breaker: programs that end host processes are refused after three times.
 
-A program is a *candidate* for the death of a host that compiled it, or on whose devices one of its launches was first in
-line. Who is blamed is decided so that a program that only ran beside another one never is:
+A program is a *candidate* for the death of a host that compiled it, or on whose devices one of its launches was first
+in line. Who is blamed is decided so that a program that only ran beside another one never is:
 
 - A launch or a compilation over its limit: that one, and nobody else. The scheduler says which.
 - Otherwise those candidates are in *doubt* that have not shown that they can do what they did: a compilation of a
   program that was never compiled, a launch of one of which no launch ever succeeded. One in doubt gets a *strike*. Of
-  several nobody knows which it was: they become *suspects*, of which an island compiles and launches one at a time until
-  they succeed, so that the next death has one candidate.
+  several nobody knows which it was: they become *suspects*, of which an island compiles and launches one at a time
+  until they succeed, so that the next death has one candidate.
 - With none in doubt it may have been anything: an operator, the kernel short of memory, a cable. Only if the process
   died of a signal that it brought on itself (a bad address, an assertion of XLA's), which the controller hears when the
   host is back, and there was one candidate, it gets a strike. Several have to show again that they can run.
@@ -44,6 +44,9 @@ class Culprit(NamedTuple):
         return hashlib.sha256("\0".join(self).encode()).hexdigest()[:12]
 
 
+NOBODY = Culprit("", "")
+
+
 class Candidate(NamedTuple):
     """A program that may have ended a host: as the host was `compiling` it, or running a launch of it."""
 
@@ -63,7 +66,7 @@ class Strike:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a program: whether it was compiled and launched with success, and what it is blamed for."""
+    """Evidence about a program: whether it was compiled and launched with success, and what it is blamed for."""
 
     compiled: bool = False
     succeeded: bool = False
@@ -173,11 +176,10 @@ class CircuitBreaker:
         record.suspect = True
         record.strikes.append(Strike(reason, compiling, sure))
         if len(record.strikes) >= MAX_DEATHS and culprit not in self.refused:
-            what = "compiling or launching it"
             reasons = "; ".join(strike.reason for strike in record.strikes)
             text = (
-                f"program {name!r} is refused: {what} ended a host {MAX_DEATHS} times ({reasons}). Change it, or have the "
-                f"operator lift refusal {culprit.id}"
+                f"program {name!r} is refused: compiling or launching it ended a host {MAX_DEATHS} times ({reasons}). "
+                f"Change it, or have the operator lift refusal {culprit.id}"
             )
             self.refused[culprit] = Refusal(culprit, name, Failure("ProgramRefused", text), now)
         return candidate

@@ -24,7 +24,8 @@ RETRY_AFTER_S = 1.0
 """A program that could not be compiled is tried again by a launch that comes at least this much later."""
 
 QUEUE_LIMITS = 5
-"""Launches wait for their program to be compiled for as long as this many compilations may take: others are before it."""
+"""Launches wait for their program to be compiled for as long as this many compilations may take: others are before
+it."""
 
 MAX_DROPPED = 4096
 """Programs that are remembered when their session forgets them, since hosts may still compile them."""
@@ -75,7 +76,9 @@ class Preparation:
         program.wanted_since = min(program.wanted_since, now)
         if now - program.wanted_since > self.limit_s:
             missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
-            text = f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "
+            text = (
+                f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "
+            )
             self.failed(program, Failure("CompileError", text + "be for others that it waits for; try again later"))
 
     def must_wait(self, program: PlannedProgram) -> bool:
@@ -93,7 +96,7 @@ class Preparation:
         )
 
     def host_up(self, island: int, host: int) -> None:
-        """A host has joined anew, and has no program."""
+        """A host has joined under a new epoch, and has no program."""
         for program in self.tables.programs.values():
             if island in program.messages:
                 program.ready.discard(host)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.controller.circuit_breaker import Culprit
+from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
@@ -45,10 +45,10 @@ class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions, `unsent`
-    islands whose hosts have yet to get them. `culprit` is what the circuit breaker knows it by. `device_time` is the time
-    of a launch, summed over its `devices`. `number` is the client's for it; `announced` is set once the client has heard
-    that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to compile it is void
-    from `retry_at` on.
+    islands whose hosts have yet to get them. `culprit` is what the circuit breaker knows it by. `device_time` is the
+    time of a launch, summed over its `devices`. `number` is the client's for it; `announced` is set once the client has
+    heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to compile it
+    is void from `retry_at` on.
     """
 
     key: int
@@ -66,7 +66,7 @@ class PlannedProgram:
     failure: Failure | None = None
     retry_at: float = math.inf
     wanted_since: float = math.inf
-    culprit: Culprit = Culprit("", "")
+    culprit: Culprit = NOBODY
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
     announced: bool = False
@@ -194,9 +194,7 @@ def _digest(graph: Graph) -> str:
     return hashlib.sha256(encode((recipes, nodes))).hexdigest()
 
 
-def _message(
-    key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, tenant: str
-) -> Program:
+def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, tenant: str) -> Program:
     """The part of a program that an island gets."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     return Program(

@@ -44,9 +44,7 @@ class IslandScheduler:
     ) -> None:
         self.runtime = runtime
         self.listen = listen
-        self.core = SchedulerCore(
-            island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s, compile_limit_s
-        )
+        self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s, compile_limit_s)
         self.core.story.sink = ProcessLog(runtime, f"scheduler {island}").write
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)

@@ -191,7 +191,8 @@ class SchedulerCore:
         return commands
 
     def _causes(self, host: int, decided: RestartIsland | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Launches and programs that may have ended a host. Where it was decided to end it, only who is over a limit."""
+        """Launches and programs that may have ended a host. Where it was decided to end it, only who is over a
+        limit."""
         if decided is None:
             compiling = [program for member, program in self.order.deadlines.compiling if member == host]
             return self.order.candidates(host), tuple(compiling)

@@ -4,9 +4,9 @@ Neither can be stopped. So the island restarts when a launch keeps its devices, 
 the operator's limit; and when hosts still sit in a gang that another one has failed to enter.
 
 What a launch waits for is not its fault, and does not count: hosts say which launches are first in the queues of all
-their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the last
-of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no device of the island runs anything
-for twice the limit, the island restarts too, and nobody is blamed.
+their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the
+last of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no
+device of the island runs anything for twice the limit, the island restarts too, and nobody is blamed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
     `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
-    program when its compilation began. `held` is when a launch on some devices was last seen in the `queued` of a host. `first_since` is when a launch that has failed somewhere was first seen first in
-    line, `stuck_since` when the oldest launch was last seen to get on.
+    program when its compilation began. `held` is when a launch on some devices was last seen in the `queued` of a host.
+    `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
+    launch was last seen to get on.
 
     Args:
         limit_s: seconds that a launch may keep its devices.
@@ -94,7 +95,7 @@ class Deadlines:
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
 
     def _since(self, record: Outstanding, now: float) -> float:
-        """When a launch came to the head of the last device queue that it is in."""
+        """The time at which a launch came to the head of the last device queue that it is in."""
         sequence = record.launch.sequence
         if any(sequence in self.queued.get(host, ()) for host in record.hosts):
             self.held[sequence] = now

@@ -327,11 +327,9 @@ class IslandOrder:
     # --- all launches at once -----------------------------------------------------------------------------------------
 
     def overdue(self) -> RestartIsland | None:
-        """A launch that keeps its devices for too long, or a compilation that does not end, as the reason to restart the
-        island."""
-        return self.deadlines.overdue(
-            self.outstanding, self.programs, self.candidates(), self.members.hosts, self.now
-        )
+        """A launch that keeps its devices for too long, or a compilation that does not end, as the reason to restart
+        the island."""
+        return self.deadlines.overdue(self.outstanding, self.programs, self.candidates(), self.members.hosts, self.now)
 
     def candidates(self, host: int | None = None) -> tuple[int, ...]:
         """The launches that the hosts may be at, or one of them: the first in line on each device."""
@@ -393,7 +391,7 @@ class IslandOrder:
             assert group.launches == sum(group in program.devices.groups for program in local), group
         for devices in self.devices:
             found = [device for group in devices.groups for device in group.devices]
-            assert len(found) == len(devices.devices) and set(found) == devices.devices, devices
+            assert sorted(found) == sorted(devices.devices), devices
 
 
 def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:

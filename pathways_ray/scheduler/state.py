@@ -42,7 +42,7 @@ class ProgramState:
 
     @property
     def width(self) -> int:
-        """How many devices a launch keeps."""
+        """Devices that a launch keeps."""
         return len(self.devices.devices) or 1
 
 

@@ -113,7 +113,9 @@ class SimulatedHost:
             self._scheduler_gone()
             return
         crash = world.crashes.pop(self.host, "")
-        self.end.send(HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number, crash))
+        self.end.send(
+            HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number, crash)
+        )
         self._beat()
 
     def _beat(self) -> None:

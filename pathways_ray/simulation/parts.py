@@ -112,7 +112,7 @@ class SimulatedParts:
 
     @property
     def flaw(self) -> str:
-        """What is wrong with the functions that this host compiles."""
+        """The flaw of the functions that this host compiles; "" if they have none."""
         here = (e for e in self.plan.executables if self.host in self.plan.placed(e.slice).hosts)
         return next((flaw for executable in here if (flaw := flaw_of(executable.recipe))), "")
 

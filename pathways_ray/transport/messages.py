@@ -295,8 +295,8 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, tag=36):
-    """The host's process runs. `running` are launches that have kept its devices for a while; if there are such, `queued`
-    are those in device queues behind others."""
+    """The host's process runs. `running` are launches that have kept its devices for a while; if there are such,
+    `queued` are those in device queues behind others."""
 
     host: int
     running: tuple[Running, ...] = ()

@@ -608,7 +608,14 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
 
 # --- blame ------------------------------------------------------------------------------------------------------------
 
-FLAWED: dict[str, Any] = {"flaws": 0.5, "clients": 3, "programs": 3, "slices": 2, "launches": (20, 30), "impatient": 0.0}
+FLAWED: dict[str, Any] = {
+    "flaws": 0.5,
+    "clients": 3,
+    "programs": 3,
+    "slices": 2,
+    "launches": (20, 30),
+    "impatient": 0.0,
+}
 """Programs that never end, or whose compiler crashes or never ends, beside good ones."""
 
 

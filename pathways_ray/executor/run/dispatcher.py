@@ -35,7 +35,6 @@ from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
 
-
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
@@ -260,7 +259,8 @@ class Dispatcher:
         return round(seconds * 1e6)
 
     def heartbeat(self) -> Heartbeat:
-        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`, and those behind them.
+        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`, and those behind
+        them.
 
         A launch is on its devices if no watcher has an earlier one there; the dispatcher may be held up by one that it
         enqueues. For any thread.

@@ -13,7 +13,8 @@ from pathways_ray.transport.messages import Program
 
 
 def break_compilers() -> None:
-    """Has hosts of this process die of a program named "deadly", in the thread that compiles it; "slow" takes an hour."""
+    """Has hosts of this process die of a program named "deadly", in the thread that compiles it; "slow" takes an
+    hour."""
     prepared = HostDriver._prepared
 
     def broken(self: HostDriver, message: Program, plan: IslandPlan) -> do.Event:

@@ -67,7 +67,8 @@ def test_a_crash_of_one_that_has_shown_what_it_can_is_its_own_and_one_of_several
     blamed(made, launched(A), launched(B))
     made.crashed(0, "Segmentation fault", 6.0)
     assert not made.records[A].strikes
-    assert made.is_suspect(A) and made.is_suspect(B)
+    assert made.is_suspect(A)
+    assert made.is_suspect(B)
     made.succeeded(A)
     assert blamed(made, launched(A), launched(B)) == [B]
     for _ in range(MAX_DEATHS):

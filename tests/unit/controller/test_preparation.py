@@ -37,9 +37,9 @@ def programs(commands: list[Send]) -> list[int]:
 
 def test_a_program_that_ends_its_host_in_the_compiler_is_refused_and_the_one_that_ran_meanwhile_is_not() -> None:
     """
-    1. The victim's program is proven. The poison's compilation ends the host, time and again.
-    2. It is sent again only when a launch asks for it, which fails each time with the reason; after three it is refused.
-    3. The victim goes on after each.
+    1. The victim's program is proven. The poison's compilation ends the host, time and again. 2. It is sent again only
+    when a launch asks for it, which fails each time with the reason; after three it is refused. 3. The victim goes on
+    after each.
     """
     front = Harness(sessions=(1, 2))
     victim = front.register(program_over(1), 1)
@@ -78,7 +78,8 @@ def test_a_program_that_ends_its_host_in_the_compiler_is_refused_and_the_one_tha
 
 
 def test_what_a_host_could_not_compile_is_tried_again_by_a_later_launch() -> None:
-    """The launches that wait fail; one that comes at once too, so that a client that tries without pause does no harm."""
+    """The launches that wait fail; one that comes at once too, so that a client that tries without pause does no
+    harm."""
     front = Harness()
     program = front.register(program_over(1), 1, ready=False)
     front.put(1)

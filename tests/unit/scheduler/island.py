@@ -52,8 +52,8 @@ class Island:
     def tick(
         self, now: float, silent: int = -1, running: Mapping[int, float] | None = None, queued: tuple[int, ...] = ()
     ) -> list[Command]:
-        """All hosts but `silent` say that they run, and since when they are at which launches (all at the same ones); then
-        time has come to `now`."""
+        """All hosts but `silent` say that they run, and since when they are at which launches (all at the same ones);
+        then time has come to `now`."""
         self.now = now
         entries = tuple(Running(launch, round(1000 * (now - at))) for launch, at in (running or {}).items())
         for host in self.core.members.present - {silent}:

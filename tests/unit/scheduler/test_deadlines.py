@@ -54,8 +54,8 @@ def downs(commands: list[Command]) -> list[HostDown]:
 
 
 def test_who_runs_beside_an_endless_launch_is_not_blamed_for_it() -> None:
-    """Two tenants on devices of their own: one with a launch without end, the other with one short launch after another,
-    which is always the first on its device."""
+    """Two tenants on devices of their own: one with a launch without end, the other with one short launch after
+    another, which is always the first on its device."""
     made = island(0, innocent=("0.0",), endless=("0.1",))
     launch(made, 1, 2)
     for sequence in range(2, 14):
@@ -69,8 +69,8 @@ def test_who_runs_beside_an_endless_launch_is_not_blamed_for_it() -> None:
 
 
 def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
-    """A launch on both hosts is at the head on host 0, and waits there for host 1, which others keep for longer than the
-    limit, each of them for less. Then it runs itself."""
+    """A launch on both hosts is at the head on host 0, and waits there for host 1, which others keep for longer than
+    the limit, each of them for less. Then it runs itself."""
     made = island(0, 1, wide=("0.0", "1.0"), narrow=("1.0",))
     launch(made, 1, 2)
     launch(made, 2, 2)

@@ -43,8 +43,8 @@ from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
     BarrierReached,
-    Compiling,
     BarrierReleased,
+    Compiling,
     Drop,
     DropProgram,
     DropSession,
