@@ -8,6 +8,9 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
+*Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
+islands for themselves, which share the devices of the first ones.
+
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
 a request waits for them, up to a limit.
 
@@ -58,7 +61,8 @@ class ManagerCore:
     """
 
     def __init__(self, islands: Mapping[int, Sequence[int]], data_secret: str = "", last_epoch: int = 0) -> None:
-        self.islands = islands
+        self.islands = dict(islands)
+        self.shared = frozenset(islands)
         self.data_secret = data_secret
         self.story = Story("resource manager")
         self.inventory = Inventory(last_epoch=last_epoch)
@@ -93,6 +97,8 @@ class ManagerCore:
                 return []
             case events.JoinRequested():
                 return self._join(event, now)
+            case events.IslandRemoved(island):
+                return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 self.inventory.leave(host, epoch)
@@ -169,6 +175,7 @@ class ManagerCore:
 
     def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
+        self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
         scheduler = self.addresses.get(name)
@@ -192,7 +199,10 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid) for h in hosts]
+        records = [
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, tenant=h.tenant, base=h.base)
+            for h in hosts
+        ]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []
@@ -206,16 +216,27 @@ class ManagerCore:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
         return events.KillProcess(record.node, record.pid, reason)
 
+    def _remove(self, island: int, now: float) -> list[events.Command]:
+        self.story.note(Entry(now, "island removed", f"island {island}"))
+        for host in self.inventory.remove(island):
+            self.rejoining.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers):
+            table.pop(island, None)
+        self.addresses.pop(f"scheduler-{island}", None)
+        return []
+
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def _answer_requests(self, now: float) -> list[events.Command]:
-        """Answers requests for slices: all of them once every island is known, else those that waited for too long."""
-        if not self.requests:
-            return []
-        known = self.inventory.islands().keys() >= self.islands.keys()
-        ready = [event for limit, event in self.requests if known or now >= limit]
-        self.requests = [] if known else [(limit, event) for limit, event in self.requests if now < limit]
+        """Answers requests for slices: those whose islands have all joined, and those that waited for too long."""
+        ready = [event for limit, event in self.requests if now >= limit or self._joined(event.request.tenant)]
+        self.requests = [(limit, event) for limit, event in self.requests if event not in ready]
         return [events.Answer(event.token, self._create(event, now)) for event in ready]
+
+    def _joined(self, tenant: str) -> bool:
+        """Whether all islands of a tenant have joined, or all those that everybody shares."""
+        found = self.inventory.islands(tenant)
+        return {hosts[0].base if tenant else island for island, hosts in found.items()} >= self.shared
 
     def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
         try:
