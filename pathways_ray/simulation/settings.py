@@ -33,8 +33,8 @@ class Settings:
     faults: int
     apart: float = 0.0
     flaws: float = 0.0
-    launch_limit_s: float = 15.0
-    compile_limit_s: float = 5.0
+    launch_limit_s: float = 10.0
+    compile_limit_s: float = 8.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
