@@ -113,7 +113,9 @@ class Outcomes:
         """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
         program, ledger = record.program, self.tables.ledger
         actual = record.estimate
-        if record.failure is None:
+        if record.failure is not None:
+            self.tables.note_failed(record.sequence, program)
+        else:
             actual = record.device_seconds
             program.device_time.measure(actual)
             self.tables.circuit_breaker.succeeded(program.culprit)

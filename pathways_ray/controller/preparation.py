@@ -112,19 +112,16 @@ class Preparation:
     def host_down(self, message: HostDown, failure: Failure) -> list[PlannedProgram]:
         """Blames those that a host died of. Returns the programs that are not compiled for it."""
         tables = self.tables
-        launched = [record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None]
-        compiled = {
-            key: program
-            for key in message.compiling
-            if (program := tables.programs.get(key) or self.dropped.get(key)) is not None
-        }
-        candidates = [Candidate(p.culprit, p.name, True) for p in compiled.values()]
-        candidates += [Candidate(p.culprit, p.name, False) for p in launched]
+        known = {s: record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None}
+        launched = [known.get(s) or tables.failed.get(s) for s in message.candidates]
+        compiled = [tables.programs.get(key) or self.dropped.get(key) for key in message.compiling]
+        candidates = [Candidate(p.culprit, p.name, True) for p in compiled if p is not None]
+        candidates += [Candidate(p.culprit, p.name, False) for p in launched if p is not None]
         blamed = tables.circuit_breaker.died(
             message.host, dict.fromkeys(candidates), failure.message, message.decided, tables.now
         )
         struck = {one.culprit for one in blamed if one.compiling}
-        found = [program for program in compiled.values() if program.culprit in struck]
+        found = [program for program in compiled if program is not None and program.culprit in struck]
         for program in found:
             text = f"program {program.name!r} was not compiled: {failure.message}"
             self.failed(program, Failure("CompileError", text, host=message.host))

@@ -12,7 +12,7 @@ device of the island runs anything for twice the limit, the island restarts too,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pathways_ray.limits import COMPILE_LIMIT_S
@@ -82,24 +82,26 @@ class Deadlines:
                     f"it compiled program {name!r} for {now - since:.0f} s; the limit is {self.compile_limit_s:.0f} s"
                 )
                 return RestartIsland(host, reason, program=program)
-        runs = {sequence for running in self.running.values() for sequence in running if sequence in outstanding}
+        runs = {sequence for running in self.running.values() for sequence in running}
         self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}
         for sequence in sorted(runs):
-            seconds = now - self._since(outstanding[sequence], now)
+            record = outstanding.get(sequence)
+            seconds = now - self._since(sequence, record.hosts if record is not None else hosts, now)
             if seconds > self.limit_s:
-                text = f"{_named(outstanding[sequence])} was first on its devices for {seconds:.0f} s"
+                # One that has failed may have left a computation on a device, where its failure was none of its inputs.
+                name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
+                text = f"{name} was first on its devices for {seconds:.0f} s"
                 return RestartIsland(
                     min(hosts), f"{text}; the limit is {self.limit_s:.0f} s", "LaunchTimeout", sequence
                 )
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
 
-    def _since(self, record: Outstanding, now: float) -> float:
+    def _since(self, sequence: int, hosts: Collection[int], now: float) -> float:
         """The time at which a launch came to the head of the last device queue that it is in."""
-        sequence = record.launch.sequence
-        if any(sequence in self.queued.get(host, ()) for host in record.hosts):
+        if any(sequence in self.queued.get(host, ()) for host in hosts):
             self.held[sequence] = now
-        started = [at for host in record.hosts if (at := self.running.get(host, {}).get(sequence)) is not None]
+        started = [at for host in hosts if (at := self.running.get(host, {}).get(sequence)) is not None]
         return max([*started, self.held.get(sequence, -math.inf)]) if started else now
 
     def _stranded(self, first: Mapping[int, Outstanding], hosts: frozenset[int], now: float) -> RestartIsland | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from pathways_ray.scheduler import events
@@ -35,7 +36,7 @@ class SimulatedScheduler:
             settings.islands[island],
             settings.window,
             POLICIES[settings.policy],
-            settings.launch_limit_s,
+            settings.launch_limit_s if settings.flaws else math.inf,  # without flaws nothing may stand still
             settings.compile_limit_s,
         )
         self.address = f"{island}/{self.process.number}"

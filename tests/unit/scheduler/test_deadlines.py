@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import STUCK_LIMITS
 from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
 from pathways_ray.scheduler.order import MIN_DEVICE_LAUNCHES
@@ -16,6 +17,7 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostUp,
     IslandLaunch,
+    IslandLaunchFailed,
     Program,
     Ready,
     Running,
@@ -87,6 +89,16 @@ def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
         commands = made._handle(Ticked())
         assert bool(commands) == (now > 26.1)
     assert downs(commands)[0].candidates == (3,)
+
+
+def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_for_it() -> None:
+    made = island(0, two_outputs=("0.0",))
+    launch(made, 1, 1)
+    made.from_host(0, 1, IslandLaunchFailed(1, Failure("ExecutionError", "the other output")))
+    assert made.tick(LIMIT_S, running={1: 0.5}) == []
+    (down,) = downs(made.tick(LIMIT_S + 1, running={1: 0.5}))
+    assert (down.kind, down.candidates, down.decided) == ("LaunchTimeout", (1,), True)
+    assert "launch 1, which has failed, was first" in down.reason
 
 
 def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
