@@ -15,6 +15,7 @@
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
     │   ├── ProgramRefused       a program with operations that are not allowed, or that ended hosts
+    │   ├── OutOfMemory          a launch does not fit into the memory of its devices; the message has the figures
     │   └── TooLarge             over a fixed limit of the runtime
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
     │   ├── CompileError         XLA refused a function
@@ -22,6 +23,7 @@
     │   ├── HostLost             a host died while the launch needed it
     │   ├── LaunchTimeout        a launch kept its devices for longer than the cluster allows
     │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
+    ├── Cancelled                the launch was cancelled, or one that it depends on
     ├── ControllerLost           the controller is gone; every open launch has failed
     ├── AuthenticationError      wrong or missing token
     ├── WireError                a message that is not of this protocol
@@ -97,6 +99,10 @@ class ProgramRefused(ResourceError):
     """A program that the cluster does not run: what it does, or what it did, is not allowed."""
 
 
+class OutOfMemory(ResourceError):
+    """A launch does not fit into the memory of its devices."""
+
+
 class TooLarge(ResourceError):
     """Over a fixed limit of the runtime."""
 
@@ -123,6 +129,10 @@ class LaunchTimeout(ExecutionError):
 
 class OrderMismatch(ExecutionError):
     """Hosts of one island enqueued gangs in different orders, so their results are worthless."""
+
+
+class Cancelled(PathwaysError):
+    """The launch was cancelled (`pw.Array.cancel`), or one that it depends on."""
 
 
 class ControllerLost(PathwaysError):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from pathways_ray import limits
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
@@ -56,6 +57,8 @@ class Launches:
             tables, self.preparation, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
         )
 
+        self.cancellation = Cancellation(tables, self.admission)
+
     @property
     def sequence(self) -> int:
         """The number of the last launch of the cluster."""
@@ -66,7 +69,7 @@ class Launches:
     def open_session(self, session: int, tenant: Tenant | None = None) -> list[Send]:
         """A session of a tenant; without one, of a tenant of its own with weight 1 and no quota."""
         owner = tenant if tenant is not None else Tenant(f"session {session}")
-        self.ledger.open(session, owner.name, owner.weight, owner.priority)
+        self.ledger.open(session, owner.name, owner.weight, owner.priority, owner.launch_limit_s or 0.0)
         self.sessions[session] = Session(session, owner, self.ledger.of(session))
         self.admission.open(session)
         self.story.note(Entry(self.tables.now, "session opened", f"tenant {owner.name}", session=session))
@@ -82,11 +85,11 @@ class Launches:
         return len(self.admission.backlogs[session])
 
     def set_tenant(self, tenant: Tenant) -> list[Send]:
-        """The operator changed a tenant: weight and priority hold from now on, quotas for what is asked from now on."""
+        """The operator changed a tenant: all of it holds from now on, quotas for what is asked from now on."""
         mine = [s for s in self.sessions.values() if s.tenant.name == tenant.name]
         for session in mine:
             session.tenant = tenant
-            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority)
+            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority, tenant.launch_limit_s or 0.0)
         return self._accounts(self.tables.islands(), [session.id for session in mine])
 
     def island_up(self, island: int) -> list[Send]:
@@ -95,7 +98,7 @@ class Launches:
 
     def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Send]:
         tenants = [(s, self.sessions[s].tenant) for s in sessions]
-        accounts = [wire.Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
+        accounts = [wire.Account(s, t.name, t.weight, t.priority, t.launch_limit_s or 0.0) for s, t in tenants]
         return [SendIsland(island, account) for island in islands for account in accounts]
 
     def close_session(self, session: int) -> list[Send]:
@@ -108,6 +111,7 @@ class Launches:
         for program in state.programs.values():
             self.preparation.forget(program)
             commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
+        self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session)
         self.story.note(Entry(self.tables.now, "session closed", session=session))
@@ -182,14 +186,15 @@ class Launches:
         return self.dispatch.enqueued(island, message)
 
     def _resume(self, settled: Settled) -> list[Send]:
-        if not settled.sessions and not self.cross_island.queued:
+        if not settled.sessions and not self.cross_island.queued and not self.admission.memory.waiting:
             return settled.commands
-        return settled.commands + self.admission.resume(settled.sessions)
+        return settled.commands + self.admission.resume(settled.sessions) + self.admission.memory_freed()
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 
     def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
         """A host serves under a new epoch."""
+        self.admission.memory.changed()
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
 
     def host_down(self, message: wire.HostDown) -> list[Send]:
@@ -200,7 +205,10 @@ class Launches:
         """Time passes: launches that wait for a host that does not come back, or for a compiler that does not come to
         them, fail."""
         self.tables.now = now
-        return self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
+        return (
+            self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
+            + self.admission.memory_freed()
+        )
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
@@ -211,6 +219,7 @@ class Launches:
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
             held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
+            assert all(found >= 0 for found in session.held.values()), session.held
             assert session.device_bytes == held, (session.device_bytes, held)
             for number, buffer in session.buffers.items():
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"

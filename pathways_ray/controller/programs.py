@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -44,11 +45,12 @@ class BufferType:
 class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions, `unsent`
-    islands whose hosts have yet to get them. `culprit` is what the circuit breaker knows it by. `device_time` is the
-    time of a launch, summed over its `devices`. `number` is the client's for it; `announced` is set once the client has
-    heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to compile it
-    is void from `retry_at` on.
+    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `ready` are hosts that hold its compiled functions, `unsent` islands whose hosts have yet to get them. `culprit` is
+    what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
+    `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
+    has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
+    compile it is void from `retry_at` on.
     """
 
     key: int
@@ -56,6 +58,7 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
+    donated: tuple[int, ...] = ()
     plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
@@ -71,6 +74,7 @@ class PlannedProgram:
     number: int = 0
     announced: bool = False
     devices: int = 1
+    result_bytes: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -81,11 +85,6 @@ class PlannedProgram:
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
         return len(self.plans) > 1
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes on devices of all its results."""
-        return sum(kind.device_bytes for kind in self.results)
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -171,12 +170,14 @@ def plan_program(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
+        donated=graph.donated_arguments,
         plans={p.island: p for p in plans},
         messages={p.island: _message(key, p, functions, len(plans) > 1, tenant) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
         culprit=Culprit(tenant, _digest(graph)),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
+        result_bytes=sum(kind.device_bytes for kind in results),
     )
 
 
@@ -205,7 +206,22 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         devices=tuple(devices),
         cross_island=cross_island,
         tenant=tenant,
+        computations=_computations(island),
     )
+
+
+def _computations(island: IslandPlan) -> int:
+    """The most computations that a launch puts on the queue of one device."""
+    counts: Counter[Device] = Counter()
+    for step in island.steps:
+        match step:
+            case Execute():
+                counts.update(island.placed(island.executables[step.executable].slice).devices)
+            case Receive():
+                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+            case Send() | Reshard():
+                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+    return max(counts.values(), default=1)
 
 
 def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -50,8 +50,9 @@ class Buffer(msgspec.Struct, eq=False):
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
-    on devices, `in_flight` counts its launches on islands.
+    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its buffers on the
+    devices of each slice, `in_flight` counts its launches on islands. `donated` are buffers whose memory a launch may
+    take.
     """
 
     id: int
@@ -61,8 +62,14 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
-    device_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its buffers on devices."""
+        return sum(self.held.values())
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -73,27 +80,34 @@ class Session:
         """Enters a buffer under the client's number for it."""
         self.buffers[number] = buffer
         if buffer.failure is None:
-            self.device_bytes += buffer.type.device_bytes
+            kind = buffer.type
+            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
+
+    def find(self, number: int) -> Buffer | None:
+        """A buffer that is in the table, or was donated to a launch that has not ended."""
+        return self.buffers.get(number) or self.donated.get(number)
 
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None and buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         return buffer
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
-        if buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+        if buffer.failure is None and buffer not in self.donated.values():
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         buffer.failure = failure
 
 
 class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
-    `pending` are the islands that have not reported. `producers` are launches it consumes from that had no outcome at
+    `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
+    buffers whose memory it may take, `consumed` those of which an island said that it has.
+    `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
     outcome; `root` is the failure of the first producer that failed. `device_seconds` is its device time so far,
     `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch.
@@ -111,6 +125,9 @@ class InFlight(msgspec.Struct, eq=False):
     state: LaunchState
     estimate: float = 0.0
     device_seconds: float = 0.0
+    donated: tuple[int, ...] = ()
+    consumed: set[int] = msgspec.field(default_factory=set)
+    failed_on: set[int] = msgspec.field(default_factory=set)
     next_gang: int = 0
     awaiting: set[int] = msgspec.field(default_factory=set)
     failure: Failure | None = None
@@ -121,7 +138,10 @@ class InFlight(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class HostState:
-    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`."""
+    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
+
+    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown.
+    """
 
     host: int
     island: int
@@ -132,6 +152,8 @@ class HostState:
     pid: int
     down_since: float | None = None
     since: int = 0
+    memory: int = 0
+    pool: str = ""
 
 
 @dataclass

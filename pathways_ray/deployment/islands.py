@@ -30,6 +30,7 @@ class Processes:
     policy: str
     launch_limit_s: float
     compile_limit_s: float
+    silence_limit_s: float
     check_order: bool
     detached: bool
     near: Any
@@ -84,6 +85,7 @@ def start_island(
         processes.policy,
         processes.launch_limit_s,
         processes.compile_limit_s,
+        processes.silence_limit_s,
     )
     started = IslandActors(number, scheduler, {})
     taken = {"num_cpus": 0} if tenant else _taking(island.bundle())
@@ -100,6 +102,8 @@ def start_island(
             processes.check_order,
             tenant,
             base,
+            island.memory,
+            processes.silence_limit_s,
         )
     return started
 

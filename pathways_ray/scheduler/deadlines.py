@@ -36,7 +36,7 @@ class Deadlines:
     launch was last seen to get on.
 
     Args:
-        limit_s: seconds that a launch may keep its devices.
+        limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own.
         compile_limit_s: seconds that a host may compile one program.
     """
 
@@ -87,13 +87,12 @@ class Deadlines:
         for sequence in sorted(runs):
             record = outstanding.get(sequence)
             seconds = now - self._since(sequence, record.hosts if record is not None else hosts, now)
-            if seconds > self.limit_s:
+            limit_s = (record.usage.launch_limit_s if record is not None else None) or self.limit_s
+            if seconds > limit_s:
                 # One that has failed may have left a computation on a device, where its failure was none of its inputs.
                 name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
                 text = f"{name} was first on its devices for {seconds:.0f} s"
-                return RestartIsland(
-                    min(hosts), f"{text}; the limit is {self.limit_s:.0f} s", "LaunchTimeout", sequence
-                )
+                return RestartIsland(min(hosts), f"{text}; the limit is {limit_s:.0f} s", "LaunchTimeout", sequence)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
 

@@ -17,11 +17,12 @@ from pathways_ray.ir.plan import Device
 
 @dataclass(slots=True, eq=False)
 class DeviceGroup:
-    """Devices that are in the same sets. `launches` of this island only are in the queue of each of them, which are
-    expected to take `seconds`."""
+    """Devices that are in the same sets. `launches` of this island only are in the queue of each of them, of
+    `computations` in all, which are expected to take `seconds`."""
 
     devices: frozenset[Device]
     launches: int = 0
+    computations: int = 0
     seconds: float = 0.0
 
     @property
@@ -31,7 +32,7 @@ class DeviceGroup:
     def split(self, inside: frozenset[Device]) -> DeviceGroup:
         """Leaves the devices `inside` to a new group with the same queue."""
         self.devices -= inside
-        return DeviceGroup(inside, self.launches, self.seconds)
+        return DeviceGroup(inside, self.launches, self.computations, self.seconds)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -41,19 +42,18 @@ class DeviceSet:
     devices: frozenset[Device] = frozenset()
     groups: list[DeviceGroup] = field(default_factory=list)
 
-    def has_room(self, estimate: float, window: float, always: int) -> bool:
-        """Whether a launch of `estimate` seconds fits into a window of seconds on each device. `always` launches fit
-        however long they are."""
-        return all(g.launches < always or g.seconds + estimate <= window for g in self.groups)
-
-    def add(self, estimate: float) -> None:
+    def add(self, estimate: float, computations: int) -> None:
+        """A launch goes to the hosts."""
         for group in self.groups:
             group.launches += 1
+            group.computations += computations
             group.seconds += estimate
 
-    def remove(self, estimate: float) -> None:
+    def remove(self, estimate: float, computations: int) -> None:
+        """A launch is over."""
         for group in self.groups:
             group.launches -= 1
+            group.computations -= computations
             group.seconds = group.seconds - estimate if group.launches else 0.0
 
 
@@ -97,7 +97,7 @@ class DeviceTable:
     def clear(self) -> None:
         """Nothing is with the hosts any more."""
         for group in self.groups:
-            group.launches, group.seconds = 0, 0.0
+            group.launches, group.computations, group.seconds = 0, 0, 0.0
 
     def __iter__(self) -> Iterator[DeviceSet]:
         return iter(self._sets.values())

@@ -39,6 +39,7 @@ class ProgramState:
     devices: DeviceSet = field(default_factory=DeviceSet)
     cross_island: bool = False
     seconds: MovingAverage = field(default_factory=MovingAverage)
+    computations: int = 1
 
     @property
     def width(self) -> int:
@@ -48,12 +49,14 @@ class ProgramState:
 
 @dataclass(slots=True)
 class SessionQueue:
-    """Messages of a session that wait; `candidate` describes the launch at the head."""
+    """Messages of a session that wait; `candidate` describes the launch at the head. It goes with the last one once the
+    session has `ended`."""
 
     session: int
     usage: Usage
     candidate: Candidate
     items: deque[IslandLaunch | Drop | DropProgram] = field(default_factory=deque)
+    ended: bool = False
 
     @property
     def head(self) -> IslandLaunch:
@@ -75,8 +78,8 @@ class InputBarrier:
 class PartialFailure:
     """A launch that has failed on some hosts.
 
-    `report` is the first host's, which came at time `at`. `hosts` have failed so far; `affected` hosts hold shards of
-    the value that failed, and must fail too.
+    `report` is the first host's, which came at time `at`, with what any of them consumed. `hosts` have failed so far;
+    `affected` hosts hold shards of the value that failed, and must fail too.
     """
 
     report: IslandLaunchFailed

@@ -25,6 +25,10 @@ Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
 
 
+Measured = Annotated[float, msgspec.Meta(ge=0.0)]
+"""Seconds, or a factor: a number that can be compared, which NaN cannot."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message"):
     """Base of all messages."""
 
@@ -72,7 +76,13 @@ class Upgrade(Message, tag=5):
     """
 
 
-ToController = Register | Launch | Put | Free | Upgrade
+class Cancel(Message, tag=91):
+    """The user cancels a launch. Answered by its outcome, or by `CancelRefused`."""
+
+    launch: int
+
+
+ToController = Register | Launch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ---------------------------------------------------------------------------------------------
@@ -88,10 +98,24 @@ class Completed(Message, tag=10):
 
 
 class LaunchFailed(Message, tag=11):
-    """A launch that ended in an error."""
+    """A launch that ended in an error.
+
+    Of the buffers that it was to take over (donated ones), `consumed` are those whose memory it took; `undecided` those
+    of which `DonationsDecided` will tell. The others live again.
+    """
 
     launch: int
     failure: Failure
+    consumed: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+
+
+class DonationsDecided(Message, tag=90):
+    """Whether a failed launch took the memory of `undecided` buffers: of those in `consumed`; the others in `buffers`
+    live again."""
+
+    buffers: tuple[int, ...]
+    consumed: tuple[int, ...]
 
 
 class BuffersLost(Message, tag=12):
@@ -125,7 +149,25 @@ class Upgraded(Message, tag=16):
     """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
 
 
-ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
+class CancelRefused(Message, tag=92):
+    """A launch that was to be cancelled has begun, or is over. It is marked: its results are freed when they come, and
+    count as failed with `failure` from now on."""
+
+    launch: int
+    failure: Failure
+
+
+ToClient = (
+    Completed
+    | LaunchFailed
+    | DonationsDecided
+    | CancelRefused
+    | BuffersLost
+    | HostAddress
+    | SessionEnded
+    | Prepared
+    | Upgraded
+)
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -149,8 +191,8 @@ class Peers(Message, tag=20):
 class Program(Message, tag=21):
     """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
 
-    The rest is for the scheduler: the program's name, the devices of the island that it uses, and whether its launches
-    run on other islands too.
+    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
+    on other islands too, and the computations that a launch puts on one device's queue (`computations`).
     """
 
     program: int
@@ -159,11 +201,13 @@ class Program(Message, tag=21):
     name: str = ""
     devices: tuple[Device, ...] = ()
     cross_island: bool = False
+    computations: int = 1
     tenant: str = ""
 
 
 class IslandLaunch(Message, tag=22):
-    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0."""
+    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
+    `cancelled` computes nothing: its values are that failure."""
 
     sequence: int
     session: int
@@ -172,6 +216,7 @@ class IslandLaunch(Message, tag=22):
     results: int
     first: int = 0
     gangs: int = 0
+    cancelled: Failure | None = None
 
 
 class Drop(Message, tag=23):
@@ -203,16 +248,26 @@ class BarrierReleased(Message, tag=26):
 
 
 class Account(Message, tag=27):
-    """Controller to schedulers: whose a session is, and what the operator gave that tenant."""
+    """Controller to schedulers: whose a session is, and what the operator gave that tenant; `launch_limit_s` is 0 where
+    that of the runtime holds."""
 
     session: int
     tenant: str
     weight: float
     priority: int
+    launch_limit_s: Measured = 0.0
+
+
+class CancelLaunch(Message, tag=93):
+    """Controller to schedulers: a launch is not needed any more. One that waits ends in `failure`, one that hosts have
+    is answered with `Begun`."""
+
+    sequence: int
+    failure: Failure
 
 
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -220,7 +275,10 @@ ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | A
 
 class HostUp(Message, tag=30):
     """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
-    one brought on itself, if it did."""
+    one brought on itself, if it did.
+
+    `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
+    """
 
     host: int
     epoch: int
@@ -229,6 +287,8 @@ class HostUp(Message, tag=30):
     devices: int
     pid: int
     crash: str = ""
+    memory: int = 0
+    pool: str = ""
 
 
 class HostDown(Message, tag=31):
@@ -273,11 +333,13 @@ class IslandLaunchFailed(Message, tag=34):
     """A launch whose part on this host ended in an error. Counts as its completion there.
 
     `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
+    `consumed` are the arguments whose memory it took before.
     """
 
     sequence: int
     failure: Failure
     hosts: tuple[int, ...] = ()
+    consumed: tuple[int, ...] = ()
 
 
 class Enqueued(Message, tag=35):
@@ -295,10 +357,11 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, tag=36):
-    """The host's process runs. `running` are launches that have kept its devices for a while; if there are such,
-    `queued` are those in device queues behind others."""
+    """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
+    a while; if there are such, `queued` are those in device queues behind others."""
 
     host: int
+    slowness: Measured = 1.0
     running: tuple[Running, ...] = ()
     queued: tuple[int, ...] = ()
 
@@ -342,14 +405,22 @@ class Ordered(Message, tag=39):
 
 
 class Load(Message, tag=40):
-    """Scheduler to controller, now and then: launches of each tenant that wait on the island."""
+    """Scheduler to controller, now and then: launches of each tenant that wait on the island, and the slowness of the
+    scheduler's machine."""
 
     island: int
     queued: dict[str, int]
+    slowness: Measured = 1.0
+
+
+class Begun(Message, tag=94):
+    """A launch that was to be cancelled is with the hosts already."""
+
+    sequence: int
 
 
 FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------

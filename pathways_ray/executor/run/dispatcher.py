@@ -38,6 +38,10 @@ from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
+MAX_WATCHERS = 64
+"""Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
+share a thread, which may report one launch after another that ended later."""
+
 
 class _Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
@@ -48,6 +52,7 @@ class _Watched(NamedTuple):
     program: PreparedProgram
     begun: float
     part: bool = False
+    consumed: tuple[int, ...] = ()
 
 
 class _Watcher:
@@ -191,11 +196,11 @@ class Dispatcher:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = _Watched(sequence, values, program, self._begun)
+        watched = _Watched(sequence, values, program, self._begun, consumed=consumed)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self.reports.done(sequence, self._taken(watched), self._many)
@@ -211,6 +216,8 @@ class Dispatcher:
         devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
+            if len(self._watchers) >= MAX_WATCHERS:
+                return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher = self._watchers[devices] = _Watcher()
             threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
         return watcher
@@ -230,7 +237,8 @@ class Dispatcher:
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
-                self.reports.failed(watched.program.plan.failed(watched.sequence, failure, at))
+                plan = watched.program.plan
+                self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
@@ -258,7 +266,7 @@ class Dispatcher:
             seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self, slowness: float = 1.0) -> Heartbeat:
         """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`, and those behind
         them.
 
@@ -283,7 +291,7 @@ class Dispatcher:
                 running[one.sequence] = Running(one.sequence, round(1000 * (now - since)))
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
-        return Heartbeat(self.host, tuple(running.values()), behind)
+        return Heartbeat(self.host, slowness, tuple(running.values()), behind)
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
