@@ -43,6 +43,12 @@ LAUNCH_LIMIT_S = 60.0
 """Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
 restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
+COMPILE_LIMIT_S = 120.0
+"""Seconds for which a host may compile one program; then its island is restarted, since nothing stops a compiler."""
+
+COMPILE_WORKERS = 2
+"""Programs that a host compiles at a time: a long one does not hold up all others."""
+
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
 

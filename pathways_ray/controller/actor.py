@@ -54,6 +54,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the numbers of all islands.
+        compile_limit_s: seconds that a host may compile one program.
         isolation: whether each tenant has islands for itself.
         silence_limit_s: silence after which another process counts as lost.
         launch_limit_s: the schedulers' limit, to be shown.
@@ -70,6 +71,7 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Sequence[int] = (),
+        compile_limit_s: float = limits.COMPILE_LIMIT_S,
         isolation: bool = False,
         silence_limit_s: float = SILENCE_LIMIT_S,
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
@@ -82,7 +84,8 @@ class Controller:
         self.incarnation = secrets.token_hex(8)
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
-        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, CrossIslandWindow(policy_named(policy)))
+        window = CrossIslandWindow(policy_named(policy))
+        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s)
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = islands if self.restarted else ()  # at first they start after this process

@@ -25,6 +25,7 @@ from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import Send, Session, Tables
@@ -111,6 +112,7 @@ class Admission:
     def __init__(
         self,
         tables: Tables,
+        preparation: Preparation,
         hosts: Hosts,
         dispatch: Dispatch,
         outcomes: Outcomes,
@@ -118,6 +120,7 @@ class Admission:
         max_in_flight: int,
     ) -> None:
         self.tables = tables
+        self.preparation = preparation
         self.hosts = hosts
         self.dispatch = dispatch
         self.outcomes = outcomes
@@ -182,6 +185,10 @@ class Admission:
                 commands += self._advance(session, backlog)
         return commands
 
+    def with_deferred(self) -> list[Session]:
+        """Sessions that have deferred launches."""
+        return [self.tables.sessions[session] for session, backlog in self.backlogs.items() if backlog.deferred]
+
     def release(self) -> list[Send]:
         """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
         commands: list[Send] = []
@@ -231,20 +238,22 @@ class Admission:
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self._refuse(session, launch, Failure("WireError", text))
+        # Before it may have to wait for others, so that hosts compile meanwhile.
+        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if backlog.deferred and self._is_blocked(session, backlog, message, program):
             backlog.defer(launch, program.plans, len(program.results))
-            return []
+            return asked
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
-                return self._refuse(session, launch, failure)
-        if session.in_flight >= self.max_in_flight:
-            return None
-        if not program.is_ready or (self.tables.away and self.hosts.away(program)):
+                return asked + self._refuse(session, launch, failure)
+        if asked or self._is_unprepared(program):
             failure = self.hosts.absence(program)
             if failure is not None:
-                return self._refuse(session, launch, failure)
+                return asked + self._refuse(session, launch, failure)
             backlog.defer(launch, program.plans, len(program.results))
-            return []
+            return asked
+        if session.in_flight >= self.max_in_flight:
+            return None
         room = self.memory.take(session, program)
         if isinstance(room, Failure):
             return self._refuse(session, launch, room)
@@ -262,6 +271,15 @@ class Admission:
         if not record.pending:
             return self.outcomes.settle([record])[0]
         return commands
+
+    def _is_unprepared(self, program: PlannedProgram) -> bool:
+        """Whether a program cannot be launched now, and may be later."""
+        return (
+            not program.is_ready
+            or bool(program.unsent)
+            or (bool(self.tables.away) and bool(self.hosts.away(program)))
+            or self.preparation.must_wait(program)
+        )
 
     def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""

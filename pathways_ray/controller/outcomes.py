@@ -47,7 +47,7 @@ class Outcomes:
                 decided += self.donations.reported(island, sequence, None)
                 continue
             if k < len(device_us):
-                record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
+                record.device_seconds += device_us[k] * 1e-6 * len(record.program.messages[island].devices)
             if island in record.pending:
                 record.pending.remove(island)
                 if not record.pending:
@@ -124,10 +124,12 @@ class Outcomes:
         """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
         program, ledger = record.program, self.tables.ledger
         actual = record.estimate
-        if record.failure is None:
+        if record.failure is not None:
+            self.tables.note_failed(record.sequence, program)
+        else:
             actual = record.device_seconds
             program.device_time.measure(actual)
-            self.tables.circuit_breaker.clear(program.digest)
+            self.tables.circuit_breaker.succeeded(program.culprit)
         if program.cross_island:
             self.window.end(program.plans)
         ledger.settle(record.usage, record.estimate, actual)

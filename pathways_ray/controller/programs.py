@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
+from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
@@ -45,10 +46,11 @@ class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
-    `ready` are hosts that hold its compiled functions.
-    `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `result_bytes` are those of all results on devices. `number` is
-    the client's for it; `announced` is set once the client has heard that every host has compiled it.
+    `ready` are hosts that hold its compiled functions, `unsent` islands whose hosts have yet to get them. `culprit` is
+    what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
+    `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
+    has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
+    compile it is void from `retry_at` on.
     """
 
     key: int
@@ -62,9 +64,12 @@ class PlannedProgram:
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
     ready: set[int] = field(default_factory=set)
+    unsent: set[int] = field(default_factory=set)
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
-    digest: str = ""
+    retry_at: float = math.inf
+    wanted_since: float = math.inf
+    culprit: Culprit = NOBODY
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
     announced: bool = False
@@ -141,6 +146,7 @@ def plan_program(
     functions: Mapping[str, bytes],
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
+    tenant: str = "",
     trusted: bool = False,
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph` raises, `GraphError` for a function that was not sent, and `TooLarge`
@@ -174,26 +180,33 @@ def plan_program(
         results=tuple(results),
         donated=graph.donated_arguments,
         plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, len(plans) > 1, trusted) for p in plans},
+        messages={p.island: _message(key, p, functions, len(plans) > 1, tenant, trusted) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
         gang_islands=_gang_islands(lowered, plans),
-        digest=_digest(graph, needed),
+        culprit=Culprit(tenant, _digest(graph)),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
         result_bytes=sum(kind.device_bytes for kind in results),
     )
 
 
-def _digest(graph: Graph, functions: set[str]) -> str:
-    """Names what a program computes, for all slices and sessions: its functions and how they hang together."""
-    shape = [(type(node).__name__, [*node.inputs] if isinstance(node, Compute) else []) for node in graph.nodes]
-    return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
+def _digest(graph: Graph) -> str:
+    """Names what a program computes, on any slices and under any names: its functions and how they hang together."""
+
+    def work(parts: Iterable[Part | Loop]) -> list[Any]:
+        return [
+            (work(p.body), p.times, p.inputs, p.carried, p.outputs) if isinstance(p, Loop) else (p.function, p.inputs)
+            for p in parts
+        ]
+
+    recipes = [(work(recipe.parts), recipe.outputs) for recipe in graph.recipes]
+    nodes = [(type(n).__name__, inputs_of(n), n.recipe if isinstance(n, Compute) else -1) for n in graph.nodes]
+    return hashlib.sha256(encode((recipes, nodes))).hexdigest()
 
 
 def _message(
-    key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, trusted: bool
+    key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool, tenant: str, trusted: bool
 ) -> Program:
-    """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
-    share one is unlikely, and would only make their launches wait for each other."""
+    """The part of a program that an island gets."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     plan = encode(island)
     if len(plan) > limits.MAX_PLAN_BYTES:
@@ -206,9 +219,9 @@ def _message(
         plan=plan,
         functions=_functions_of(island, functions),
         name=island.name,
-        devices=len(devices),
-        device_set=zlib.crc32(encode(devices)),
+        devices=tuple(devices),
         cross_island=cross_island,
+        tenant=tenant,
         computations=_computations(island),
         trusted=trusted,
     )

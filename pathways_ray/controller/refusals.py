@@ -24,8 +24,8 @@ def program_failed(tables: Tables, session: Session, program: PlannedProgram, la
 
 
 def circuit_open(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """Launches of the program ended hosts, several times."""
-    return tables.circuit_breaker.refusal(program.digest)
+    """The program ended hosts, several times."""
+    return tables.circuit_breaker.refusal(program.culprit)
 
 
 def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:

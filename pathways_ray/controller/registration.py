@@ -63,7 +63,8 @@ class Registration:
             if digest in self.withheld and digest not in self.functions:
                 return self.withheld[digest]
         # A program may arrive after a release that was called later: released slices are still known.
-        return plan_program(key, session.id, graph, self.functions, session.places, fusion, session.tenant.trusted)
+        tenant = session.tenant
+        return plan_program(key, session.id, graph, self.functions, session.places, fusion, tenant.name, tenant.trusted)
 
     def _refusal(self, session: Session, message: Register) -> Failure | None:
         size = len(message.graph) + sum(map(len, message.functions.values()))

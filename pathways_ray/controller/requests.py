@@ -18,12 +18,21 @@ from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import check_size, decode_graph, order_text, placed_graph
 from pathways_ray.controller.tenants import Tenant, TenantBook
-from pathways_ray.errors import AuthenticationError, PathwaysError, SessionClosed, WireError, from_failure, to_failure
+from pathways_ray.errors import (
+    AuthenticationError,
+    PathwaysError,
+    SessionClosed,
+    UsageError,
+    WireError,
+    from_failure,
+    to_failure,
+)
 from pathways_ray.ir.text import plan_text
+from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
 
-COMPILE_LIMIT_S = 120.0
+EXPLAIN_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
 
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
@@ -130,6 +139,8 @@ class Requests:
             return None, self._open(event, request, caller, now)
         if isinstance(request, wire.Status) and request.session == 0 and caller is None:
             return None, self._status(event.call, None)
+        if isinstance(request, wire.LiftRefusal) and caller is None:
+            return self._lift(request, now), []
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
@@ -142,9 +153,13 @@ class Requests:
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():
-                return self._explain(event.call, client, request, now), []
+                return self._explain(event.call, client, request, now), [
+                    *self.launches.prepare(client.session, request.program)
+                ]
             case wire.Status():
                 return None, self._status(event.call, client)
+            case wire.LiftRefusal():
+                raise AuthenticationError("only the operator, with the runtime's own token, lifts a refusal")
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
 
@@ -217,7 +232,7 @@ class Requests:
         plan, order = plan_text(plans), order_text({p.island: p for p in plans})
         if request.program < 0:
             return wire.Explained(plan, order, {})
-        explaining = Explaining(session.id, request.program, plan, order, now + COMPILE_LIMIT_S)
+        explaining = Explaining(session.id, request.program, plan, order, now + EXPLAIN_LIMIT_S)
         reply = self._explained(explaining, now)
         if reply is None:  # the program comes on the stream, and this call may have overtaken it
             self.explaining[call] = explaining
@@ -241,6 +256,14 @@ class Requests:
                 del self.explaining[call]
                 commands.append(AnswerCall(call, reply))
         return commands
+
+    # --- refusals -----------------------------------------------------------------------------------------------------
+
+    def _lift(self, request: wire.LiftRefusal, now: float) -> wire.Reply:
+        if not self.launches.circuit_breaker.lift(request.refusal):
+            raise UsageError(f"no program is refused under {request.refusal[:64]!r}; 'pathways refusals' lists them")
+        self.launches.story.note(Entry(now, "refusal lifted", request.refusal))
+        return wire.Accepted()
 
     # --- status -------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,6 +16,9 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
 from pathways_ray.transport.messages import ToClient, ToIsland
+
+MAX_FAILED = 4096
+"""Launches that failed lately, of which their programs are remembered."""
 
 
 class SendIsland(msgspec.Struct, frozen=True):
@@ -156,8 +160,9 @@ class HostState:
 class Tables:
     """The state that admission, dispatch, outcomes and hosts share.
 
-    `programs` are all by their key, `away` the hosts that are down, `sequence` the number of the last launch of the
-    cluster, `now` the time of the event that is handled, in seconds.
+    `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
+    down, `sequence` is the number of the last launch of the cluster, `now` the time of the event that is handled, in
+    seconds.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -168,8 +173,15 @@ class Tables:
     sessions: dict[int, Session] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     in_flight: dict[int, InFlight] = field(default_factory=dict)
+    failed: OrderedDict[int, PlannedProgram] = field(default_factory=OrderedDict)
     sequence: int = 0
     now: float = 0.0
+
+    def note_failed(self, sequence: int, program: PlannedProgram) -> None:
+        """Remembers what a launch that has failed was of: some of it may still be on a device."""
+        self.failed[sequence] = program
+        while len(self.failed) > MAX_FAILED:
+            self.failed.popitem(last=False)
 
     def islands(self) -> list[int]:
         """The islands that have, or had, a host."""

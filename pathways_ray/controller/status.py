@@ -87,11 +87,26 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
             for s in sessions.values()
         ],
         "tenants": report.tenants(launches),
+        "refusals": refusals(launches),
         "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),
         "launches": launches.sequence,
         "in_flight": len(launches.in_flight),
     }
+
+
+def refusals(launches: Launches) -> list[dict[str, Any]]:
+    """The programs that the circuit breaker refuses, oldest first; `age_s` is for how long, in seconds."""
+    return [
+        {
+            "id": culprit.id,
+            "tenant": culprit.tenant,
+            "program": refusal.name,
+            "reason": refusal.failure.message,
+            "age_s": launches.tables.now - refusal.at,
+        }
+        for culprit, refusal in launches.circuit_breaker.refused.items()
+    ]
 
 
 def logs(islands: Iterable[Mapping[str, Any]], folder: str, node: str) -> list[dict[str, str]]:
@@ -145,6 +160,7 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_o
         "slices": [s for s in status["slices"] if s["session"] in mine],
         "sessions": sessions,
         "tenants": [t for t in status["tenants"] if t["tenant"] == tenant],
+        "refusals": [r for r in status["refusals"] if r["tenant"] == tenant],
         "buffers": sum(s["buffers"] for s in sessions),
         "in_flight": sum(s["in_flight"] for s in sessions),
     }

@@ -50,6 +50,7 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
+        compile_limit_s: seconds that a host may compile one program.
         launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
         silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
         placement: "pack" or "spread", the hosts of each island.
@@ -74,6 +75,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    compile_limit_s: float = limits.COMPILE_LIMIT_S
     silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
     name: str = ""
@@ -224,6 +226,7 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
         listen,
         options.policy,
         options.launch_limit_s,
+        options.compile_limit_s,
         options.silence_limit_s,
         options.check_order,
         outlives,
@@ -258,6 +261,7 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
             options.policy,
             metrics_at,
             sorted(islands),
+            options.compile_limit_s,
             options.isolation == "process",
             options.silence_limit_s,
             options.launch_limit_s,

@@ -41,7 +41,7 @@ class SimulatedController:
         self.process = world.network.process("controller", "controller")
         settings = world.settings
         window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
-        self.launches = Launches(settings.parallel, settings.max_in_flight, window)
+        self.launches = Launches(settings.parallel, settings.max_in_flight, window, settings.compile_limit_s)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         self.core = ControllerCore(self.launches, clients, expected=settings.islands)
@@ -141,6 +141,8 @@ class SimulatedController:
             for message in batch:
                 if isinstance(message, wire.HostUp):
                     self.world.checker.host_known(self.launches, message)
+                elif isinstance(message, wire.HostDown):
+                    self.world.checker.blamed(self.launches, message)
         self.handle(events.IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------

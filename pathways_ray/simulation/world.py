@@ -52,6 +52,7 @@ class World:
         self.groups: dict[tuple[int, int], Group] = {}
         self.forming: dict[tuple[int, int], list[tuple[Process, Callable[[], None]]]] = {}
         self.slowness: dict[int, float] = {}
+        self.crashes: dict[int, str] = {}
         self.machine_slowness = 1.0
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
@@ -159,6 +160,8 @@ class World:
         if restart is None:
             return
         self.losses += 1
+        if self.settings.flaws:
+            self.quiet_since = self.disturbed_until = max(self.disturbed_until, self.clock.now)
         if self.settings.starved_s and not self.settings.faults:
             self.checker.report(f"{process} was slow, and was ended: {why}")
         self.clock.after(0.5 + self.random.random(), restart)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from pathways_ray.errors import Failure, WireError
-from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
 VERSION = 7
@@ -189,22 +189,21 @@ class Peers(Message, tag=20):
 
 
 class Program(Message, tag=21):
-    """A plan to prepare; the functions are those it names.
+    """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
 
     `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
-    The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
-    them (`device_set`), whether its launches run on other islands too, and the computations that a launch puts on one
-    device's queue (`computations`).
+    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
+    on other islands too, and the computations that a launch puts on one device's queue (`computations`).
     """
 
     program: int
     plan: bytes
     functions: dict[str, bytes]
     name: str = ""
-    devices: int = 1
-    device_set: int = 0
+    devices: tuple[Device, ...] = ()
     cross_island: bool = False
     computations: int = 1
+    tenant: str = ""
     trusted: bool = False
 
 
@@ -297,8 +296,9 @@ class HostUp(Message, tag=30):
 class HostDown(Message, tag=31):
     """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
 
-    `candidates` are the launches that were first in line on its devices; `story` has the scheduler's last events that
-    led to the loss.
+    `candidates` are the launches that were first in line on its devices, `compiling` the programs that it compiled: one
+    of them may have been the cause. With `decided` it was, since the scheduler ended the host for what it did. `story`
+    has the scheduler's last events that led to the loss.
     """
 
     host: int
@@ -307,6 +307,8 @@ class HostDown(Message, tag=31):
     kind: str = "HostLost"
     candidates: tuple[int, ...] = ()
     story: tuple[str, ...] = ()
+    compiling: tuple[int, ...] = ()
+    decided: bool = False
 
 
 class Ready(Message, tag=32):
@@ -349,11 +351,28 @@ class Enqueued(Message, tag=35):
     first: int
 
 
+class Running(msgspec.Struct, frozen=True, array_like=True):
+    """A launch that is first in the queues of all the devices of a host that it uses, and the milliseconds since."""
+
+    sequence: int
+    ms: int
+
+
 class Heartbeat(Message, tag=36):
-    """The host's process runs. `slowness` is that of its machine."""
+    """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
+    a while; if there are such, `queued` are those in device queues behind others."""
 
     host: int
     slowness: Measured = 1.0
+    running: tuple[Running, ...] = ()
+    queued: tuple[int, ...] = ()
+
+
+class Compiling(Message, tag=171):
+    """A host begins to compile a program; `Ready` ends it."""
+
+    host: int
+    program: int
 
 
 class BarrierReached(Message, tag=38):
@@ -402,7 +421,7 @@ class Begun(Message, tag=94):
     sequence: int
 
 
-FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered
+FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling
 FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun
 
 
@@ -554,6 +573,13 @@ class StatusReply(Message, tag=79):
     text: str
 
 
+class LiftRefusal(Message, tag=170):
+    """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
+
+    session: int
+    refusal: str
+
+
 class Accepted(Message, tag=80):
     pass
 
@@ -562,7 +588,7 @@ class Refused(Message, tag=81):
     failure: Failure
 
 
-Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal
 Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
 
 

@@ -112,6 +112,7 @@ class HostCore:
 
     def _preparation_failed(self, event: do.PreparationFailed) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "program refused", f"number {event.program}", event.failure.message))
+        self.wanted.discard(event.program)  # it may be sent again, to try again
         return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
 
     def _program_dropped(self, message: wire.DropProgram) -> list[do.Instruction]:

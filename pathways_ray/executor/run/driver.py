@@ -20,7 +20,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
-from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
+from pathways_ray.transport.messages import Compiling, IslandLaunch, Message, Peer, Program
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -29,17 +29,17 @@ class HostIO(Protocol):
     """The threads, devices and connections of a host. No method but `compile` waits."""
 
     def send(self, message: Message) -> None:
-        """Sends to the scheduler."""
+        """Sends to the scheduler. May be called from the threads of `in_background`."""
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls from these hosts from now on."""
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May
-        be called from the thread of `in_background`."""
+        be called from the threads of `in_background`."""
 
-    def in_background(self, work: Callable[[], do.Event]) -> None:
-        """Does work in another thread, in order, and has the driver handle its event."""
+    def in_background(self, tenant: str, work: Callable[[], do.Event]) -> None:
+        """Does work in another thread, one tenant's after the other's, and has the driver handle its event."""
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> do.InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
@@ -88,6 +88,8 @@ class HostDriver:
         self.programs: dict[int, PreparedProgram] = {}
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
+        self.enqueued: tuple[int, PreparedProgram] | None = None
+        """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
             do.Start: self._start,
             do.Copy: self._copy,
@@ -129,8 +131,17 @@ class HostDriver:
             # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
             # compile it would come too late.
             return self._prepared(message, plan)
-        self.io.in_background(lambda: self._prepared(message, plan))
+        self.io.in_background(message.tenant, lambda: self._compiled(message, plan))
         return None
+
+    def _compiled(self, message: Program, plan: IslandPlan) -> do.Event:
+        """Compiles a program in the background. The scheduler hears of it first: it may be the end of this process."""
+        host = self.core.host
+        if message.program not in self.core.wanted:
+            text = f"program {message.name!r} was dropped before host {host} compiled it"
+            return do.PreparationFailed(message.program, Failure("CompileError", text, host=host))
+        self.io.send(Compiling(host, message.program))
+        return self._prepared(message, plan)
 
     def _prepared(self, message: Program, plan: IslandPlan) -> do.Event:
         host = self.core.host
@@ -165,9 +176,11 @@ class HostDriver:
 
     def _enqueue(self, enqueue: do.Enqueue) -> None:
         program, slots = self.running[enqueue.sequence]
+        self.enqueued = enqueue.sequence, program
         if enqueue.failure is not None:
             program.fail_inputs(slots, enqueue.first - 1, enqueue.failure)
         program.run(slots, enqueue.first, enqueue.last)
+        self.enqueued = None
         for observer in self.observers:
             observer.enqueued(slots.launch, program, enqueue.first, enqueue.last)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS, Candidate, Culprit
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.controller.events import (
     AnswerCall,
@@ -47,6 +48,7 @@ from pathways_ray.transport.messages import (
     IslandLaunch,
     Launch,
     LaunchFailed,
+    LiftRefusal,
     Load,
     OpenSession,
     Prepared,
@@ -293,6 +295,10 @@ def test_a_session_opens_with_the_hosts_that_are_up_and_closes_with_all_it_held(
         (None, CloseSession(1), "AuthenticationError", "another session's"),
         (1, Status(2), "AuthenticationError", "another session's"),
         (1, OpenSession(VERSION, ""), "AuthenticationError", "takes a session's own secret"),
+        (1, LiftRefusal(1, "a1"), "AuthenticationError", "only the operator"),
+        (1, LiftRefusal(0, "a1"), "AuthenticationError", "another session's"),
+        (ALICE, LiftRefusal(0, "a1"), "AuthenticationError", "another session's"),
+        (None, LiftRefusal(0, "a1"), "UsageError", "no program is refused under 'a1'"),
         (1, Explain(1, -1, b"nonsense"), "WireError", "program of 8 bytes refused"),
     ],
 )
@@ -381,6 +387,23 @@ def test_status_is_the_managers_with_the_controllers_own() -> None:
     status = json.loads(found.text)
     assert [s["session"] for s in status["sessions"]] == [1]
     assert status["tenants_file"] == {"path": "tenants.json", "problem": "cannot be read"}
+
+
+def test_an_operator_sees_what_is_refused_and_lifts_it() -> None:
+    core = streaming()
+    breaker = core.core.launches.circuit_breaker
+    culprit = Culprit("bob", "d1")
+    for _ in range(MAX_DEATHS):
+        breaker.died(0, [Candidate(culprit, "deadly", True)], "it ended", True, core.now)
+    core.tick(core.now + 7.0)
+    found = reply(core.answered(core.request(None, Status(0)), json.dumps({"islands": [], "slices": []})))
+    assert isinstance(found, StatusReply)
+    (refusal,) = json.loads(found.text)["refusals"]
+    assert (refusal["id"], refusal["tenant"], refusal["program"]) == (culprit.id, "bob", "deadly")
+    assert refusal["age_s"] == 7.0
+    assert "(it ended; it ended; it ended)" in refusal["reason"]
+    assert reply(core.request(None, LiftRefusal(0, culprit.id))) == Accepted()
+    assert breaker.refusal(culprit) is None
 
 
 # --- tenants ----------------------------------------------------------------------------------------------------------

@@ -252,15 +252,21 @@ def test_the_circuit_breaker_knows_a_bounded_number_of_programs(monkeypatch: pyt
 
 def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
     """A launch of program 1, and the death of host 0 with it first in line."""
-    f.launch(launch, (1,), 10 * launch)
+    start(f, launch)
     sequence = f.launches.sequence
-    commands = f.checked(f.launches.host_down(HostDown(0, epoch, "killed", kind, (sequence,))))
+    down = HostDown(0, epoch, "killed", kind, (sequence,), decided=kind != "HostLost")
+    commands = f.checked(f.launches.host_down(down))
     message = HostUp(0, epoch + 1, "t", "d", 2, 100, crash)
     f.checked(f.launches.host_up(0, message))
-    for host in f.launches.programs[1].hosts:
-        f.ready(f.launches.programs[1], host)
     f.put(1)
     return commands
+
+
+def start(f: Harness, launch: int) -> None:
+    """A launch of program 1, whose hosts compile it again if they have to."""
+    f.launch(launch, (1,), 10 * launch)
+    for host in f.launches.programs[1].hosts - f.launches.programs[1].ready:
+        f.ready(f.launches.programs[1], host)
 
 
 def first(f: Harness) -> None:
@@ -269,7 +275,7 @@ def first(f: Harness) -> None:
 
 
 def succeed(f: Harness, launch: int) -> None:
-    f.launch(launch, (1,), 10 * launch)
+    start(f, launch)
     f.done(0, f.launches.sequence)
 
 

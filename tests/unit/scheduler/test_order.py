@@ -32,7 +32,7 @@ from pathways_ray.transport.messages import (
     Ready,
     ToHost,
 )
-from tests.unit.scheduler.island import Island
+from tests.unit.scheduler.island import Island, devices
 
 BOOM = Failure("ExecutionError", "boom")
 
@@ -48,6 +48,7 @@ def up(host: int, epoch: int = 1) -> HostUp:
 def serving(*hosts: int, window: int = 2, limit_s: float = math.inf) -> Island:
     """An island whose hosts are all up under epoch 1."""
     island = Island(hosts, window, fifo, limit_s)
+    island.from_controller(Program(1, b"", {}, "p", devices(*(f"{host}.0" for host in hosts))))
     for host in hosts:
         island.host_up(up(host))
     return island
@@ -368,7 +369,7 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
 def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None:
     """
     1. The limit is 10 s. Launches one after the other, together longer than that, are fine.
-    2. One that stays first for longer is reported as the candidate, and the island's hosts are killed.
+    2. One that stays first for longer is reported as the cause, and the island's hosts are killed.
     """
     island = serving(0, 1, window=4, limit_s=10.0)
     for k in (1, 2, 3):
@@ -377,10 +378,11 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
         assert island.tick(8.0 * k) == []
         for host in (0, 1):
             island.from_host(host, 1, Done((k,)))
-    assert island.tick(24.0) == []
-    commands = island.tick(35.0)
+    assert island.tick(24.0, running={3: 16.0}) == []
+    commands = island.tick(27.0, running={3: 16.0})
     downs = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
     assert [(d.host, d.kind, d.candidates) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
+    assert downs[0].decided
     assert "launch 3" in downs[0].reason
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]

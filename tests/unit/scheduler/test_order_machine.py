@@ -27,14 +27,14 @@ from pathways_ray.transport.messages import (
     IslandLaunchFailed,
     Program,
 )
-from tests.unit.scheduler.island import Island
+from tests.unit.scheduler.island import Island, devices
 from tests.unit.strategies import repeatable
 
 ANY = st.integers(0, 10**6)
 BOOM = Failure("ExecutionError", "boom")
 SESSIONS = (1, 2, 3)
 LOCAL, ELSEWHERE, CROSSING = 1, 2, 3
-PROGRAMS = {LOCAL: (7, False), ELSEWHERE: (8, False), CROSSING: (7, True)}
+PROGRAMS = {LOCAL: ("0.0", False), ELSEWHERE: ("0.1", False), CROSSING: ("0.0", True)}
 
 
 def youngest(candidate: Candidate, now: float) -> tuple[float, ...]:
@@ -50,8 +50,8 @@ class OrderMachine(RuleBasedStateMachine):
     def start(self, hosts: int, window: int, policy: Policy) -> None:
         self.hosts = list(range(hosts))
         self.island = Island(self.hosts, window, policy)
-        for number, (device_set, cross_island) in PROGRAMS.items():
-            self.island.from_controller(Program(number, b"", {}, "p", 2, device_set, cross_island))
+        for number, (device, cross_island) in PROGRAMS.items():
+            self.island.from_controller(Program(number, b"", {}, "p", devices(device), cross_island))
         for session in SESSIONS:
             self.island.from_controller(Account(session, f"t{session % 2}", float(session), session))
         self.epoch = 1

@@ -44,6 +44,7 @@ from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
     BarrierReached,
     BarrierReleased,
+    Compiling,
     Drop,
     DropProgram,
     DropSession,
@@ -125,7 +126,7 @@ class Host:
     def ready(self, number: int) -> None:
         self.handle(Program(number, b"", {}))
         self.compiled()
-        self.messages = [message for message in self.messages if not isinstance(message, Ready)]
+        self.messages = [message for message in self.messages if not isinstance(message, Ready | Compiling)]
 
     def compiled(self) -> None:
         """Everything that is being compiled is ready."""
@@ -194,7 +195,7 @@ class Host:
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         return PreparedProgram(plan, self, self.store, self)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
         """The test says when it is done."""
         self.compiling.append(work)
 

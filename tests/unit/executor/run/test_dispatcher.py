@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,14 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
-from pathways_ray.executor.run.dispatcher import Dispatcher
+from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
+    Compiling,
     Done,
     Drop,
     DropProgram,
+    Heartbeat,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -57,7 +60,10 @@ class Served:
         self.dispatcher.inbox.put(list(messages))
 
     def next(self) -> Any:
-        return self.sent.get(timeout=LIMIT_S)
+        """The next message, but for those that say that a program is being compiled."""
+        while isinstance(message := self.sent.get(timeout=LIMIT_S), Compiling):
+            pass
+        return message
 
     def ended(self, count: int) -> list[int]:
         """The next launches that are done."""
@@ -173,6 +179,27 @@ def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
     host.receive(IslandLaunch(41, 1, 1, (1,), 41))
     assert host.ended(1) == [41]
     assert [(ran.sequence, ran.session) for ran in trace.entries] == [(40, 1)]
+
+
+def test_a_heartbeat_says_what_keeps_a_device_and_what_is_behind_it(host: Served) -> None:
+    """1. A launch that takes long, and one that is short, come. 2. Both are over: the next heartbeat names none."""
+    long = program(3, lambda x: (jax.lax.fori_loop(0, 1 << 30, lambda i, c: c * 3 + x, x),), digest="long")
+    host.receive(long)
+    ready = host.next()
+    assert isinstance(ready, Ready)
+    assert ready.failure is None
+    host.receive(IslandLaunch(50, 1, 3, (1,), 50), IslandLaunch(51, 1, 1, (1,), 51))
+    deadline = time.monotonic() + LIMIT_S
+    while not (beat := host.dispatcher.heartbeat()).running:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (running,) = beat.running
+    assert running.sequence == 50
+    assert running.ms >= 1000 * NOTED_AFTER_S
+    assert beat.queued in ((), (51,)), "a device may hold up the thread that enqueues"
+    assert host.ended(2) == [50, 51]
+    time.sleep(0.1)
+    assert host.dispatcher.heartbeat() == Heartbeat(0)
 
 
 @pytest.fixture(scope="module")
