@@ -89,7 +89,7 @@ class Deadlines:
             seconds = now - self._since(sequence, record.hosts if record is not None else hosts, now)
             limit_s = (record.usage.launch_limit_s if record is not None else None) or self.limit_s
             if seconds > limit_s:
-                # One that has failed may have left a computation on a device, where its failure was none of its inputs.
+                # One that has failed may have left a computation on a device: one that did not depend on what failed.
                 name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
                 text = f"{name} was first on its devices for {seconds:.0f} s"
                 return RestartIsland(min(hosts), f"{text}; the limit is {limit_s:.0f} s", "LaunchTimeout", sequence)

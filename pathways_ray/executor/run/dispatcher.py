@@ -138,6 +138,8 @@ class Dispatcher:
         self._many = False
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
+        self._passed: dict[int, float] = {}
+        self._free_since: dict[Device, float] = {}
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -280,12 +282,20 @@ class Dispatcher:
         if (enqueued := self.driver.enqueued) is not None:
             sequence, program = enqueued
             under_way.append(_Watched(sequence, [], program, self._begun))
+        self._passed = {s: at for s, at in self._passed.items() if any(s == one.sequence for one in under_way)}
         running: dict[int, Running] = {}
         queued: dict[int, None] = {}
         taken: set[Device] = set()
         for one in under_way:
             devices = one.program.plan.own_devices
-            since = max((one.begun, *(self._busy_until.get(device, 0.0) for device in devices)))
+            if one.values and self._is_complete(one.values):
+                # It waits to be reported, behind one on other devices; what follows on its own may run since now.
+                if one.sequence not in self._passed:
+                    self._passed[one.sequence] = now
+                    self._free_since.update(dict.fromkeys(devices, now))
+                continue
+            since = max(one.begun, *(self._busy_until.get(d, 0.0) for d in devices), 0.0)
+            since = max(since, *(self._free_since.get(d, 0.0) for d in devices), 0.0)
             if not taken.isdisjoint(devices):
                 queued[one.sequence] = None
             elif devices and now - since > NOTED_AFTER_S:
@@ -293,6 +303,13 @@ class Dispatcher:
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
         return Heartbeat(self.host, slowness, tuple(running.values()), behind)
+
+    def _is_complete(self, values: list[Any]) -> bool:
+        """Whether devices are through with values, whatever came of them."""
+        try:
+            return all(isinstance(value, Failure) or value.is_ready() for value in values)
+        except RuntimeError:  # a later launch has taken the memory of one
+            return True
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""

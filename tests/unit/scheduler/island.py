@@ -57,7 +57,7 @@ class Island:
         self.now = now
         entries = tuple(Running(launch, round(1000 * (now - at))) for launch, at in (running or {}).items())
         for host in self.core.members.present - {silent}:
-            message = Heartbeat(host, entries, queued)
+            message = Heartbeat(host, 1.0, entries, queued)
             self._handle(HostMessage(host, self.core.members.epochs[host], message))
         return self._handle(Ticked())
 

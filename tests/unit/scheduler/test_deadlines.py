@@ -47,7 +47,7 @@ def beat(made: Island, now: float, host: int, running: Mapping[int, float], queu
     """A host says since when it is at which launches."""
     made.now = now
     entries = tuple(Running(sequence, round(1000 * (now - at))) for sequence, at in running.items())
-    made._handle(HostMessage(host, 1, Heartbeat(host, entries, queued)))
+    made._handle(HostMessage(host, 1, Heartbeat(host, 1.0, entries, queued)))
 
 
 def downs(commands: list[Command]) -> list[HostDown]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.devices import DeviceSet, DeviceTable
-from tests.unit.scheduler.island import devices
 
 SETS = st.sets(st.integers(0, 5), min_size=1)
 
@@ -22,15 +21,15 @@ def test_every_device_counts_the_launches_of_all_sets_that_have_it(steps: list[t
     for numbers, start in steps:
         if start or not running:
             running.append(table.set_of(Device(0, k) for k in numbers))
-            running[-1].add(1.0)
+            running[-1].add(1.0, 2)
         else:
-            running.pop(len(numbers) % len(running)).remove(1.0)
+            running.pop(len(numbers) % len(running)).remove(1.0, 2)
         counts = Counter(device for one in running for device in one.devices)
         grouped = [device for group in table.groups for device in group.devices]
         assert len(grouped) == len(set(grouped))
         for group in table.groups:
             assert {counts[device] for device in group.devices} == {group.launches}
-            assert group.seconds == group.launches
+            assert (group.seconds, group.computations) == (group.launches, 2 * group.launches)
         for one in running:
             assert {device for group in one.groups for device in group.devices} == one.devices
 
@@ -43,14 +42,3 @@ def test_programs_on_the_same_devices_share_a_set_and_big_sets_are_one_group() -
     assert len(whole.groups) == 1
     half = table.set_of(many[:1024])
     assert [len(one.groups) for one in (whole, half)] == [2, 1]
-
-
-def test_there_is_room_while_each_device_has_some() -> None:
-    table = DeviceTable()
-    one, both = table.set_of(devices("0.0")), table.set_of(devices("0.0", "0.1"))
-    one.add(0.5)
-    assert both.has_room(0.5, 1.0, always=1)
-    one.add(0.5)
-    assert not both.has_room(0.5, 1.0, always=1)
-    assert both.has_room(9.0, 1.0, always=3)
-    assert table.set_of(devices("0.1")).has_room(9.0, 1.0, always=1)

@@ -154,7 +154,7 @@ def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
     island = serving(0, window=1)
     order = island.order
     tables = ("sessions", "waiting", "outstanding", "cross_island", "programs")
-    island.from_controller(Program(1, b"", {}, "p", 1, 1, True))
+    island.from_controller(Program(1, b"", {}, "p", devices("0.0"), True))
     before = {name: len(getattr(order, name)) for name in tables}
     for session in range(2, 202):
         first, second = 2 * session, 2 * session + 1
@@ -395,9 +395,8 @@ def test_a_tenant_may_have_a_limit_of_its_own() -> None:
         island = serving(0, window=4, limit_s=10.0)
         island.from_controller(Account(1, "alice", 1.0, 0, own))
         island.from_controller(run(1))
-        assert island.tick(0.0) == []
-        assert island.tick(own - 0.5) == []
-        commands = island.tick(late)
+        assert island.tick(own - 0.5, running={1: 0.0}) == []
+        commands = island.tick(late, running={1: 0.0})
         (down,) = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
         assert down.kind == "LaunchTimeout"
         assert f"the limit is {own:.0f} s" in down.reason
@@ -440,7 +439,7 @@ def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None
     2. When the session ends, what waits ends too; the hosts never had it.
     """
     island = serving(0, window=128)
-    island.from_controller(Program(1, b"", {}, "small", computations=2))
+    island.from_controller(Program(1, b"", {}, "small", devices("0.0"), computations=2))
     for k in range(1, 21):
         island.from_controller(run(k))
     assert list(island.order.outstanding) == list(range(1, 15))
@@ -451,7 +450,7 @@ def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None
 
 def test_a_launch_of_very_many_computations_goes_alone() -> None:
     island = serving(0)
-    island.from_controller(Program(1, b"", {}, "big", computations=100))
+    island.from_controller(Program(1, b"", {}, "big", devices("0.0"), computations=100))
     assert dispatched(island.from_controller(run(1))) == [run(1)]
     assert dispatched(island.from_controller(run(2))) == []
     assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2)]

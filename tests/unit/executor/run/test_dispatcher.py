@@ -200,6 +200,28 @@ def test_a_heartbeat_says_what_keeps_a_device_and_what_is_behind_it(host: Served
     assert host.ended(2) == [50, 51]
     time.sleep(0.1)
     assert host.dispatcher.heartbeat() == Heartbeat(0)
+    host.receive(DropProgram(1, 3))
+
+
+def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host: Served) -> None:
+    """Where launches on several sets of devices are watched by one thread, one may be over behind one that is not."""
+
+    class Value:
+        def __init__(self, ready: bool) -> None:
+            self.is_ready = lambda: ready
+
+    dispatcher = host.dispatcher
+    watcher = dispatcher_module._Watcher()
+    long_ago = time.perf_counter() - 100.0
+    for sequence, ready in ((1, False), (2, True), (3, False)):
+        plan = SimpleNamespace(own_devices=(Device(0, 98 if sequence == 1 else 99),))
+        watched = dispatcher_module._Watched(sequence, [Value(ready)], SimpleNamespace(plan=plan), long_ago + sequence)
+        watcher._incomplete.append(watched)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatcher, "_watchers", {(): watcher})
+        beat = dispatcher.heartbeat()
+    assert [entry.sequence for entry in beat.running] == [1]
+    assert beat.queued == ()
 
 
 @pytest.fixture(scope="module")
