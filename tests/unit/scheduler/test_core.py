@@ -273,8 +273,8 @@ def test_a_launch_without_end_carries_its_own_story_not_that_of_another_one() ->
         core.handle(ControllerMessage(Program(program, b"", {}, f"p{program}", devices(f"0.{program}"))), 0.0)
         core.handle(ControllerMessage(IslandLaunch(sequence, 1, program, (), 0)), 0.0)
     core.handle(HostMessage(0, 1, Done((1,))), 0.0)
-    ran = [HostMessage(0, 1, Heartbeat(0, 1.0, (Running(2, round(1000 * now)),))) for now in (4.0, 8.0, 10.5)]
-    commands = history(core, [(e.message.running[0].ms / 1000, event) for e in ran for event in (e, Ticked())])
+    beats = {now: Heartbeat(0, 1.0, (Running(2, round(1000 * now)),)) for now in (4.0, 8.0, 10.5)}
+    commands = history(core, [(t, e) for t, beat in beats.items() for e in (HostMessage(0, 1, beat), Ticked())])
     (down,) = downs(commands)
     assert down.kind == "LaunchTimeout"
     assert any("dispatched session 1 launch 2: p2" in line for line in down.story)

@@ -215,8 +215,8 @@ def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host
     long_ago = time.perf_counter() - 100.0
     for sequence, ready in ((1, False), (2, True), (3, False)):
         plan = SimpleNamespace(own_devices=(Device(0, 98 if sequence == 1 else 99),))
-        watched = dispatcher_module._Watched(sequence, [Value(ready)], SimpleNamespace(plan=plan), long_ago + sequence)
-        watcher._incomplete.append(watched)  # type: ignore[arg-type]
+        program: Any = SimpleNamespace(plan=plan)
+        watcher._incomplete.append(dispatcher_module._Watched(sequence, [Value(ready)], program, long_ago + sequence))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_watchers", {(): watcher})
         beat = dispatcher.heartbeat()
