@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 
 
@@ -147,7 +148,7 @@ class Graph(msgspec.Struct, frozen=True):
     """A program. `nodes` is in topological order and ends with the `Result`."""
 
     name: str
-    slices: tuple[SliceType, ...]
+    slices: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_SLICES)]
     recipes: tuple[Recipe, ...]
     nodes: tuple[Node, ...]
 
@@ -161,8 +162,10 @@ class Graph(msgspec.Struct, frozen=True):
     def arguments(self) -> tuple[Argument, ...]:
         return tuple(node for node in self.nodes if isinstance(node, Argument))
 
-    def slice(self, slice_id: int) -> SliceType:
-        return next(s for s in self.slices if s.id == slice_id)
+    @property
+    def slice_types(self) -> dict[int, SliceType]:
+        """The slices by their ids."""
+        return {mesh.id: mesh for mesh in self.slices}
 
     def type_of(self, ref: Ref) -> ArrayType:
         node = self.nodes[ref.node]
