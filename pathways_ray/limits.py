@@ -77,7 +77,7 @@ MAX_BUFFERS = 1 << 22
 """Buffers of all sessions together."""
 
 MIN_BUFFER_BYTES = 4096
-"""The least that a buffer counts against a quota of bytes: an empty array costs its processes as much as a small one."""
+"""The least that a buffer counts against a quota of bytes: an empty array costs as much as a small one."""
 
 MAX_CLIENT_BATCH_BYTES = 8 << 20
 """A batch from a client, unless it is one program. Clients close theirs when it reaches this size
@@ -110,6 +110,9 @@ a client be busy; the controller reports sessions and hosts that have ended."""
 
 LINK_SILENCE_S = 60.0
 """The same for a client's direct link to the controller: the keepalive stream beside it shows a lost client."""
+
+MAX_BACKLOG_CALLS = 8192
+"""Calls of one session that wait at the controller; beyond them nothing more is read from it."""
 
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""

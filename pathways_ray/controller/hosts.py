@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
@@ -17,10 +18,11 @@ HOST_ABSENCE_LIMIT_S = 20.0
 class Hosts:
     """The table of hosts."""
 
-    def __init__(self, tables: Tables, dispatch: Dispatch, outcomes: Outcomes) -> None:
+    def __init__(self, tables: Tables, dispatch: Dispatch, outcomes: Outcomes, distribution: Distribution) -> None:
         self.tables = tables
         self.dispatch = dispatch
         self.outcomes = outcomes
+        self.distribution = distribution
 
     def up(self, island: int, message: HostUp) -> list[Send]:
         """A host serves under a new epoch: everybody learns its addresses, its island its programs."""
@@ -42,10 +44,11 @@ class Hosts:
         if message.crash:
             tables.circuit_breaker.crashed(message.host, message.crash)
         commands: list[Send] = list(self._peers())
+        self.distribution.restart(island)
         for program in tables.programs.values():
             if island in program.messages:
                 program.ready.discard(message.host)
-                commands.append(SendIsland(island, program.messages[island]))
+                commands.append(self.distribution.send(program, island))
         address = HostAddress(message.host, message.epoch, message.data_address)
         return commands + [SendClient(session, address) for session in tables.sessions]
 
@@ -72,7 +75,7 @@ class Hosts:
         if candidates:
             tables.circuit_breaker.attribute({p.digest: p.name for p in candidates}, members, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        lost = [record for record in tables.in_flight.values() if host.island in record.program.plans]
+        lost = [record for record in tables.in_flight.values() if host.island in record.program.islands]
         for record in lost:
             record.failure = failure
             record.producers = ()
@@ -101,7 +104,7 @@ class Hosts:
     def away(self, program: PlannedProgram) -> list[HostState]:
         """Hosts that are down on the islands of a program: such an island starts nothing, whichever hosts it needs."""
         hosts = self.tables.hosts
-        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.plans]
+        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.islands]
 
     def absence(self, program: PlannedProgram) -> Failure | None:
         """The failure of a launch whose islands have been without a host for too long."""

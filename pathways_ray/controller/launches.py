@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.programs import PlannedProgram
@@ -40,7 +41,8 @@ class Launches:
         self.programs, self.in_flight = tables.programs, tables.in_flight
         self.dispatch = Dispatch(tables, parallel)
         self.outcomes = Outcomes(tables, self.cross_island)
-        self.membership = Hosts(tables, self.dispatch, self.outcomes)
+        self.distribution = Distribution()
+        self.membership = Hosts(tables, self.dispatch, self.outcomes, self.distribution)
         self.admission = Admission(
             tables, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
         )
@@ -95,8 +97,8 @@ class Launches:
             return []
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
-            self.programs.pop(program.key, None)
-            commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
+            if self.programs.pop(program.key, None) is not None:
+                commands += self.distribution.drop(program)
         commands += self.admission.close(state)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
         self.story.note(Entry(self.tables.now, "session closed", session=session))
@@ -119,7 +121,7 @@ class Launches:
         if program.failure is not None:
             return []
         self.programs[program.key] = program
-        return [SendIsland(island, message) for island, message in program.messages.items()]
+        return [self.distribution.send(program, island) for island in program.islands]
 
     def ready(self, message: wire.Ready) -> list[Send]:
         """A host has compiled a program, or failed to. Its client hears once that all have.
@@ -179,6 +181,7 @@ class Launches:
     def tick(self, now: float) -> list[Send]:
         """Time passes: launches that wait for a host that does not come back fail."""
         self.tables.now = now
+        self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
         return self.admission.resume(self.sessions.values() if self.away else ())
 
     def validate(self) -> None:
@@ -195,7 +198,7 @@ class Launches:
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
         under_way: dict[int, int] = {}
         for record in self.in_flight.values():
-            for island in record.program.plans if record.program.cross_island else ():
+            for island in record.program.islands if record.program.cross_island else ():
                 under_way[island] = under_way.get(island, 0) + 1
         assert under_way == {island: n for island, n in self.cross_island.under_way.items() if n}
         assert self.admission.backlogs.keys() == self.sessions.keys()

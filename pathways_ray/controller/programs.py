@@ -21,27 +21,54 @@ from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
 
 _GRAPH = msgspec.msgpack.Decoder(Graph)
+_PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 @dataclass(frozen=True)
 class BufferType:
-    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on devices."""
+    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes that count for it, those of its
+    shards on devices, or `MIN_BUFFER_BYTES` where they are fewer; and those of the array itself."""
 
     type: ArrayType
     slice: int
     spec: Spec
     device_bytes: int
+    array_bytes: int = 0
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
         """The type on a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
-        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
+        device_bytes = max(kind.nbytes // parts * mesh.size, limits.MIN_BUFFER_BYTES)
+        return cls(kind, mesh.id, spec, device_bytes, kind.nbytes)
+
+
+class IslandPart(msgspec.Struct, frozen=True, array_like=True):
+    """A program's plan for an island, encoded; the functions that it names; how many devices it uses there, and a
+    number for the set of them (see `messages.Program`)."""
+
+    plan: bytes
+    functions: tuple[str, ...]
+    devices: int
+    device_set: int
+
+
+class Lowered(msgspec.Struct, frozen=True, array_like=True):
+    """All that the controller keeps of a program that was lowered and planned; see `PlannedProgram`."""
+
+    name: str
+    arguments: tuple[BufferType, ...]
+    results: tuple[BufferType, ...]
+    islands: dict[int, IslandPart]
+    hosts: tuple[int, ...]
+    gang_islands: tuple[tuple[int, ...], ...]
+    digest: str
+    devices: int
 
 
 @dataclass
 class PlannedProgram:
-    """A program with a plan for each island it touches, and what the controller needs to launch it.
+    """A program with its part for each island it touches, and what the controller needs to launch it.
 
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
@@ -54,7 +81,6 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
-    plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
@@ -67,6 +93,57 @@ class PlannedProgram:
     announced: bool = False
     devices: int = 1
 
+    def __post_init__(self) -> None:
+        self.islands = tuple(self.messages)
+
+    @classmethod
+    def of(cls, key: int, session: int, lowered: Lowered, functions: Mapping[str, bytes]) -> PlannedProgram:
+        """Joins a lowered program with its functions.
+
+        Raises:
+            GraphError: a function was not sent.
+            TooLarge: the functions together are more than fit in a message.
+        """
+        names = sorted({digest for part in lowered.islands.values() for digest in part.functions})
+        if missing := [digest for digest in names if digest not in functions]:
+            raise GraphError(f"program {lowered.name!r} needs functions that were not sent: {missing[0][:12]}…")
+        size = sum(len(functions[digest]) for digest in names)
+        if size > limits.MAX_PROGRAM_BYTES:
+            raise TooLarge(
+                f"the functions of program {lowered.name!r} have {size} bytes; the limit is "
+                f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
+            )
+        cross_island = len(lowered.islands) > 1
+        messages = {
+            island: Program(
+                program=key,
+                plan=part.plan,
+                functions={digest: functions[digest] for digest in part.functions},
+                name=lowered.name,
+                devices=part.devices,
+                device_set=part.device_set,
+                cross_island=cross_island,
+            )
+            for island, part in lowered.islands.items()
+        }
+        return cls(
+            key=key,
+            session=session,
+            name=lowered.name,
+            arguments=lowered.arguments,
+            results=lowered.results,
+            messages=messages,
+            hosts=frozenset(lowered.hosts),
+            gang_islands=lowered.gang_islands,
+            digest=lowered.digest,
+            devices=lowered.devices,
+        )
+
+    @property
+    def plans(self) -> dict[int, IslandPlan]:
+        """Its plans, decoded anew."""
+        return {island: _PLAN.decode(message.plan) for island, message in self.messages.items()}
+
     @property
     def is_ready(self) -> bool:
         """Whether all hosts have compiled it."""
@@ -75,7 +152,7 @@ class PlannedProgram:
     @property
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
-        return len(self.plans) > 1
+        return len(self.islands) > 1
 
     @property
     def result_bytes(self) -> int:
@@ -103,14 +180,30 @@ def check_functions(functions: Mapping[str, bytes]) -> None:
             )
 
 
+def references(graph: Graph) -> int:
+    """Values that the nodes of a graph refer to, and the parts of their recipes, once for each node that runs them:
+    what passes have to look at."""
+    recipes = [len(recipe.outputs) + references_in(recipe.parts) for recipe in graph.recipes]
+    found = len(graph.slices) + sum(recipes)
+    for node in graph.nodes:
+        if isinstance(node, Compute):
+            found += len(node.inputs) + len(node.input_layouts) + len(node.outputs) + len(node.output_layouts)
+            found += len(node.donated) + (recipes[node.recipe] if 0 <= node.recipe < len(recipes) else 0)
+        elif isinstance(node, Result):
+            found += len(node.inputs)
+    return found
+
+
 def check_size(graph: Graph) -> None:
-    """Raises `TooLarge` for a graph whose nodes refer to too many values: passes look at each several times, while
-    other clients wait."""
-    computes = [node for node in graph.nodes if isinstance(node, Compute)]
-    found = sum(len(n.inputs) + len(n.input_layouts) + len(n.outputs) + len(n.output_layouts) for n in computes)
-    found += sum(len(n.donated) for n in computes) + len(graph.slices)
-    found += sum(len(r.outputs) + references_in(r.parts) for r in graph.recipes)
-    found += sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
+    """Raises `TooLarge` for a graph with too many results, or whose nodes refer to too many values: passes look at each
+    several times."""
+    results = sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
+    if results > limits.MAX_RESULTS:
+        raise TooLarge(
+            f"program {graph.name!r} has {results} results; the limit is {limits.MAX_RESULTS}. Return fewer, larger "
+            "arrays, or split the program into several"
+        )
+    found = references(graph)
     if found > limits.MAX_REFERENCES:
         raise TooLarge(
             f"program {graph.name!r} refers to {found} values; the limit is {limits.MAX_REFERENCES}. Pass fewer, "
@@ -135,19 +228,12 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
     return lowered, plan_islands(lowered, slices)
 
 
-def plan_program(
-    key: int,
-    session: int,
-    graph: Graph,
-    functions: Mapping[str, bytes],
-    slices: Mapping[int, PlacedSlice],
-    fusion: bool,
-) -> PlannedProgram:
-    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function that was not sent."""
-    lowered, plans = placed_graph(graph, slices, fusion)
+def lowered_program(
+    graph: Graph, lowered: Graph, plans: tuple[IslandPlan, ...], slices: Mapping[int, PlacedSlice]
+) -> Lowered:
+    """What the controller keeps of `graph`, given what `placed_graph` made of it. Raises `GraphError` for arguments
+    that are not numbered from 0 on."""
     needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
-    if missing := needed - functions.keys():
-        raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
     arguments = {
         node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
         for node in graph.arguments
@@ -159,19 +245,29 @@ def plan_program(
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)
         results.append(BufferType.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
-    return PlannedProgram(
-        key=key,
-        session=session,
+    return Lowered(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
-        plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
-        hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
+        islands={p.island: _part(p) for p in plans},
+        hosts=tuple(sorted({host for p in plans for s in p.slices for host in s.hosts})),
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
     )
+
+
+def plan_program(
+    key: int,
+    session: int,
+    graph: Graph,
+    functions: Mapping[str, bytes],
+    slices: Mapping[int, PlacedSlice],
+    fusion: bool,
+) -> PlannedProgram:
+    """Plans `graph`; raises what `placed_graph`, `lowered_program` and `PlannedProgram.of` raise."""
+    lowered, plans = placed_graph(graph, slices, fusion)
+    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions)
 
 
 def _digest(graph: Graph, functions: set[str]) -> str:
@@ -180,24 +276,12 @@ def _digest(graph: Graph, functions: set[str]) -> str:
     return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
 
 
-def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
+def _part(island: IslandPlan) -> IslandPart:
     """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
     share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
-    return Program(
-        program=key,
-        plan=encode(island),
-        functions=_functions_of(island, functions),
-        name=island.name,
-        devices=len(devices),
-        device_set=zlib.crc32(encode(devices)),
-        cross_island=cross_island,
-    )
-
-
-def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:
     digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
-    return {digest: functions[digest] for digest in sorted(digests)}
+    return IslandPart(encode(island), tuple(sorted(digests)), len(devices), zlib.crc32(encode(devices)))
 
 
 def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
 from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.programs import BufferType, PlannedProgram
@@ -42,12 +45,25 @@ class Buffer(msgspec.Struct, eq=False):
     failure: Failure | None = None
 
 
+class RefusedResults(NamedTuple):
+    """Buffers from number `first` up to `end` that are not there."""
+
+    first: int
+    end: int
+    failure: Failure
+
+
+MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
+"""Refused launches that a session remembers: a client has no more under way when it hears that one was refused."""
+
+
 @dataclass(slots=True)
 class Session:
     """One connection of a tenant.
 
     `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
-    on devices, `in_flight` counts its launches on islands.
+    on devices, `array_bytes` that of the arrays themselves, `in_flight` counts its launches on islands. `refused` are
+    the last buffers that are not there because they were refused, in the order of their numbers.
     """
 
     id: int
@@ -57,8 +73,10 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    refused: list[RefusedResults] = field(default_factory=list)
     in_flight: int = 0
     device_bytes: int = 0
+    array_bytes: int = 0
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -67,16 +85,35 @@ class Session:
 
     def keep(self, number: int, buffer: Buffer) -> None:
         """Enters a buffer under the client's number for it."""
+        before = self.buffers.get(number)
+        if before is not None:
+            self.array_bytes -= before.type.array_bytes
         self.buffers[number] = buffer
+        self.array_bytes += buffer.type.array_bytes
         if buffer.failure is None:
             self.device_bytes += buffer.type.device_bytes
 
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
-        if buffer is not None and buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+        if buffer is not None:
+            self.array_bytes -= buffer.type.array_bytes
+            if buffer.failure is None:
+                self.device_bytes -= buffer.type.device_bytes
         return buffer
+
+    def refuse(self, first: int, count: int, failure: Failure) -> None:
+        """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13
+        bytes may name thousands."""
+        if count:
+            insort(self.refused, RefusedResults(first, first + count, failure), key=lambda entry: entry.first)
+            if len(self.refused) > MAX_REFUSED:
+                del self.refused[0]  # clients count up
+
+    def why_refused(self, number: int) -> Failure | None:
+        """The failure of a buffer that was refused not long ago."""
+        place = bisect_right(self.refused, number, key=lambda entry: entry.first)
+        return self.refused[place - 1].failure if place and number < self.refused[place - 1].end else None
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
@@ -135,7 +172,7 @@ class Tables:
     """The state that admission, dispatch, outcomes and hosts share.
 
     `programs` are all by their key, `away` the hosts that are down, `sequence` the number of the last launch of the
-    cluster, `now` the time of the event that is handled, in seconds.
+    cluster, `now` the time of the event that is handled, in seconds, `buffers` how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -148,6 +185,7 @@ class Tables:
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     sequence: int = 0
     now: float = 0.0
+    buffers: int = 0
 
     def islands(self) -> list[int]:
         """The islands that have, or had, a host."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import Session
 from pathways_ray.scheduler.policies import Usage
 from pathways_ray.story import log_name
 from pathways_ray.transport.messages import Load
@@ -46,9 +47,12 @@ class Report:
         accounts = sorted(launches.ledger.usages.values(), key=lambda usage: usage.tenant)
         recent = {u.tenant: u.device_seconds - before.get(u.tenant, 0.0) for u in accounts}
         total = sum(recent.values())
+        sessions: dict[str, list[Session]] = {}
+        for session in launches.sessions.values():
+            sessions.setdefault(session.tenant.name, []).append(session)
         found = []
         for usage in accounts:
-            mine = [s for s in launches.sessions.values() if s.tenant.name == usage.tenant]
+            mine = sessions.get(usage.tenant, [])
             waiting = sum(launches.backlog(s.id) for s in mine)
             found.append(
                 {
@@ -77,7 +81,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
                 "name": names.get(s.id, ""),
                 "tenant": s.tenant.name,
                 "buffers": len(s.buffers),
-                "bytes": sum(b.type.type.nbytes for b in s.buffers.values()),
+                "bytes": s.array_bytes,
                 "programs": len(s.programs),
                 "in_flight": s.in_flight,
                 "waiting": launches.backlog(s.id),

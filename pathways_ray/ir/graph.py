@@ -33,6 +33,9 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
 MAX_ESTIMATED_US = 10**9
 """A part that is estimated to take longer than this, or without end, is said to take this."""
 
+MAX_NAME_CHARACTERS = 1024
+"""Of a program: failures repeat it."""
+
 MAX_ROUNDS = 1 << 20
 """Rounds of one loop."""
 
@@ -147,7 +150,7 @@ Node = Argument | Compute | Transfer | Result
 class Graph(msgspec.Struct, frozen=True):
     """A program. `nodes` is in topological order and ends with the `Result`."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
     slices: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_SLICES)]
     recipes: tuple[Recipe, ...]
     nodes: tuple[Node, ...]

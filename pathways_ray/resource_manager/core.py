@@ -8,8 +8,8 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
-*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
-a request waits for them, up to a limit.
+*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet: for
+some time the answer is `NotYet`, and the controller asks again.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -19,6 +19,7 @@ No clock, thread or call: time comes with each event, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,14 +28,14 @@ from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import JoinReply, NotYet, Refused, SliceCreated
 
 TICK_S = 1.0
-"""Time between two looks at the controller and at requests that wait."""
+"""Time between two looks at the controller and at hosts."""
 
 MAX_REJOIN_S = 30.0
-"""Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
-slice that was requested before all islands had joined is mapped to those there are."""
+"""Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and
+slices are mapped to the islands that have joined since this process started."""
 
 MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
@@ -65,7 +66,7 @@ class ManagerCore:
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.requests: list[tuple[float, events.SliceRequested]] = []
+        self.since = math.inf
         self.controller = events.ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
@@ -74,6 +75,7 @@ class ManagerCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
+        self.since = min(self.since, now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
@@ -103,14 +105,13 @@ class ManagerCore:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
             case events.SliceRequested():
-                self.requests.append((now + MAX_REJOIN_S, event))
-                return self._answer_requests(now)
+                return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(token, session, slice_id):
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked():
-                return [*self._silent_controller(now), *self._silent_hosts(now), *self._answer_requests(now)]
+                return [*self._silent_controller(now), *self._silent_hosts(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class ManagerCore:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
-        return commands + self._answer_requests(now)
+        return commands
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
@@ -208,16 +209,10 @@ class ManagerCore:
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _answer_requests(self, now: float) -> list[events.Command]:
-        """Answers requests for slices: all of them once every island is known, else those that waited for too long."""
-        if not self.requests:
-            return []
-        known = self.inventory.islands().keys() >= self.islands.keys()
-        ready = [event for limit, event in self.requests if known or now >= limit]
-        self.requests = [] if known else [(limit, event) for limit, event in self.requests if now < limit]
-        return [events.Answer(event.token, self._create(event, now)) for event in ready]
-
-    def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
+    def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
+        """Maps a slice once every island is known, or has had its time to join."""
+        if now < self.since + MAX_REJOIN_S and not self.inventory.islands().keys() >= self.islands.keys():
+            return NotYet()
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:

@@ -66,13 +66,17 @@ class Batcher:
         Args:
             compose: whether they may be said in fewer messages.
         """
+        return list(self.take_each(most, compose))
+
+    def take_each(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
+        """The same, each batch encoded when it is asked for."""
         messages: list[Message] = []
         with contextlib.suppress(IndexError):
             while len(messages) < most:
                 messages.append(self._messages.popleft())
         if compose and self._compose is not None:
             messages = self._compose(messages)
-        return list(batches(messages))
+        return batches(messages)
 
     def clear(self) -> None:
         """Forgets the messages that wait."""

@@ -5,29 +5,20 @@ it, or keeps it busy without end. So a host has a *checker*, a process that has 
 each program. The fork reads (`allowlist`), sends its verdicts, and ends; it has limits on time and memory, no open
 files but its pipe, and nothing of one client is left when the next one's program is read.
 
-Frames on the pipes: 8 bytes of length, then MessagePack: a list of functions in, a list of verdicts out.
+MessagePack: a list of functions in, a list of verdicts out.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import IO
 
 import msgspec
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.transport.messages import encode
+from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
 
 CPU_LIMIT_S = 4
 BYTES_PER_SECOND = 4 << 20
@@ -44,7 +35,7 @@ MAX_VERDICTS = 8192
 
 _VERDICTS = msgspec.msgpack.Decoder(list[str])
 _FUNCTIONS = msgspec.msgpack.Decoder(list[bytes])
-_SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 CRASHED = "the process that read the program's functions crashed, or did not come to an end"
 
@@ -59,15 +50,13 @@ class Sandbox:
 
     def __init__(self, host: int, command: Sequence[str] = ("-m", "pathways_ray.executor.compile.sandbox")) -> None:
         self.host = host
-        self.command = command
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker = Worker(command, _ENVIRONMENT)
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def start(self) -> None:
         """Starts the process ahead of the first program, without waiting for it."""
-        with self._lock:
-            self._running()
+        self._worker.start()
 
     def check(self, name: str, digests: Sequence[str], functions: Mapping[str, bytes]) -> None:
         """Has functions read, with those that came with them, unless they were read before.
@@ -98,131 +87,23 @@ class Sandbox:
 
     def _ask(self, blobs: list[bytes]) -> list[str]:
         """The verdicts; an empty list when the process that read crashed."""
-        for attempt in range(2):
-            process = self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                _write(process.stdin, encode(blobs))
-                reply = _read_frame(process.stdout)
-                if reply is None:
-                    raise BrokenPipeError
-                return _VERDICTS.decode(reply)
-            except (OSError, msgspec.MsgspecError) as error:
-                self._stop()
-                if attempt:
-                    raise CompileError(f"host {self.host} cannot check functions: its checker does not run") from error
-        raise AssertionError
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._stop()
-            environment = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
-            environment |= {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                [sys.executable, *self.command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+        try:
+            return _VERDICTS.decode(self._worker.ask(encode(blobs)))
+        except WorkerEnded:
+            return []
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CompileError(f"host {self.host} cannot check functions: its checker does not run") from error
 
     def close(self) -> None:
-        with self._lock:
-            self._stop()
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    file.write(len(data).to_bytes(8, "big"))
-    file.write(data)
-    file.flush()
-
-
-def _read_frame(file: IO[bytes]) -> bytes | None:
-    """The next frame, or None at the end."""
-    header = file.read(8)
-    if len(header) < 8:
-        return None
-    size = int.from_bytes(header, "big")
-    data = file.read(size)
-    return data if len(data) == size else None
-
-
-# --- the checker's process --------------------------------------------------------------------------------------------
+        self._worker.close()
 
 
 def main() -> None:
     """Reads frames from standard input until its end."""
     from pathways_ray.executor.compile import allowlist
 
-    # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    replies = sys.stdout.buffer
-    while (frame := _read_frame(sys.stdin.buffer)) is not None:
-        inside, outside = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(inside)
-            _confine(outside, len(frame))
-            data = encode(allowlist.verdicts(_FUNCTIONS.decode(frame)))
-            with os.fdopen(outside, "wb") as file:
-                _write(file, data)
-            os._exit(0)
-        os.close(outside)
-        del frame
-        _write(replies, _verdict_of(child, inside))
-
-
-def _confine(pipe: int, size: int) -> None:
-    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
-        os.dup2(0, 2)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1024)
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * resource.getpagesize()
-    for kind, limit in (
-        (resource.RLIMIT_AS, there + MEMORY_BYTES + 8 * size),
-        (resource.RLIMIT_CPU, CPU_LIMIT_S + size // BYTES_PER_SECOND),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, limit))
-
-
-def _verdict_of(child: int, pipe: int) -> bytes:
-    """The verdicts of a fork, as a frame's content; an empty list when it crashed or took too long. Ends the fork."""
-    deadline = time.monotonic() + READ_LIMIT_S
-    parts: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(pipe, 1 << 16) if ready else b""
-        if not part:
-            break
-        parts.append(part)
-    os.close(pipe)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    said = b"".join(parts)
-    whole = len(said) >= 8 and len(said) - 8 == int.from_bytes(said[:8], "big")
-    return said[8:] if whole else encode([])
+    limits = Limits(CPU_LIMIT_S, READ_LIMIT_S, MEMORY_BYTES, BYTES_PER_SECOND)
+    serve(lambda frame: encode(allowlist.verdicts(_FUNCTIONS.decode(frame))), limits)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,9 @@ class HostDriver:
         self.io = io
         self.decode = decode
         self.programs: dict[int, PreparedProgram] = {}
+        self.functions: dict[str, bytes] = {}
+        self.naming: dict[int, frozenset[str]] = {}
+        """The functions that each program names; one that none names any more is let go of."""
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
@@ -124,18 +127,26 @@ class HostDriver:
     def _prepare(self, prepare: do.Prepare) -> do.Event | None:
         message = prepare.message
         plan = self.decode(message.plan)
+        functions = self._functions_of(message, plan)
         if not has_part(plan, self.core.host):
             # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
             # compile it would come too late.
-            return self._prepared(message, plan)
-        self.io.in_background(lambda: self._prepared(message, plan))
+            return self._prepared(message, plan, functions)
+        self.io.in_background(lambda: self._prepared(message, plan, functions))
         return None
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> do.Event:
+    def _functions_of(self, message: Program, plan: IslandPlan) -> dict[str, bytes]:
+        """The functions of a program: those that came with it, and those that came with programs before it."""
+        self.functions |= message.functions
+        named = {part.function for executable in plan.executables for part in functions_in(executable.recipe.parts)}
+        self.naming[message.program] = frozenset(named)
+        return {digest: self.functions[digest] for digest in named if digest in self.functions}
+
+    def _prepared(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
         host = self.core.host
         try:
             host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
-            prepared = self.io.compile(host_plan, message.functions)
+            prepared = self.io.compile(host_plan, functions)
         except PathwaysError as error:
             return do.PreparationFailed(message.program, to_failure(error, host=host))
         except Exception as error:
@@ -196,3 +207,6 @@ class HostDriver:
 
     def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)
+        named = self.naming.pop(forget.program, frozenset())
+        for digest in named.difference(*self.naming.values()):
+            self.functions.pop(digest, None)
