@@ -15,6 +15,7 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
 from pathways_ray.controller.tenants import Tenant, TenantBook
@@ -28,6 +29,7 @@ from pathways_ray.errors import (
     from_failure,
     to_failure,
 )
+from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
 
@@ -58,6 +60,16 @@ class Explaining:
     program: int
     plan: str
     order: str
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """A request for a slice that waits for islands to join, at most until `deadline`."""
+
+    call: int
+    client: Client
+    request: wire.CreateSlice
     deadline: float
 
 
@@ -99,11 +111,12 @@ class Requests:
     about: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, str] | None = None
     link_port: int = 0
+    isolation: Isolation = field(default_factory=Isolation)
     waiting: dict[int, Continuation] = field(default_factory=dict)
     explaining: dict[int, Explaining] = field(default_factory=dict)
     calling: dict[str, int] = field(default_factory=dict)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
-    not_yet: list[tuple[int, Client, wire.CreateSlice]] = field(default_factory=list)
+    not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, KnownStatus] = field(default_factory=dict)
 
     def enter(self, caller: Caller) -> str:
@@ -214,6 +227,7 @@ class Requests:
         _refuse(quotas.sessions(owner, held))
         token = next((digest for other, digest in self.book.entries if other == tenant), "")
         client, commands = self.clients.open(request.name[:256], owner, token, event.secret, now)
+        commands += self.isolation.opened(client, now)
         return commands + self._ask_manager(event.call, "platforms", (), lambda found: self._opened(client, found))
 
     def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[wire.Reply, list[Command]]:
@@ -240,9 +254,11 @@ class Requests:
         if request.shape and all(size > 0 for size in request.shape):
             _refuse(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
         self.slicing[client.session] = deque()
-        return self._ask_for_slice(event.call, client, request)
+        now = self.launches.tables.now
+        return self._ask_for_slice(Slicing(event.call, client, request, now + MAX_REJOIN_S), now)
 
-    def _ask_for_slice(self, call: int, client: Client, request: wire.CreateSlice) -> list[Command]:
+    def _ask_for_slice(self, asked: Slicing, now: float) -> list[Command]:
+        client, request = asked.client, asked.request
         arguments = (
             client.session,
             request.shape,
@@ -250,17 +266,19 @@ class Requests:
             request.island,
             request.platform,
             request.name[:256],
+            self.isolation.islands_of(client),
+            now >= asked.deadline,
         )
 
         def answered(answer: bytes) -> tuple[wire.Reply | None, list[Command]]:
             found: wire.SliceCreated | wire.Refused | wire.NotYet = _SLICE.decode(answer)
             if isinstance(found, wire.NotYet) and client.session in self.clients.known:
-                self.not_yet.append((call, client, request))  # with the next tick; the manager says when it is enough
+                self.not_yet.append(asked)  # it is asked again with the next tick
                 return None, []
             reply, commands = self._slice_created(client, found)
             return reply, commands + self._next_slices(client.session)
 
-        return self._ask_manager(call, "create_slice", arguments, answered)
+        return self._ask_manager(asked.call, "create_slice", arguments, answered)
 
     def _next_slices(self, session: int) -> list[Command]:
         """The requests that waited for the one before: up to the first that asks the resource manager again."""
@@ -272,10 +290,10 @@ class Requests:
             self.slicing[session].extend(events)
         return commands
 
-    def ask_again(self) -> list[Command]:
+    def ask_again(self, now: float) -> list[Command]:
         """Asks again for slices that the resource manager could not map yet."""
         again, self.not_yet = self.not_yet, []
-        return [command for asked in again for command in self._ask_for_slice(*asked)]
+        return [command for asked in again for command in self._ask_for_slice(asked, now)]
 
     def _slice_created(
         self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet
@@ -367,7 +385,7 @@ class Requests:
             found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
-            found = status.for_tenant(found, client.tenant.name, mine)
+            found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
         return wire.StatusReply(json.dumps(found))
 
 

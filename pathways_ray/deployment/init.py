@@ -27,6 +27,7 @@ def init(
     bind: str = "",
     tls: tuple[str, ...] = (),
     tenants: str = "",
+    isolation: str = "shared",
     insecure: bool = False,
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
@@ -53,6 +54,8 @@ def init(
         tls: paths, the same on every machine, of a certificate, its key, and, where the certificate does not vouch for
             itself, the CA's certificate.
         tenants: path of a file with the tenants, their tokens and quotas; it is read again when it changes.
+        isolation: "shared", or "process": each tenant has host processes of its own, on the same devices, so that code
+            of one never runs beside data of another (docs/security.md says what that costs). Needs `tenants`.
         insecure: listen beyond loopback without `tls` or `tenants`. Everybody who reaches the machine can read along.
         ray_options: further options for `ray.init`.
 
@@ -78,6 +81,7 @@ def init(
         bind=bind,
         tls=tuple(tls),
         tenants=tenants,
+        isolation=isolation,
         insecure=insecure,
     )
     return api.adopt(

@@ -52,7 +52,10 @@ class HostExecutor:
         platform: str,
         listen: ListenConfig,
         check_order: bool = False,
+        tenant: str = "",
+        base: int = -1,
     ) -> None:
+        self.tenant, self.base = tenant, base
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
         self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
@@ -90,7 +93,10 @@ class HostExecutor:
 
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
-        info = HostInfo(self.host, self.island, platform, devices, node, os.getpid(), offer)
+        members = tuple(self.members)
+        info = HostInfo(
+            self.host, self.island, platform, devices, node, os.getpid(), offer, members, self.tenant, self.base
+        )
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
@@ -106,7 +112,6 @@ class HostExecutor:
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
-        members = tuple(self.members)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
         self.dispatcher.core.story.sink = self.log.write
         self.dispatcher.inbox.put([Joined(self.epoch)])

@@ -80,6 +80,10 @@ class ResourceManager:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
         return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))
 
+    async def remove_island(self, island: int) -> None:
+        """An island was ended for good."""
+        self._handle(events.IslandRemoved(island))
+
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
         self._handle(events.HostLeft(host, epoch))
@@ -89,11 +93,23 @@ class ResourceManager:
         self._handle(events.KillRequested(host, epoch))
 
     async def create_slice(
-        self, session: int, shape: tuple[int, ...], axes: tuple[str, ...], island: int, platform: str, name: str
+        self,
+        session: int,
+        shape: tuple[int, ...],
+        axes: tuple[str, ...],
+        island: int,
+        platform: str,
+        name: str,
+        tenant: str,
+        final: bool,
     ) -> bytes:
-        """An encoded `SliceCreated`, or `Refused` with what exists."""
-        request = SliceRequest(shape, axes, island, platform, name)
-        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request)))
+        """An encoded `SliceCreated`, or `Refused` with what exists.
+
+        Args:
+            tenant: the one that has islands for itself; "" where all share them.
+        """
+        request = SliceRequest(shape, axes, island, platform, name, tenant)
+        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
 
     async def release_slice(self, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""

@@ -20,7 +20,10 @@ from pathways_ray.ir.types import SliceType
 
 @dataclass
 class HostRecord:
-    """A host and its devices; `up` is False between its loss and its successor."""
+    """A host and its devices; `up` is False between its loss and its successor.
+
+    Where a tenant has the island for itself, `tenant` is its name, and `base` the island whose devices it shares.
+    """
 
     host: int
     island: int
@@ -30,17 +33,24 @@ class HostRecord:
     pid: int
     epoch: int = 1
     up: bool = True
+    tenant: str = ""
+    base: int = -1
 
 
 @dataclass(frozen=True)
 class SliceRequest:
-    """A client's request. An empty `shape` stands for every device of one island, on one axis."""
+    """A client's request. An empty `shape` stands for every device of one island, on one axis.
+
+    `tenant` restricts it to the islands that this tenant has for itself, under the numbers of those they share devices
+    with; "" stands for the islands of all.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     island: int = -1
     platform: str = ""
     name: str = ""
+    tenant: str = ""
 
 
 @dataclass
@@ -102,12 +112,23 @@ class Inventory:
         for host in self.hosts.values():
             host.up = False
 
-    def islands(self) -> dict[int, list[HostRecord]]:
-        """The hosts of each island that have joined, in the order of their ids."""
+    def islands(self, tenant: str | None = None) -> dict[int, list[HostRecord]]:
+        """The hosts of each island that have joined, in the order of their ids: of those of a tenant, or of all."""
         found: dict[int, list[HostRecord]] = {}
         for host in sorted(self.hosts.values(), key=lambda h: h.host):
-            found.setdefault(host.island, []).append(host)
+            if tenant is None or host.tenant == tenant:
+                found.setdefault(host.island, []).append(host)
         return found
+
+    def remove(self, island: int) -> list[HostRecord]:
+        """Forgets an island for good, with the slices there; returns its hosts."""
+        gone = [host for host in self.hosts.values() if host.island == island]
+        for host in gone:
+            del self.hosts[host.host]
+            self.last_epoch = max(self.last_epoch, host.epoch)  # its number may be another island's some day
+        for key in [key for key, record in self.slices.items() if record.placed.island == island]:
+            self.release(*key)
+        return gone
 
     def load(self) -> dict[Device, int]:
         """Number of slices on each device."""
@@ -122,8 +143,10 @@ class Inventory:
         check_shape(request)
         load = self.load()
         best: tuple[tuple[float, int], list[Device]] | None = None
-        for island, hosts in self.islands().items():
-            if request.island not in (-1, island) or (request.platform and hosts[0].platform != request.platform):
+        for island, hosts in self.islands(request.tenant).items():
+            if request.island not in (-1, island, hosts[0].base) or (
+                request.platform and hosts[0].platform != request.platform
+            ):
                 continue
             devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
             size = math.prod(request.shape) if request.shape else len(devices)
@@ -134,7 +157,9 @@ class Inventory:
             if best is None or rank < best[0]:
                 best = (rank, chosen)
         if best is None:
-            raise Unschedulable(f"no island can hold {_request_text(request)}; there is {self.describe()}")
+            raise Unschedulable(
+                f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
+            )
         shape = request.shape or (len(best[1]),)
         self.next_slice += 1
         mesh = SliceType(self.next_slice, shape, request.axes)
@@ -161,10 +186,10 @@ class Inventory:
         self.of_session.pop(session, None)
         return len(slices)
 
-    def describe(self) -> str:
-        """Islands and devices in words."""
+    def describe(self, tenant: str = "") -> str:
+        """The islands of a tenant, or of all, and their devices in words."""
         parts = []
-        for island, hosts in self.islands().items():
+        for island, hosts in self.islands(tenant).items():
             devices = sum(h.devices for h in hosts)
             parts.append(f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)")
         return ", ".join(parts) or "nothing"

@@ -8,8 +8,11 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
-*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet: for
-some time the answer is `NotYet`, and the controller asks again.
+*Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
+islands for themselves, which share the devices of the first ones.
+
+*Slices.* A slice is mapped by `Inventory`. While islands that it could lie on have not joined, the answer is `NotYet`;
+the controller asks again, and says when it is to be mapped to what there is.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -19,7 +22,6 @@ No clock, thread or call: time comes with each event, in seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,8 +36,8 @@ TICK_S = 1.0
 """Time between two looks at the controller and at hosts."""
 
 MAX_REJOIN_S = 30.0
-"""Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and
-slices are mapped to the islands that have joined since this process started."""
+"""Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
+slice that was requested before all islands had joined is mapped to those there are."""
 
 MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
@@ -59,14 +61,14 @@ class ManagerCore:
     """
 
     def __init__(self, islands: Mapping[int, Sequence[int]], data_secret: str = "", last_epoch: int = 0) -> None:
-        self.islands = islands
+        self.islands = dict(islands)
+        self.shared = frozenset(islands)
         self.data_secret = data_secret
         self.story = Story("resource manager")
         self.inventory = Inventory(last_epoch=last_epoch)
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.since = math.inf
         self.controller = events.ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
@@ -75,7 +77,6 @@ class ManagerCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
-        self.since = min(self.since, now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
@@ -95,6 +96,8 @@ class ManagerCore:
                 return []
             case events.JoinRequested():
                 return self._join(event, now)
+            case events.IslandRemoved(island):
+                return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 self.inventory.leave(host, epoch)
@@ -170,6 +173,7 @@ class ManagerCore:
 
     def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
+        self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
         scheduler = self.addresses.get(name)
@@ -193,7 +197,10 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid) for h in hosts]
+        records = [
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, tenant=h.tenant, base=h.base)
+            for h in hosts
+        ]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []
@@ -207,11 +214,24 @@ class ManagerCore:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
         return events.KillProcess(record.node, record.pid, reason)
 
+    def _remove(self, island: int, now: float) -> list[events.Command]:
+        self.story.note(Entry(now, "island removed", f"island {island}"))
+        for host in self.inventory.remove(island):
+            self.rejoining.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers):
+            table.pop(island, None)
+        self.addresses.pop(f"scheduler-{island}", None)
+        return []
+
     # --- slices -------------------------------------------------------------------------------------------------------
 
+    def _joined(self, tenant: str) -> bool:
+        """Whether all islands of a tenant have joined, or all those that everybody shares."""
+        found = self.inventory.islands(tenant)
+        return {hosts[0].base if tenant else island for island, hosts in found.items()} >= self.shared
+
     def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
-        """Maps a slice once every island is known, or has had its time to join."""
-        if now < self.since + MAX_REJOIN_S and not self.inventory.islands().keys() >= self.islands.keys():
+        if not (event.final or self._joined(event.request.tenant)):
             return NotYet()
         try:
             placed = self.inventory.create(event.session, event.request)

@@ -50,6 +50,12 @@ class JoinRequested(NamedTuple):
     host: HostInfo
 
 
+class IslandRemoved(NamedTuple):
+    """An island was ended for good: its hosts will not come again."""
+
+    island: int
+
+
 class HostLeft(NamedTuple):
     """A host is gone that was up under `epoch`."""
 
@@ -65,11 +71,13 @@ class KillRequested(NamedTuple):
 
 
 class SliceRequested(NamedTuple):
-    """A session needs a slice; answered with `SliceCreated` or `Refused`."""
+    """A session needs a slice; answered with `SliceCreated` or `Refused`, or, while islands have not joined, with
+    `NotYet`, unless the request is the `final` one."""
 
     token: int
     session: int
     request: SliceRequest
+    final: bool = True
 
 
 class SliceReleased(NamedTuple):
@@ -97,6 +105,7 @@ Event = (
     | Withdrawn
     | LookedUp
     | JoinRequested
+    | IslandRemoved
     | HostLeft
     | KillRequested
     | SliceRequested

@@ -499,7 +499,11 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group."""
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
+
+    `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
+    the island whose devices it shares.
+    """
 
     host: int
     island: int
@@ -508,6 +512,9 @@ class HostInfo(Message):
     node: str
     pid: int
     coordinator: str
+    members: tuple[int, ...] = ()
+    tenant: str = ""
+    base: int = -1
 
 
 class JoinReply(Message):

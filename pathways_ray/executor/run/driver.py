@@ -7,6 +7,7 @@ Options plug in as observers (the order check, the profiler); by default, a host
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
 from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
@@ -86,8 +88,9 @@ class HostDriver:
         self.decode = decode
         self.programs: dict[int, PreparedProgram] = {}
         self.functions: dict[str, bytes] = {}
-        self.naming: dict[int, frozenset[str]] = {}
-        """The functions that each program names; one that none names any more is let go of."""
+        self.named: dict[int, frozenset[str]] = {}
+        self.naming: Counter[str] = Counter()
+        """The functions that each program names, and how many name each; one that none names any more is let go of."""
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
@@ -138,8 +141,9 @@ class HostDriver:
     def _functions_of(self, message: Program, plan: IslandPlan) -> dict[str, bytes]:
         """The functions of a program: those that came with it, and those that came with programs before it."""
         self.functions |= message.functions
-        named = {part.function for executable in plan.executables for part in functions_in(executable.recipe.parts)}
-        self.naming[message.program] = frozenset(named)
+        parts = (part for executable in plan.executables for part in functions_in(executable.recipe.parts))
+        self.named[message.program] = named = frozenset(part.function for part in parts)
+        self.naming.update(named)
         return {digest: self.functions[digest] for digest in named if digest in self.functions}
 
     def _prepared(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
@@ -207,6 +211,8 @@ class HostDriver:
 
     def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)
-        named = self.naming.pop(forget.program, frozenset())
-        for digest in named.difference(*self.naming.values()):
-            self.functions.pop(digest, None)
+        for digest in self.named.pop(forget.program, frozenset()):
+            self.naming[digest] -= 1
+            if not self.naming[digest]:
+                del self.naming[digest]
+                self.functions.pop(digest, None)
