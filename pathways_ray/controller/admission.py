@@ -230,7 +230,7 @@ class Admission:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self._refuse(session, launch, Failure("WireError", text))
         if backlog.deferred and self._is_blocked(session, backlog, message, program):
-            backlog.defer(launch, program.islands, len(program.results))
+            backlog.defer(launch, program.islands, program.result_count)
             return []
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
@@ -241,7 +241,7 @@ class Admission:
             failure = self.hosts.absence(program)
             if failure is not None:
                 return self._refuse(session, launch, failure)
-            backlog.defer(launch, program.islands, len(program.results))
+            backlog.defer(launch, program.islands, program.result_count)
             return []
         if program.cross_island and not self.window.may_start(
             session.id, session.usage, tuple(program.islands), self.tables.now
@@ -259,7 +259,7 @@ class Admission:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""
         # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
         known = all(n in session.buffers or n in backlog.numbers for n in launch.arguments)
-        return known and backlog.claims(launch, program.islands, len(program.results))
+        return known and backlog.claims(launch, program.islands, program.result_count)
 
     def _refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         launch.move(LaunchEvent.REFUSED)

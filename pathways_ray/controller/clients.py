@@ -207,20 +207,19 @@ class Clients:
                     taken += 1
                     made, hold = self._register(client, session, message)
                     commands += made
-                    left = 0
+                    left -= work_of(message, 0)
                 elif isinstance(message, Upgrade):
                     taken += 1
                     commands += self._upgrade(client, is_last=taken == len(messages))
                 else:
                     taken += 1
                     program = session.programs.get(message.program) if isinstance(message, Launch) else None
-                    left -= work_of(message, len(program.results) if program is not None else 0)
+                    left -= work_of(message, program.result_count if program is not None else 0)
                     commands += take(session, message)
                     if len(backlog.waiting) >= limits.MAX_BACKLOG_CALLS:
                         backlog.full = True
                         hold = Hold.BACKLOG
-                        break
-                if left <= 0:
+                if left <= 0 or hold is not None:
                     break
         except PathwaysError as error:
             return commands + self.end(client, str(error))
@@ -309,7 +308,7 @@ class Clients:
     ) -> list[events.Command]:
         if reply.checked:
             client.registration.take(message.functions)
-        program = client.registration.made(key, session, reply)
+        program = client.registration.made(key, session, message, reply)
         if program.failure is not None:
             now = self.launches.tables.now
             text = program.failure.message

@@ -1,7 +1,7 @@
 """Functions on islands: each is sent to an island once, with the first program there that names it.
 
-Hosts keep a function as long as they have a program that names it (`executor.run.driver`). Messages about programs reach
-them in the order in which they are sent, but for `DropProgram`, which may come later: so what is counted here as
+Hosts keep a function as long as they have a program that names it (`executor.run.driver`). Messages about programs
+reach them in the order in which they are sent, but for `DropProgram`, which may come later: so what is counted here as
 dropped may still be there, and what is counted as held is.
 """
 

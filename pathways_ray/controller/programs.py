@@ -33,7 +33,7 @@ class BufferType:
     slice: int
     spec: Spec
     device_bytes: int
-    array_bytes: int = 0
+    array_bytes: int = field(default=0, compare=False)
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
@@ -73,7 +73,7 @@ class PlannedProgram:
     `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
     `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
-    compiled it.
+    compiled it. `promised` counts the results of one that could not be planned.
     """
 
     key: int
@@ -92,9 +92,11 @@ class PlannedProgram:
     number: int = 0
     announced: bool = False
     devices: int = 1
+    promised: int = 0
 
     def __post_init__(self) -> None:
         self.islands = tuple(self.messages)
+        self.result_count = len(self.results) or self.promised
 
     @classmethod
     def of(cls, key: int, session: int, lowered: Lowered, functions: Mapping[str, bytes]) -> PlannedProgram:

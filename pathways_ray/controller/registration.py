@@ -8,7 +8,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas
-from pathways_ray.controller.planning import PlanReply
+from pathways_ray.controller.planning import PlanReply, result_count
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session
 from pathways_ray.errors import Failure, PathwaysError, from_failure, to_failure
@@ -81,7 +81,7 @@ class Registration:
             )
         return None
 
-    def made(self, key: int, session: Session, reply: PlanReply) -> PlannedProgram:
+    def made(self, key: int, session: Session, message: Register, reply: PlanReply) -> PlannedProgram:
         """The program of a reply, or one with the failure to make it."""
         failure = reply.failure
         if reply.lowered is not None:
@@ -92,7 +92,7 @@ class Registration:
         assert failure is not None
         if len(failure.message) > MAX_FAILURE_CHARACTERS:
             failure = msgspec.structs.replace(failure, message=failure.message[:MAX_FAILURE_CHARACTERS] + "…")
-        return PlannedProgram(key, session.id, "", failure=failure)
+        return PlannedProgram(key, session.id, "", failure=failure, promised=result_count(message.graph))
 
     def _known(self, reply: PlanReply) -> Mapping[str, bytes]:
         """The functions of the session. Raises the error of one that was withheld."""

@@ -176,15 +176,13 @@ class Requests:
         if go_on is None:
             return []
         try:
-            if isinstance(answer, BaseException):
-                raise WireError(f"the resource manager failed: {answer}")
             reply, commands = go_on(answer)
         except PathwaysError as error:
             reply, commands = wire.Refused(to_failure(error)), []
         return commands if reply is None else [*commands, AnswerCall(call, reply)]
 
     def _ask_manager(self, call: int, method: str, arguments: tuple[Any, ...], go_on: Continuation) -> list[Command]:
-        self.waiting[call] = go_on
+        self.waiting[call] = lambda answer: go_on(_valid(answer))
         return [CallManager(method, arguments, call)]
 
     def _answer(self, event: Requested, now: float) -> tuple[wire.Reply | None, list[Command]]:
@@ -270,15 +268,19 @@ class Requests:
             now >= asked.deadline,
         )
 
-        def answered(answer: bytes) -> tuple[wire.Reply | None, list[Command]]:
-            found: wire.SliceCreated | wire.Refused | wire.NotYet = _SLICE.decode(answer)
-            if isinstance(found, wire.NotYet) and client.session in self.clients.known:
-                self.not_yet.append(asked)  # it is asked again with the next tick
-                return None, []
-            reply, commands = self._slice_created(client, found)
+        def answered(answer: Any) -> tuple[wire.Reply | None, list[Command]]:
+            try:
+                found: wire.SliceCreated | wire.Refused | wire.NotYet = _SLICE.decode(_valid(answer))
+                if isinstance(found, wire.NotYet) and client.session in self.clients.known:
+                    self.not_yet.append(asked)  # it is asked again with the next tick
+                    return None, []
+                reply, commands = self._slice_created(client, found)
+            except PathwaysError as error:
+                reply, commands = wire.Refused(to_failure(error)), []
             return reply, commands + self._next_slices(client.session)
 
-        return self._ask_manager(asked.call, "create_slice", arguments, answered)
+        self.waiting[asked.call] = answered
+        return [CallManager("create_slice", arguments, asked.call)]
 
     def _next_slices(self, session: int) -> list[Command]:
         """The requests that waited for the one before: up to the first that asks the resource manager again."""
@@ -387,6 +389,13 @@ class Requests:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
             found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
         return wire.StatusReply(json.dumps(found))
+
+
+def _valid(answer: Any) -> Any:
+    """An answer of the resource manager. Raises `WireError` for how it failed."""
+    if isinstance(answer, BaseException):
+        raise WireError(f"the resource manager failed: {answer}")
+    return answer
 
 
 def _refuse(failure: Any) -> None:

@@ -18,6 +18,9 @@ from pathways_ray.transport.messages import Free, Launch, Register, ToController
 TURN_WORK = 256
 """Units of work in one turn: less than 5 ms. A launch of a few buffers is one, and takes 10 to 15 us."""
 
+PROGRAM_WORK = TURN_WORK // 2
+"""The units of a program that is planned at once."""
+
 NUMBERS_PER_UNIT = 16
 """Buffers that a message names, or results that it makes, for one further unit of work."""
 
@@ -38,7 +41,7 @@ def work_of(message: ToController, results: int) -> int:
         return 1 + (len(message.arguments) + results) // NUMBERS_PER_UNIT
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT
-    return TURN_WORK if isinstance(message, Register) else 1
+    return PROGRAM_WORK if isinstance(message, Register) else 1
 
 
 def check_batch(data: bytes) -> None:

@@ -10,6 +10,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
+from pathways_ray.limits import MIN_BUFFER_BYTES
 from pathways_ray.scheduler.policies import Policy, Usage, fifo, share
 from pathways_ray.transport.messages import (
     Account,
@@ -25,7 +26,6 @@ from pathways_ray.transport.messages import (
     Load,
 )
 from tests.unit.controller.harness import SLICES, Harness, failure_of, program_over, to_client, to_island
-from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice", weight=2.0, priority=1)
 
@@ -124,13 +124,13 @@ def test_a_launch_over_the_quota_is_refused_and_what_consumes_it_too() -> None:
 
 
 def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
-    """A vector on slice 1 (two devices, replicated) takes twice its bytes.
+    """A vector on slice 1 counts as `MIN_BUFFER_BYTES`.
 
     1. The quota has room for two of them: a put and a result.
     2. A further put and a further launch are refused; the hosts drop what was uploaded.
     3. What is freed may be used again.
     """
-    each = 2 * VECTOR.nbytes
+    each = MIN_BUFFER_BYTES
     f = front(Tenant("alice", quota=Quota(device_bytes=2 * each)))
     f.register(program_over(1), 1)
     f.put(1)
@@ -153,7 +153,7 @@ def test_a_number_stands_for_one_buffer() -> None:
     1. A launch that gives its result the number of an array is refused, and the array stays.
     2. A put under the number of a result changes nothing.
     """
-    f = front(Tenant("alice", quota=Quota(device_bytes=100 * VECTOR.nbytes)))
+    f = front(Tenant("alice", quota=Quota(device_bytes=100 * MIN_BUFFER_BYTES)))
     f.register(program_over(1, 2), 1)
     f.put(1)
     assert failure_of(f.launch(1, (1,), 1)).message == "launch 1 gives its result number 1, which is taken"
@@ -165,7 +165,7 @@ def test_a_number_stands_for_one_buffer() -> None:
 
 
 def test_a_failed_launch_takes_no_bytes() -> None:
-    f = front(Tenant("alice", quota=Quota(device_bytes=4 * VECTOR.nbytes)))
+    f = front(Tenant("alice", quota=Quota(device_bytes=2 * MIN_BUFFER_BYTES)))
     f.register(program_over(1), 1)
     f.put(1)
     f.launch(1, (1,), 10)
