@@ -70,10 +70,10 @@ MAX_SLICES = 256
 MAX_PLACES = 4096
 """Slices that one session has had, released ones included: their buffers and programs may outlive them."""
 
-MAX_SESSION_BUFFERS = 1 << 20
-"""Buffers of one session. The controller keeps some 200 bytes for each."""
+MAX_SESSION_BUFFERS = 1 << 16
+"""Buffers of one session. The controller keeps up to 700 bytes for each, and lets go of them in 30 ms when it ends."""
 
-MAX_BUFFERS = 1 << 22
+MAX_BUFFERS = 1 << 20
 """Buffers of all sessions together."""
 
 MIN_BUFFER_BYTES = 4096

@@ -37,7 +37,7 @@ class SendClient(msgspec.Struct, frozen=True):
 Send = SendIsland | SendClient
 
 
-class Buffer(msgspec.Struct, eq=False):
+class Buffer(msgspec.Struct, eq=False, gc=False):
     """One logical array: its type, the launch that makes it (0: it is there), why it failed."""
 
     type: BufferType

@@ -126,6 +126,8 @@ class SimulatedController:
         match command.method:
             case "platforms":
                 self.handle(events.ManagerAnswered(command.call, ("cpu",)))
+            case "status":
+                self.handle(events.ManagerAnswered(command.call, '{"islands": [], "slices": []}'))
             case "create_slice":
                 session, *wanted, final = command.arguments
                 request = SliceRequest(*wanted)
@@ -191,6 +193,10 @@ class SimulatedController:
     ) -> None:
         request = wire.CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
         self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
+
+    def ask(self, session: int, request: wire.CreateSlice | wire.Status) -> None:
+        """A call whose reply nobody looks at."""
+        self._request(session, request, lambda reply: None)
 
     def close(self, session: int) -> None:
         self._request(session, wire.CloseSession(session), lambda reply: None)

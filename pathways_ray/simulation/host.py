@@ -13,6 +13,7 @@ from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
@@ -126,6 +127,8 @@ class SimulatedHost:
         self.transfer.set_peers(peers)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+        for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
+            functions[part.function]  # a real host would compile it
         return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)
 
     def in_background(self, work: Callable[[], Event]) -> None:

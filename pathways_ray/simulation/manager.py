@@ -71,6 +71,9 @@ class SimulatedManager:
     ) -> None:
         self._post(caller, events.SliceRequested(self._token(caller, answer), session, request, final))
 
+    def release_slice(self, caller: Process, session: int, slice_id: int) -> None:
+        self._post(caller, events.SliceReleased(self._token(caller, lambda _: None), session, slice_id))
+
     def release_session(self, caller: Process, session: int) -> None:
         self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))
 

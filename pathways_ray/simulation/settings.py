@@ -32,6 +32,7 @@ class Settings:
     impatient: float
     faults: int
     apart: float = 0.0
+    hostile: int = 0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -66,6 +67,7 @@ class Settings:
             loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
+            hostile=int(random.random() < 0.2),
         )
 
 
