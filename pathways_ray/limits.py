@@ -65,7 +65,7 @@ MAX_GRAPH_BYTES = 32 << 20
 """A graph in a message, without its functions. One of `MAX_NODES` nodes has about 3 MiB."""
 
 MAX_SLICES = 256
-"""Slices of one session at a time, and slices that a program names: whoever maps a slice looks at all of them."""
+"""Slices of one session at a time, and slices that a program names: programs and status list them."""
 
 MAX_PLACES = 4096
 """Slices that one session has had, released ones included: their buffers and programs may outlive them."""

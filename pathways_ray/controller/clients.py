@@ -237,7 +237,7 @@ class Clients:
         return commands
 
     def after(self) -> list[events.Command]:
-        """What follows from an event for sessions whose messages wait."""
+        """Lets sessions go on whose backlog an event has emptied, and asks for the next turn."""
         for session in self.launches.admission.relieved:
             self.turns.release(session, Hold.BACKLOG)
         self.launches.admission.relieved.clear()

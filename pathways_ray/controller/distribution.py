@@ -17,7 +17,7 @@ from pathways_ray.transport.messages import DropProgram
 
 
 class Distribution:
-    """How many programs name a function that an island has, by island and digest."""
+    """The number of programs that name a function which an island has, by island and digest."""
 
     def __init__(self) -> None:
         self.held: dict[int, Counter[str]] = {}

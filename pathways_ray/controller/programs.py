@@ -143,7 +143,7 @@ class PlannedProgram:
 
     @property
     def plans(self) -> dict[int, IslandPlan]:
-        """Its plans, decoded anew."""
+        """Its plans, decoded with each call."""
         return {island: _PLAN.decode(message.plan) for island, message in self.messages.items()}
 
     @property
@@ -233,7 +233,7 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
 def lowered_program(
     graph: Graph, lowered: Graph, plans: tuple[IslandPlan, ...], slices: Mapping[int, PlacedSlice]
 ) -> Lowered:
-    """What the controller keeps of `graph`, given what `placed_graph` made of it. Raises `GraphError` for arguments
+    """The part of `graph` that the controller keeps, given what `placed_graph` made of it. Raises `GraphError` for arguments
     that are not numbered from 0 on."""
     needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
     arguments = {

@@ -61,7 +61,7 @@ class Registration:
         self.withheld: dict[str, Failure] = {}
 
     def refusal(self, session: Session, message: Register) -> Failure | None:
-        """Why a program is not looked at."""
+        """The failure of a program that is not looked at, if there is one."""
         size = len(message.graph) + sum(map(len, message.functions.values()))
         refused = quotas.message_bytes(session.tenant, size, "a program")
         if refused is not None:

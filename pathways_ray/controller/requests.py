@@ -40,7 +40,7 @@ MAX_CALL_BYTES = 1 << 16
 """A call other than `Explain`."""
 
 FRESH_STATUS = 8
-"""Answers about the status in a second, to one tenant, that are made anew; further ones are at most a second old."""
+"""Answers about the status in a second, to one tenant, that are made for it; further ones are at most a second old."""
 
 STATUS_AGE_S = 1.0
 
@@ -75,14 +75,14 @@ class Slicing:
 
 @dataclass
 class KnownStatus:
-    """The last status that a tenant was told, when that was, and how often it was made anew in that second."""
+    """The last status that a tenant was told, when that was, and how often it was asked for in that second."""
 
     text: str = ""
     since: float = -math.inf
     made: int = 0
 
     def is_fresh_enough(self, now: float) -> bool:
-        """Whether it can be told again; otherwise it is counted as made anew."""
+        """Whether it can be told again; it is counted."""
         if now - self.since >= STATUS_AGE_S:
             self.since, self.made, self.text = now, 0, ""
         self.made += 1

@@ -28,7 +28,7 @@ _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD
 
 
 class Hold(StrEnum):
-    """What the messages of a session wait for."""
+    """Reasons for which the messages of a session wait: until this is so."""
 
     PLANNING = "its program is planned"
     BACKLOG = "its backlog is shorter"

@@ -93,7 +93,7 @@ class HostileClient:
                 return wire.Free((1,))
 
     def _graph(self) -> bytes:
-        """A graph that is none, or none that can be planned."""
+        """A graph that cannot be planned, or bytes that are no graph."""
         mesh = SliceType(1, (1,), ("x",))
         recipe = Recipe((Part("", "f", (Ref(-1, 9),)),) * 50, (Ref(0),))
         results = Result((Ref(0),) * self.random.choice([0, 1, limits.MAX_RESULTS + 1]))
