@@ -69,23 +69,27 @@ class Worker:
             OSError: the worker does not run, also not after a second start.
         """
         with self._lock:
-            for attempt in range(2):
-                process = self._running()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                try:
-                    _write(process.stdin, question)
-                    reply = _read_frame(process.stdout)
-                    if reply:
-                        break
-                    raise BrokenPipeError(f"worker {' '.join(self.command)} does not run")
-                except OSError:
-                    self._stop()
-                    if attempt:
-                        raise
+            try:
+                reply = self._asked(question)
+            except OSError:
+                reply = self._asked(question)
         if reply[:1] == _ENDED:
             raise WorkerEnded(reply[1:].decode())
         return reply[1:]
+
+    def _asked(self, question: bytes) -> bytes:
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _write(process.stdin, question)
+            reply = _read_frame(process.stdout)
+            if not reply:
+                raise BrokenPipeError(f"worker {' '.join(self.command)} does not run")
+        except OSError:
+            self._stop()
+            raise
+        return reply
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

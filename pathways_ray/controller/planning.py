@@ -91,7 +91,8 @@ def request_of(
 
 
 def result_count(graph: bytes) -> int:
-    """The results of a graph that could not be planned: launches of it name them all the same. 0 for bytes that are no graph."""
+    """The results of a graph that could not be planned: launches of it name them all the same. 0 for bytes that are no
+    graph."""
     try:
         nodes = _NODES.decode(graph).nodes
         return min(len(_RESULT.decode(nodes[-1]).inputs), limits.MAX_RESULTS)

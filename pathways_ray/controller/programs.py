@@ -233,8 +233,11 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
 def lowered_program(
     graph: Graph, lowered: Graph, plans: tuple[IslandPlan, ...], slices: Mapping[int, PlacedSlice]
 ) -> Lowered:
-    """The part of `graph` that the controller keeps, given what `placed_graph` made of it. Raises `GraphError` for arguments
-    that are not numbered from 0 on."""
+    """The part of `graph` that the controller keeps, given what `placed_graph` made of it.
+
+    Raises:
+        GraphError: its arguments are not numbered from 0 on.
+    """
     needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
     arguments = {
         node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)

@@ -39,11 +39,6 @@ COMPILE_LIMIT_S = 120.0
 MAX_CALL_BYTES = 1 << 16
 """A call other than `Explain`."""
 
-FRESH_STATUS = 8
-"""Answers about the status in a second, to one tenant, that are made for it; further ones are at most a second old."""
-
-STATUS_AGE_S = 1.0
-
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
 
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
@@ -74,22 +69,6 @@ class Slicing:
 
 
 @dataclass
-class KnownStatus:
-    """The last status that a tenant was told, when that was, and how often it was asked for in that second."""
-
-    text: str = ""
-    since: float = -math.inf
-    made: int = 0
-
-    def is_fresh_enough(self, now: float) -> bool:
-        """Whether it can be told again; it is counted."""
-        if now - self.since >= STATUS_AGE_S:
-            self.since, self.made, self.text = now, 0, ""
-        self.made += 1
-        return bool(self.text) and self.made > FRESH_STATUS
-
-
-@dataclass
 class Requests:
     """Answers requests.
 
@@ -117,7 +96,7 @@ class Requests:
     calling: dict[str, int] = field(default_factory=dict)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
-    known_status: dict[str, KnownStatus] = field(default_factory=dict)
+    known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
 
     def enter(self, caller: Caller) -> str:
         """Counts a call before it is read; `leave` takes what this returns.
@@ -367,7 +346,7 @@ class Requests:
 
     def _status(self, call: int, client: Client | None, now: float) -> tuple[wire.Reply | None, list[Command]]:
         name = client.tenant.name if client is not None else ""
-        known = self.known_status.setdefault(name, KnownStatus())
+        known = self.known_status.setdefault(name, status.KnownStatus())
         if known.is_fresh_enough(now):
             return wire.StatusReply(known.text), []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,28 @@ SPAN_S = 10.0
 
 ANONYMOUS = "somebody"
 """The label of another tenant's slice, as a tenant sees it."""
+
+
+FRESH_STATUS = 8
+"""Answers about the status in a second, to one tenant, that are made for it; further ones are at most a second old."""
+
+STATUS_AGE_S = 1.0
+
+
+@dataclass
+class KnownStatus:
+    """The last status that a tenant was told, when that was, and how often it was asked for in that second."""
+
+    text: str = ""
+    since: float = -math.inf
+    made: int = 0
+
+    def is_fresh_enough(self, now: float) -> bool:
+        """Whether it can be told again; it is counted."""
+        if now - self.since >= STATUS_AGE_S:
+            self.since, self.made, self.text = now, 0, ""
+        self.made += 1
+        return bool(self.text) and self.made > FRESH_STATUS
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Answer:
     """The answer to the event with this token."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused
+    value: str | int | bool | JoinReply | SliceCreated | Refused | NotYet
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import grpc
 
 from pathways_ray import limits
 from pathways_ray.errors import PathwaysError
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result
+from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.transport import grpc_streams, streams
 from pathways_ray.transport import messages as wire
@@ -95,7 +95,7 @@ def batch(*messages: Any) -> bytes:
 def graph(mesh: Any, calls: int, results: int, parts: int = 1) -> bytes:
     layout = Layout(mesh.id, ())
     recipe = Recipe(tuple(Part("f", "f", (Ref(-1, 0),)) for _ in range(parts)), (Ref(parts - 1),))
-    made = (Compute("f", 0, mesh.id, (Ref(k),), (layout,), (KIND,), (layout,)) for k in range(calls))
+    made: list[Node] = [Compute("f", 0, mesh.id, (Ref(k),), (layout,), (KIND,), (layout,)) for k in range(calls)]
     nodes = (Argument(0, KIND, layout), *made, Result((Ref(calls),) * results))
     return wire.encode(Graph("g", (mesh,), (recipe,), nodes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pathways_ray.controller.channel import ChannelState
@@ -97,7 +98,7 @@ class CoreHarness:
         self.calls += 1
         return self.handle(Requested(self.calls, caller, request, size, f"secret {self.calls}"))
 
-    def answered(self, commands: list[Command], answer: object = None) -> list[Command]:
+    def answered(self, commands: Sequence[Command], answer: object = None) -> list[Command]:
         """The resource manager answers the call that is among some commands."""
         (call,) = [c for c in commands if isinstance(c, CallManager) and c.call]
         return self.handle(ManagerAnswered(call.call, answer))

@@ -9,7 +9,7 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.controller.events import AnswerCall, CallManager, StreamOpened, Tick
-from pathways_ray.controller.requests import FRESH_STATUS
+from pathways_ray.controller.status import FRESH_STATUS
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import QuotaExceeded
 from pathways_ray.resource_manager.core import MAX_REJOIN_S

@@ -23,6 +23,7 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.planning import CHEAP_REFERENCES, PlanReply, answer, plan_if_cheap
 from pathways_ray.controller.programs import check_size, references
+from pathways_ray.controller.state import SendClient
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import TURN_WORK, check_batch
 from pathways_ray.errors import Failure, TooLarge
@@ -109,7 +110,7 @@ def test_sessions_take_turns() -> None:
     core = with_sessions(3)
     for session in (1, 2, 3):
         say(core, session, *[Launch(k, 1, (), 100 + k) for k in range(3 * TURN_WORK)])
-    turns = [core.handle(Turn()) for _ in range(6)]
+    turns = [of(SendClient, core.handle(Turn())) for _ in range(6)]
     assert [commands[0].session for commands in turns] == [1, 2, 3, 1, 2, 3]
 
 
