@@ -87,7 +87,10 @@ MAX_CLIENT_BATCH_MESSAGES = 4096
 """Messages in one batch from a client, for the same reason (`batcher.MAX_MESSAGES`)."""
 
 MAX_CALLS = 16
-"""Calls of one session, or of one tenant without a session, that wait for their reply."""
+"""Calls of one session that wait for their reply."""
+
+MAX_TENANT_CALLS = 128
+"""Calls of one tenant without a session: all its clients may start at once."""
 
 MAX_UPLOAD_BYTES = 64 << 30
 """Arrays of one session on their way to one host: it allocates them before their bytes come."""

@@ -105,11 +105,10 @@ class Requests:
             QuotaExceeded: the caller has as many calls without a reply as it may.
         """
         name = f"session {caller}" if isinstance(caller, int) else f"tenant {caller.name}" if caller else "the operator"
+        most = limits.MAX_CALLS if isinstance(caller, int) else limits.MAX_TENANT_CALLS
         held = self.calling.get(name, 0)
-        if held >= limits.MAX_CALLS:
-            raise QuotaExceeded(
-                f"{name} has {held} calls without a reply; {limits.MAX_CALLS} are allowed. Wait for some"
-            )
+        if held >= most:
+            raise QuotaExceeded(f"{name} has {held} calls without a reply; {most} are allowed. Wait a little")
         self.calling[name] = held + 1
         return name
 
