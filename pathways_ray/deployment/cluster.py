@@ -220,7 +220,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         manager_name = names.resource_manager(runtime)
         first = actor(
-            common, ResourceManager, manager_name, num_cpus=0, max_concurrency=1000, concurrency_groups=GROUPS
+            common, ResourceManager, manager_name, num_cpus=0, max_concurrency=1000, concurrency_groups=dict(GROUPS)
         )
         try:
             manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
