@@ -36,8 +36,9 @@ MAX_LOOP_DEPTH = 4
 MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
-LAUNCH_LIMIT_S = 600.0
-"""Seconds for which a launch may keep its devices; then its island is restarted, since devices stop no work."""
+LAUNCH_LIMIT_S = 60.0
+"""Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
+restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
@@ -93,7 +94,7 @@ MAX_TENANT_CALLS = 128
 """Calls of one tenant without a session: all its clients may start at once."""
 
 MAX_UPLOAD_BYTES = 64 << 30
-"""Arrays of one session on their way to one host: it allocates them before their bytes come."""
+"""Arrays of one tenant on their way to one host: it allocates them before their bytes come."""
 
 MAX_REQUESTS = 4096
 """Puts and fetches of one data stream without an answer."""

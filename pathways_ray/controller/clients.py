@@ -23,7 +23,7 @@ from pathways_ray.errors import PathwaysError, WireError, from_failure, to_failu
 from pathways_ray.story import Entry
 from pathways_ray.transport import batcher
 from pathways_ray.transport.capabilities import authorised, session_of
-from pathways_ray.transport.messages import Launch, Register, SessionEnded, ToController, Upgrade
+from pathways_ray.transport.messages import Cancel, Launch, Register, SessionEnded, ToController, Upgrade
 
 CHEAP_FUNCTION_BYTES = 1 << 20
 """Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
@@ -211,6 +211,10 @@ class Clients:
                 elif isinstance(message, Upgrade):
                     taken += 1
                     commands += self._upgrade(client, is_last=taken == len(messages))
+                elif isinstance(message, Cancel):
+                    taken += 1
+                    left -= work_of(message, 0)
+                    commands += self.launches.cancellation.cancel(session, message)
                 else:
                     taken += 1
                     program = session.programs.get(message.program) if isinstance(message, Launch) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -45,12 +46,13 @@ class BufferType:
 
 class IslandPart(msgspec.Struct, frozen=True, array_like=True):
     """A program's plan for an island, encoded; the functions that it names; how many devices it uses there, and a
-    number for the set of them (see `messages.Program`)."""
+    number for the set of them; its `computations` (see `messages.Program`)."""
 
     plan: bytes
     functions: tuple[str, ...]
     devices: int
     device_set: int
+    computations: int
 
 
 class Lowered(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +61,7 @@ class Lowered(msgspec.Struct, frozen=True, array_like=True):
     name: str
     arguments: tuple[BufferType, ...]
     results: tuple[BufferType, ...]
+    donated: tuple[int, ...]
     islands: dict[int, IslandPart]
     hosts: tuple[int, ...]
     gang_islands: tuple[tuple[int, ...], ...]
@@ -70,7 +73,8 @@ class Lowered(msgspec.Struct, frozen=True, array_like=True):
 class PlannedProgram:
     """A program with its part for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
     `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
     compiled it. `promised` counts the results of one that could not be planned.
@@ -81,6 +85,7 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
+    donated: tuple[int, ...] = ()
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
@@ -125,6 +130,7 @@ class PlannedProgram:
                 devices=part.devices,
                 device_set=part.device_set,
                 cross_island=cross_island,
+                computations=part.computations,
             )
             for island, part in lowered.islands.items()
         }
@@ -134,6 +140,7 @@ class PlannedProgram:
             name=lowered.name,
             arguments=lowered.arguments,
             results=lowered.results,
+            donated=lowered.donated,
             messages=messages,
             hosts=frozenset(lowered.hosts),
             gang_islands=lowered.gang_islands,
@@ -254,6 +261,7 @@ def lowered_program(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
+        donated=graph.donated_arguments,
         islands={p.island: _part(p) for p in plans},
         hosts=tuple(sorted({host for p in plans for s in p.slices for host in s.hosts})),
         gang_islands=_gang_islands(lowered, plans),
@@ -286,7 +294,22 @@ def _part(island: IslandPlan) -> IslandPart:
     share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
-    return IslandPart(encode(island), tuple(sorted(digests)), len(devices), zlib.crc32(encode(devices)))
+    device_set = zlib.crc32(encode(devices))
+    return IslandPart(encode(island), tuple(sorted(digests)), len(devices), device_set, _computations(island))
+
+
+def _computations(island: IslandPlan) -> int:
+    """The most computations that a launch puts on the queue of one device."""
+    counts: Counter[Device] = Counter()
+    for step in island.steps:
+        match step:
+            case Execute():
+                counts.update(island.placed(island.executables[step.executable].slice).devices)
+            case Receive():
+                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+            case Send() | Reshard():
+                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+    return max(counts.values(), default=1)
 
 
 def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:

@@ -211,7 +211,9 @@ class Requests:
         reply = wire.SessionOpened(
             session=client.session,
             secret=client.secret,
-            data_token=data_token(self.data_secret, client.session, client.tenant.quota.device_bytes),
+            data_token=data_token(
+                self.data_secret, client.session, client.tenant.quota.device_bytes, client.tenant.name
+            ),
             hosts=tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
             platforms=platforms,
             fusion=self.clients.fusion,
@@ -346,7 +348,7 @@ class Requests:
     def _status(self, call: int, client: Client | None, now: float) -> tuple[wire.Reply | None, list[Command]]:
         name = client.tenant.name if client is not None else ""
         known = self.known_status.setdefault(name, status.KnownStatus())
-        if known.is_fresh_enough(now):
+        if client is not None and client.token and known.is_fresh_enough(now):
             return wire.StatusReply(known.text), []
 
         def answered(text: str) -> tuple[wire.Reply, list[Command]]:

@@ -13,13 +13,16 @@ from enum import StrEnum
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge
-from pathways_ray.transport.messages import Free, Launch, Register, ToController
+from pathways_ray.transport.messages import Cancel, Free, Launch, Register, ToController
 
 TURN_WORK = 256
 """Units of work in one turn: less than 5 ms. A launch of a few buffers is one, and takes 10 to 15 us."""
 
 PROGRAM_WORK = TURN_WORK // 2
 """The units of a program that is planned at once."""
+
+CANCEL_WORK = TURN_WORK // 8
+"""The units of a cancelled launch: it is looked for among all that wait or run."""
 
 NUMBERS_PER_UNIT = 16
 """Buffers that a message names, or results that it makes, for one further unit of work."""
@@ -41,6 +44,8 @@ def work_of(message: ToController, results: int) -> int:
         return 1 + (len(message.arguments) + results) // NUMBERS_PER_UNIT
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT
+    if isinstance(message, Cancel):
+        return CANCEL_WORK
     return PROGRAM_WORK if isinstance(message, Register) else 1
 
 

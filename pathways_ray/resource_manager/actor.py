@@ -23,6 +23,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import names
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
@@ -46,10 +48,18 @@ class ResourceManager:
     behind them. Ray runs each group on an event loop in a thread; a lock has one event handled at a time.
     """
 
-    def __init__(self, runtime: str, islands: dict[int, list[int]], data_secret: str, link_secret: str) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        islands: dict[int, list[int]],
+        data_secret: str,
+        link_secret: str,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+    ) -> None:
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
-        self.core = ManagerCore(islands, data_secret, last_epoch=int(time.time()) if restarted else 0)
+        last_epoch = int(time.time()) if restarted else 0
+        self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s)
         self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
@@ -161,7 +171,7 @@ class ResourceManager:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(events.Ticked())
+            self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""

@@ -96,7 +96,9 @@ class SessionReleased(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time has passed; comes every `core.TICK_S`."""
+    """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
+
+    slowness: float = 1.0
 
 
 Event = (
@@ -119,10 +121,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the event with this token."""
+    """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused | NotYet
+    value: str | int | bool | JoinReply | SliceCreated | Refused | NotYet | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class SimulatedManager:
         self.world.network.post(caller, self.process, self._handle, event, twice=twice, in_order=True)
 
     def _tick(self) -> None:
-        self._handle(events.Ticked())
+        self._handle(events.Ticked(self.world.machine_slowness))
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def _handle(self, event: events.Event) -> None:

@@ -66,6 +66,9 @@ class Transfer:
     def copy(self, array: Future) -> Future:
         return array.copied()
 
+    def is_consumed(self, array: object) -> bool:
+        return isinstance(array, Future) and array.deleted
+
     def serve(self, name: int, pieces: Served) -> None:
         pull = self.asked.pop(name, None)
         if pull is None:

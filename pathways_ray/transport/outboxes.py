@@ -93,7 +93,7 @@ class AsyncOutbox:
         """The next batch of the messages that wait."""
         batch = next(self._taking, None)
         if batch is None and self._batcher:
-            self._taking = self._batcher.take_each()
+            self._taking = self._batcher.taken()
             self._taken.set()
             batch = next(self._taking, None)
         return batch

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +31,12 @@ from pathways_ray.errors import (
     from_failure,
     to_failure,
 )
-from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import failure_in
-from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
-from pathways_ray.ir.regions import Box, box_shape, shard_boxes
+from pathways_ray.executor.data.upload import Upload
+from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
+from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport import messages as wire
@@ -54,46 +54,16 @@ MAX_BACKLOG_PARTS = 8
 
 SMALL_BYTES = 1 << 14
 """A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
-read."""
+read. A put of no more than this goes to the devices within the event loop."""
+
+MAX_STREAMS = 8
+"""Streams of one session. A client has one for each host, and another one while a broken one is given up."""
 
 MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
 
 
-class _Upload:
-    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
-
-    def __init__(self, message: wire.PutOpen, local: list[tuple[Box, int]]) -> None:
-        self.message = message
-        self.local = local
-        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
-        self.dtype = dtype_of(message.type.dtype)
-        self.shape = box_shape(self.boxes[0])
-        size = math.prod(self.shape) * self.dtype.itemsize
-        self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
-        # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
-        self.filled = [0] * len(self.boxes)
-        self.missing = size * len(self.boxes)
-
-    def add(self, part: wire.PutPart) -> None:
-        if not 0 <= part.box < len(self.buffers):
-            raise WireError(f"part of box {part.box}; this host holds {len(self.buffers)}")
-        buffer, filled = self.buffers[part.box], self.filled[part.box]
-        end = filled + len(part.data)
-        if part.offset != filled or end > len(buffer) or (not part.data and len(buffer)):
-            raise WireError(
-                f"part at {part.offset} of {len(part.data)} bytes does not go on at {filled} of the {len(buffer)} of "
-                "its box"
-            )
-        buffer[filled:end] = np.frombuffer(part.data, np.uint8)
-        self.filled[part.box] = end
-        self.missing -= len(part.data)
-
-    def array(self, compiler: Compiler) -> jax.Array:
-        arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
-        shards = [jax.device_put(arrays[box], compiler.devices[index]) for box, index in self.local]
-        sharding = compiler.sharding(self.message.placed, self.message.spec)
-        return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)
+_PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 
 
 class _Stream:
@@ -103,7 +73,7 @@ class _Stream:
         self.grant = grant
         self.quota = quota
         self.outbox = outboxes.AsyncOutbox()
-        self.uploads: dict[int, _Upload] = {}
+        self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, _Fetch] = {}
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
         self.turns = asyncio.Semaphore(MAX_WORKERS)
@@ -112,6 +82,10 @@ class _Stream:
     @property
     def session(self) -> int:
         return self.grant.session
+
+    def name_of(self, put: wire.PutOpen) -> Name:
+        """The name of what is put, in the tenant's quota."""
+        return self.session, put.buffer
 
 
 class _Fetch:
@@ -135,8 +109,10 @@ class DataServer:
         self.compiler = compiler
         self.store = store
         self.data_secret = data_secret
-        self.quotas: dict[int, UploadQuota] = {}
+        self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[_Stream] = set()
+        self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
+        self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self.address = ""
         threading.Thread(target=lambda: asyncio.run(self._main(listen)), name="data", daemon=True).start()
@@ -148,6 +124,7 @@ class DataServer:
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(listen.data),
+                listen.client_ports,
                 tls=listen.tls,
                 silence=limits.DATA_SILENCE_S,
             )
@@ -170,7 +147,9 @@ class DataServer:
         grant = grant_of(self.data_secret, session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
             link.refuse("wrong data token, or its session has ended")
-        stream = _Stream(link, grant, self.quotas.setdefault(grant.session, UploadQuota()))
+        if sum(stream.session == grant.session for stream in self.streams) >= MAX_STREAMS:
+            link.refuse(f"the session has {MAX_STREAMS} data streams to this host, the most that it may have")
+        stream = _Stream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
@@ -198,9 +177,13 @@ class DataServer:
             self._withdraw(stream, request)
         stream.workers.shutdown(wait=False, cancel_futures=True)
         for upload in stream.uploads.values():
-            stream.quota.release(upload.message.buffer)
-        for session in [session for session in self.quotas if self.store.ended(session)]:
-            del self.quotas[session]
+            stream.quota.release(stream.name_of(upload.message))
+        used = {other.grant.tenant for other in self.streams}
+        for tenant, quota in list(self.quotas.items()):
+            if tenant not in used:
+                quota.forget(lambda name: self.store.holds(*name))
+                if quota.is_empty:
+                    del self.quotas[tenant]
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
@@ -215,15 +198,36 @@ class DataServer:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                self.store.put(stream.session, upload.message.buffer, upload.array(self.compiler))
-                stream.quota.keep(upload.message.buffer)
-                del stream.uploads[request]
-                stream.outbox.send(wire.PutDone(request))
-        except (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError) as error:
-            failed = stream.uploads.pop(request, None)
-            if failed is not None:
-                stream.quota.release(failed.message.buffer)
-            stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
+                if upload.size <= SMALL_BYTES:
+                    self._stored(stream, upload, upload.array(self.compiler))
+                    del stream.uploads[request]
+                else:
+                    del stream.uploads[request]
+                    task = asyncio.ensure_future(self._store(stream, upload))
+                    self.storing.add(task)
+                    task.add_done_callback(self.storing.discard)
+        except _PUT_ERRORS as error:
+            self._put_failed(stream, request, stream.uploads.pop(request, None), error)
+
+    async def _store(self, stream: _Stream, upload: Upload) -> None:
+        """Puts a big array on the devices in another thread: the loop serves all clients."""
+        try:
+            array = await self._loop.run_in_executor(self.copying, upload.array, self.compiler)
+        except _PUT_ERRORS as error:
+            self._put_failed(stream, upload.message.request, upload, error)
+        else:
+            self._stored(stream, upload, array)
+
+    def _stored(self, stream: _Stream, upload: Upload, array: jax.Array) -> None:
+        self.store.put(stream.session, upload.message.buffer, array)
+        name = stream.name_of(upload.message)
+        stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
+        stream.outbox.send(wire.PutDone(upload.message.request))
+
+    def _put_failed(self, stream: _Stream, request: int, failed: Upload | None, error: Exception) -> None:
+        if failed is not None:
+            stream.quota.release(stream.name_of(failed.message))
+        stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
     def _open(self, stream: _Stream, message: wire.PutOpen) -> None:
         """Makes room for an array, once it is clear that it may come."""
@@ -242,12 +246,12 @@ class DataServer:
         local = [(boxes[k], d.index) for k, d in enumerate(message.placed.devices) if d.host == self.host]
         asked = device_bytes([box for box, _ in local], message.type.dtype)
         stream.quota.reserve(
-            message.buffer, asked, stream.grant.allowance, lambda number: self.store.holds(stream.session, number)
+            stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
-            stream.uploads[message.request] = _Upload(message, local)
+            stream.uploads[message.request] = Upload(message, local)
         except BaseException:
-            stream.quota.release(message.buffer)
+            stream.quota.release(stream.name_of(message))
             raise
 
     def _check_devices(self, message: wire.PutOpen) -> None:
@@ -358,6 +362,7 @@ class DataServer:
         wanted = self.compiler.devices[device]
         for shard in value.addressable_shards:
             if shard.device == wanted:
+                shard.data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
                 array = np.ascontiguousarray(np.asarray(shard.data))
                 return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray import limits
-from pathways_ray.controller.events import AnswerCall, CallManager, StreamOpened, Tick
+from pathways_ray.controller.events import AnswerCall, CallManager, StreamOpened, TenantsRead, Tick
 from pathways_ray.controller.status import FRESH_STATUS
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import QuotaExceeded
@@ -23,6 +23,7 @@ from pathways_ray.transport.messages import (
     encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, created, of, reply
+from tests.unit.controller.test_core import ALICE, BOOK
 
 WANTED = CreateSlice(1, (2,), ("x",), 0, "", "")
 
@@ -112,11 +113,19 @@ def test_big_calls_and_shapes_of_many_sizes_are_refused() -> None:
 
 
 def test_status_is_made_anew_a_few_times_a_second_and_then_told_from_memory() -> None:
-    core = opened()
+    """
+    1. A tenant asks more often in a second than it may: it is told what it was told before.
+    2. A second later it hears the news.
+    3. The operator hears them always.
+    """
+    core = CoreHarness(hosts=True)
+    core.handle(TenantsRead(BOOK, "", ""))
+    core.open_session(ALICE)
+    core.handle(StreamOpened(1))
     told = '{"islands": [], "slices": []}'
     for _ in range(FRESH_STATUS):
         assert isinstance(reply(core.answered(core.request(1, Status(1)), told)), StatusReply)
-    core.open_session()
+    core.open_session(ALICE)
     known = reply(core.request(1, Status(1)))
     assert isinstance(known, StatusReply)
     assert len(json.loads(known.text)["sessions"]) == 1
@@ -124,3 +133,5 @@ def test_status_is_made_anew_a_few_times_a_second_and_then_told_from_memory() ->
     fresh = reply(core.answered(core.request(1, Status(1)), told))
     assert isinstance(fresh, StatusReply)
     assert len(json.loads(fresh.text)["sessions"]) == 2
+    for _ in range(2 * FRESH_STATUS):
+        core.answered(core.request(None, Status(0)), told)

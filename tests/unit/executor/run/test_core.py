@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.errors import Failure
@@ -171,12 +171,15 @@ class Host:
     def copy(self, array: Any) -> Any:
         return f"copy({array})"
 
+    def is_consumed(self, array: Any) -> bool:
+        return False
+
     # --- HostIO -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         self.watched.append((sequence, values))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
@@ -742,7 +745,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ACTIONS)
 def test_a_recorded_run_replays_into_a_fresh_core_with_equal_instructions(actions: list[Any]) -> None:
     recorded = Recorded()
