@@ -24,7 +24,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
         failure = quotas.buffers(session, tables.buffers, 1, f"{message.type} to put") or quotas.device_bytes(
-            session, tables.sessions.values(), kind.device_bytes, f"{message.type} to put"
+            session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put"
         )
         if failure is not None:
             session.refuse(message.buffer, 1, failure)

@@ -168,14 +168,15 @@ class Launches:
         return self.dispatch.enqueued(island, message)
 
     def _resume(self, settled: Settled) -> list[Send]:
-        if not settled.sessions and not self.cross_island.queued:
+        if not settled.sessions and not self.cross_island.queued and not self.admission.memory.waiting:
             return settled.commands
-        return settled.commands + self.admission.resume(settled.sessions)
+        return settled.commands + self.admission.resume(settled.sessions) + self.admission.memory_freed()
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 
     def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
         """A host serves under a new epoch."""
+        self.admission.memory.changed()
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
 
     def host_down(self, message: wire.HostDown) -> list[Send]:
@@ -186,7 +187,7 @@ class Launches:
         """Time passes: launches that wait for a host that does not come back fail."""
         self.tables.now = now
         self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
-        return self.admission.resume(self.sessions.values() if self.away else ())
+        return self.admission.resume(self.sessions.values() if self.away else ()) + self.admission.memory_freed()
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
@@ -197,6 +198,7 @@ class Launches:
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
             held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
+            assert all(found >= 0 for found in session.held.values()), session.held
             assert session.device_bytes == held, (session.device_bytes, held)
             for number, buffer in session.buffers.items():
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"

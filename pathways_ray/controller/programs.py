@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import zlib
@@ -27,8 +28,8 @@ _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 @dataclass(frozen=True)
 class BufferType:
-    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes that count for it, those of its
-    shards on devices, or `MIN_BUFFER_BYTES` where they are fewer; and those of the array itself."""
+    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on
+    devices, and those of the array itself."""
 
     type: ArrayType
     slice: int
@@ -40,8 +41,12 @@ class BufferType:
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
         """The type on a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
-        device_bytes = max(kind.nbytes // parts * mesh.size, limits.MIN_BUFFER_BYTES)
-        return cls(kind, mesh.id, spec, device_bytes, kind.nbytes)
+        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size, kind.nbytes)
+
+    @property
+    def charged_bytes(self) -> int:
+        """Bytes that count against the tenant's quota."""
+        return max(self.device_bytes, limits.MIN_BUFFER_BYTES)
 
 
 class IslandPart(msgspec.Struct, frozen=True, array_like=True):
@@ -76,8 +81,9 @@ class PlannedProgram:
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
     `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
-    compiled it. `promised` counts the results of one that could not be planned.
+    `devices`. `result_bytes` are those of all results on devices. `number` is the client's for it; `announced` is set
+    once the client has heard that every host has compiled it. `promised` counts the results of one that could not be
+    planned.
     """
 
     key: int
@@ -98,10 +104,12 @@ class PlannedProgram:
     announced: bool = False
     devices: int = 1
     promised: int = 0
+    result_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.islands = tuple(self.messages)
         self.result_count = len(self.results) or self.promised
+        self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
 
     @classmethod
     def of(cls, key: int, session: int, lowered: Lowered, functions: Mapping[str, bytes]) -> PlannedProgram:
@@ -146,11 +154,12 @@ class PlannedProgram:
             gang_islands=lowered.gang_islands,
             digest=lowered.digest,
             devices=lowered.devices,
+            result_bytes=sum(kind.device_bytes for kind in lowered.results),
         )
 
-    @property
+    @functools.cached_property
     def plans(self) -> dict[int, IslandPlan]:
-        """Its plans, decoded with each call."""
+        """Its plans, decoded when somebody asks for them."""
         return {island: _PLAN.decode(message.plan) for island, message in self.messages.items()}
 
     @property
@@ -162,11 +171,6 @@ class PlannedProgram:
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
         return len(self.islands) > 1
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes on devices of all its results."""
-        return sum(kind.device_bytes for kind in self.results)
 
 
 def decode_graph(data: bytes) -> Graph:

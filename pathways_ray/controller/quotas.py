@@ -51,7 +51,7 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
     allowed = session.tenant.quota.device_bytes
     if allowed is None:
         return None
-    held = sum(s.device_bytes for s in sessions if s.tenant.name == session.tenant.name)
+    held = sum(s.charged_bytes for s in sessions if s.tenant.name == session.tenant.name)
     if held + asked <= allowed:
         return None
     return Failure(

@@ -72,7 +72,7 @@ def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram,
     if session.tenant.quota.device_bytes is None:
         return None
     purpose = f"the results of program {program.name!r}"
-    return quotas.device_bytes(session, tables.sessions.values(), program.result_bytes, purpose)
+    return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes, purpose)
 
 
 REFUSALS: tuple[Refusal, ...] = (

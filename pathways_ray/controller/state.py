@@ -61,9 +61,10 @@ MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
-    on devices, `array_bytes` that of the arrays themselves, `in_flight` counts its launches on islands. `refused` are
-    the last buffers that are not there because they were refused, in the order of their numbers,
+    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its buffers on the
+    devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the
+    tenant's quota, `in_flight` counts its launches on islands.
+    `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
     `donated` those whose memory a launch may take.
     """
 
@@ -75,10 +76,16 @@ class Session:
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     refused: list[RefusedResults] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
-    device_bytes: int = 0
     array_bytes: int = 0
+    charged_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its buffers on devices."""
+        return sum(self.held.values())
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -93,7 +100,7 @@ class Session:
         self.buffers[number] = buffer
         self.array_bytes += buffer.type.array_bytes
         if buffer.failure is None:
-            self.device_bytes += buffer.type.device_bytes
+            self._count(buffer.type, 1)
 
     def find(self, number: int) -> Buffer | None:
         """A buffer that is in the table, or was donated to a launch that has not ended."""
@@ -105,8 +112,12 @@ class Session:
         if buffer is not None:
             self.array_bytes -= buffer.type.array_bytes
             if buffer.failure is None:
-                self.device_bytes -= buffer.type.device_bytes
+                self._count(buffer.type, -1)
         return buffer
+
+    def _count(self, kind: BufferType, sign: int) -> None:
+        self.held[kind.slice] = self.held.get(kind.slice, 0) + sign * kind.device_bytes
+        self.charged_bytes += sign * kind.charged_bytes
 
     def refuse(self, first: int, count: int, failure: Failure) -> None:
         """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13
@@ -125,7 +136,7 @@ class Session:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None and buffer not in self.donated.values():
-            self.device_bytes -= buffer.type.device_bytes
+            self._count(buffer.type, -1)
         buffer.failure = failure
 
 
@@ -165,7 +176,10 @@ class InFlight(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class HostState:
-    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`."""
+    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
+
+    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown.
+    """
 
     host: int
     island: int
@@ -176,6 +190,8 @@ class HostState:
     pid: int
     down_since: float | None = None
     since: int = 0
+    memory: int = 0
+    pool: str = ""
 
 
 @dataclass

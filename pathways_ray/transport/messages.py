@@ -277,7 +277,10 @@ ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | A
 
 class HostUp(Message, tag=30):
     """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
-    one brought on itself, if it did."""
+    one brought on itself, if it did.
+
+    `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
+    """
 
     host: int
     epoch: int
@@ -286,6 +289,8 @@ class HostUp(Message, tag=30):
     devices: int
     pid: int
     crash: str = ""
+    memory: int = 0
+    pool: str = ""
 
 
 class HostDown(Message, tag=31):

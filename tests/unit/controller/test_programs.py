@@ -22,7 +22,6 @@ from pathways_ray.errors import GraphError, PathwaysError, TooLarge, WireError
 from pathways_ray.ir.graph import Argument, Graph, Result
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.types import ArrayType, Layout
-from pathways_ray.limits import MIN_BUFFER_BYTES
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, VECTOR, Sketch, spec
 from tests.unit.strategies import programs, repeatable
@@ -43,12 +42,12 @@ def test_a_planned_program_has_what_a_launch_needs() -> None:
     made = plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
     assert (made.key, made.session, made.name, made.failure) == (7, 3, "two", None)
     assert made.arguments == (
-        BufferType(VECTOR, 1, spec("x"), MIN_BUFFER_BYTES),
-        BufferType(VECTOR, 1, (), MIN_BUFFER_BYTES),
+        BufferType(VECTOR, 1, spec("x"), VECTOR.nbytes),
+        BufferType(VECTOR, 1, (), 2 * VECTOR.nbytes),
     )
     assert made.results == (
-        BufferType(SCALAR, 2, (), MIN_BUFFER_BYTES),
-        BufferType(VECTOR, 1, spec("x"), MIN_BUFFER_BYTES),
+        BufferType(SCALAR, 2, (), 2 * SCALAR.nbytes),
+        BufferType(VECTOR, 1, spec("x"), VECTOR.nbytes),
     )
     assert made.hosts == {0, 1, 2}
     assert made.gang_islands == ((0,), (1,))
@@ -87,7 +86,7 @@ def test_a_program_without_calls_hands_its_arguments_through() -> None:
     a = sketch.slice("0.0")
     made = sketch.planned(sketch.argument(a))
     assert made.gang_islands == ((0,),)
-    assert made.results == made.arguments == (BufferType(VECTOR, a, (), MIN_BUFFER_BYTES),)
+    assert made.results == made.arguments == (BufferType(VECTOR, a, (), VECTOR.nbytes),)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

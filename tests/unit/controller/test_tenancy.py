@@ -27,6 +27,7 @@ from pathways_ray.transport.messages import (
     Load,
 )
 from tests.unit.controller.harness import SLICES, Harness, failure_of, program_over, to_client, to_island
+from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice", weight=2.0, priority=1)
 
@@ -143,7 +144,7 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     assert f"may hold {2 * each} bytes on devices; it holds {2 * each} and asks for {each} more" in lost.failure.message
     assert to_island(commands, 0, Drop) == [Drop(1, (2,))]
     assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
-    assert f.tenants()[0]["device_bytes"] == 2 * each
+    assert f.tenants()[0]["device_bytes"] == 2 * 2 * VECTOR.nbytes
     f.free(10)
     assert len(to_island(f.launch(3, (1,), 30), 0, IslandLaunch)) == 1
 

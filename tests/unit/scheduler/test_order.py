@@ -503,4 +503,5 @@ def test_a_launch_over_several_islands_keeps_its_place_and_computes_nothing() ->
         island.from_controller(run(k))
     assert island.from_controller(CancelLaunch(2, CANCELLED)) == []
     (message,) = dispatched(island.from_host(0, 1, Done((1,))))
+    assert isinstance(message, IslandLaunch)
     assert (message.sequence, message.cancelled) == (2, CANCELLED)
