@@ -12,6 +12,9 @@ MAX_CONSTANT_BYTES = 64 << 20
 MAX_PROGRAM_BYTES = 128 << 20
 """All functions of a program, exported: they travel in one message."""
 
+MAX_PLAN_BYTES = 32 << 20
+"""The plan of a program for one island, names included: it travels with the functions, and names stand in it twice."""
+
 MAX_MESSAGE_BYTES = 256 << 20
 """One gRPC message: a program with all its functions; arrays are cut into parts long before."""
 

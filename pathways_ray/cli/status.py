@@ -121,6 +121,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     """Prints a status as tables; `console` must leave markup alone, since names are what clients chose."""
     found = readable(found)
     console.print(f"cluster at {found['url']}")
+    if trusted := found.get("trusted_tenants"):
+        console.print(f"warning: code of {', '.join(trusted)} runs unchecked (trusted tenants)")
     names = {session["session"]: session["name"] for session in found["sessions"]}
     for table in (
         devices_table(found["islands"]),

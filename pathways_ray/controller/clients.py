@@ -134,6 +134,9 @@ class Clients:
             if tenant is None or tenant.name != client.tenant.name:
                 gone = f"tenant {client.tenant.name!r} is not in the table of tenants any more, or has another token"
                 commands += self.end(client, gone)
+            elif client.tenant.trusted and not tenant.trusted:
+                # What it has registered was checked as a trusted tenant's.
+                commands += self.end(client, f"tenant {tenant.name!r} is not trusted any more")
             elif tenant != client.tenant:
                 client.tenant = tenant
                 commands += self.launches.set_tenant(tenant)

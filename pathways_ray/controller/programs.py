@@ -112,7 +112,9 @@ class PlannedProgram:
         self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
 
     @classmethod
-    def of(cls, key: int, session: int, lowered: Lowered, functions: Mapping[str, bytes]) -> PlannedProgram:
+    def of(
+        cls, key: int, session: int, lowered: Lowered, functions: Mapping[str, bytes], trusted: bool = False
+    ) -> PlannedProgram:
         """Joins a lowered program with its functions.
 
         Raises:
@@ -125,7 +127,7 @@ class PlannedProgram:
         size = sum(len(functions[digest]) for digest in names)
         if size > limits.MAX_PROGRAM_BYTES:
             raise TooLarge(
-                f"the functions of program {lowered.name!r} have {size} bytes; the limit is "
+                f"the functions of program {lowered.name!r} take {size} bytes, constants included; the limit is "
                 f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
             )
         cross_island = len(lowered.islands) > 1
@@ -139,6 +141,7 @@ class PlannedProgram:
                 device_set=part.device_set,
                 cross_island=cross_island,
                 computations=part.computations,
+                trusted=trusted,
             )
             for island, part in lowered.islands.items()
         }
@@ -281,10 +284,11 @@ def plan_program(
     functions: Mapping[str, bytes],
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
+    trusted: bool = False,
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph`, `lowered_program` and `PlannedProgram.of` raise."""
     lowered, plans = placed_graph(graph, slices, fusion)
-    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions)
+    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions, trusted)
 
 
 def _digest(graph: Graph, functions: set[str]) -> str:
@@ -298,8 +302,13 @@ def _part(island: IslandPlan) -> IslandPart:
     share one is unlikely, and would only make their launches wait for each other."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
     digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
-    device_set = zlib.crc32(encode(devices))
-    return IslandPart(encode(island), tuple(sorted(digests)), len(devices), device_set, _computations(island))
+    device_set, plan = zlib.crc32(encode(devices)), encode(island)
+    if len(plan) > limits.MAX_PLAN_BYTES:
+        raise TooLarge(
+            f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit "
+            f"is {limits.MAX_PLAN_BYTES}. Split the program into several"
+        )
+    return IslandPart(plan, tuple(sorted(digests)), len(devices), device_set, _computations(island))
 
 
 def _computations(island: IslandPlan) -> int:

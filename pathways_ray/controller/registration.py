@@ -86,7 +86,8 @@ class Registration:
         failure = reply.failure
         if reply.lowered is not None:
             try:
-                return PlannedProgram.of(key, session.id, reply.lowered, self._known(reply))
+                known = self._known(reply)
+                return PlannedProgram.of(key, session.id, reply.lowered, known, session.tenant.trusted)
             except PathwaysError as error:
                 failure = to_failure(error)
         assert failure is not None

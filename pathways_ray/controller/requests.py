@@ -219,6 +219,7 @@ class Requests:
             fusion=self.clients.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
             link_port=self.link_port,
+            trusted=client.tenant.trusted,
         )
         return reply, []
 
@@ -363,6 +364,7 @@ class Requests:
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
         found |= status.of_launches(self.launches, self.report, names) | self.about
+        found["trusted_tenants"] = [tenant.name for tenant, _ in self.book.entries if tenant.trusted]
         if self.logs is not None:
             found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:

@@ -126,7 +126,7 @@ class SimulatedHost:
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
             functions[part.function]  # a real host would compile it
         return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)

@@ -192,6 +192,7 @@ class Peers(Message, tag=20):
 class Program(Message, tag=21):
     """A plan to prepare; the functions are those it names.
 
+    `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
     The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
     them (`device_set`), whether its launches run on other islands too, and the computations that a launch puts on one
     device's queue (`computations`).
@@ -205,6 +206,7 @@ class Program(Message, tag=21):
     device_set: int = 0
     cross_island: bool = False
     computations: int = 1
+    trusted: bool = False
 
 
 class IslandLaunch(Message, tag=22):
@@ -487,7 +489,8 @@ class OpenSession(Message, tag=70):
 class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
-    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port.
+    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port. What a
+    `trusted` session may not export, JAX alone decides.
     """
 
     session: int
@@ -498,6 +501,7 @@ class SessionOpened(Message, tag=71):
     fusion: bool
     max_launches: int
     link_port: int = 0
+    trusted: bool = False
 
 
 class CreateSlice(Message, tag=72):

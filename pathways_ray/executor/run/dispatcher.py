@@ -146,8 +146,9 @@ class Dispatcher:
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
-        return PreparedProgram(plan, CompiledParts(plan.plan, functions, self.compiler), self.store, self.transfer)
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        parts = CompiledParts(plan.plan, functions, self.compiler, trusted)
+        return PreparedProgram(plan, parts, self.store, self.transfer)
 
     def in_background(self, work: Callable[[], Event]) -> None:
         self._preparing.submit(lambda: self.inbox.put([work()]))

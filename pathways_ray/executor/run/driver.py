@@ -36,8 +36,9 @@ class HostIO(Protocol):
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls from these hosts from now on."""
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
-        """Makes a program ready. Raises `PathwaysError`. May be called from the thread of `in_background`."""
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May
+        be called from the thread of `in_background`."""
 
     def in_background(self, work: Callable[[], do.Event]) -> None:
         """Does work in another thread, in order, and has the driver handle its event."""
@@ -150,7 +151,7 @@ class HostDriver:
         host = self.core.host
         try:
             host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
-            prepared = self.io.compile(host_plan, functions)
+            prepared = self.io.compile(host_plan, functions, message.trusted)
         except PathwaysError as error:
             return do.PreparationFailed(message.program, to_failure(error, host=host))
         except Exception as error:

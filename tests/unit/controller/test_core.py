@@ -405,6 +405,27 @@ def test_a_table_of_tenants_that_changes() -> None:
     assert core.core.launches.sessions.keys() == {2}
 
 
+@pytest.mark.parametrize("trusted", [True, False, None])
+def test_trust_travels_from_the_table_to_hosts_and_ends_with_it(trusted: bool | None) -> None:
+    """The operator (None) is trusted. The client hears of it, and each program carries it."""
+    core = CoreHarness(hosts=True)
+    core.core.clients.check = lambda functions: None
+    tom = None if trusted is None else Tenant("tom", trusted=trusted)
+    core.handle(TenantsRead(TenantBook(((tom, "ab" * 32),) if tom else ()), "tenants.json", ""))
+    (opened,) = [c.reply for c in core.open_session(tom) if isinstance(c, AnswerCall)]
+    assert isinstance(opened, SessionOpened)
+    assert opened.trusted == (trusted is not False)
+    core.hold_slices(1)
+    core.handle(StreamOpened(1))
+    commands = say(core, Register(1, graph_of(1, 2), FUNCTIONS))
+    programs = [c.message for c in commands if isinstance(c, SendIsland) and isinstance(c.message, Program)]
+    assert [program.trusted for program in programs] == [opened.trusted] * 2
+    if tom is not None:
+        commands = core.handle(TenantsRead(TenantBook(((Tenant("tom"), "ab" * 32),)), "tenants.json", ""))
+        reasons = [m.reason for m in sent(commands) if isinstance(m, SessionEnded)]
+        assert reasons == (["tenant 'tom' is not trusted any more"] if trusted else [])
+
+
 def test_messages_over_a_tenants_quota() -> None:
     """A big message ends the session; many small ones in a batch do not; a big program fails by itself."""
     core = CoreHarness(hosts=True)

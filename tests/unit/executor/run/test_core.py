@@ -192,7 +192,7 @@ class Host:
         self.awaited[sequence, barrier] = values
         return None
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         self.functions.append(functions)
         return PreparedProgram(plan, self, self.store, self)
 

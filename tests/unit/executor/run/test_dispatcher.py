@@ -25,6 +25,7 @@ from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
     Done,
     Drop,
+    DropProgram,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -134,6 +135,33 @@ def test_a_program_that_cannot_be_compiled_is_reported(host: Served) -> None:
     assert isinstance(ready, Ready)
     assert ready.failure is not None
     assert ready.failure.kind in ("ProgramRefused", "CompileError")
+
+
+def test_a_program_is_checked_by_whose_it_is(host: Served) -> None:
+    """The same program, of a trusted tenant and then of another one: what was compiled for the first is not used."""
+
+    def pivoted(x: jax.Array) -> tuple[jax.Array]:
+        square = jax.numpy.eye(3) * x.astype(np.float32)
+        return ((x + jax.scipy.linalg.qr(square, pivoting=True)[2].sum().astype(x.dtype)),)  # type: ignore[misc]
+
+    anything = (export.DisabledSafetyCheck.custom_call("ALL"),)
+    made = export.export(jax.jit(pivoted), disabled_checks=anything)(jax.ShapeDtypeStruct((), np.uint64))
+    for number, trusted in ((6, True), (7, False)):
+        message = program(number, lambda x: (x + 1,), digest="pivoted")
+        functions = {"pivoted": bytes(made.serialize())}
+        host.receive(msgspec.structs.replace(message, functions=functions, trusted=trusted))
+        ready = host.next()
+        assert isinstance(ready, Ready)
+        if trusted:
+            assert ready.failure is None
+            host.receive(IslandLaunch(60, 1, number, (1,), 60))
+            assert host.ended(1) == [60]
+            assert np.asarray(host.store.get(1, 60)) == 1 + 0 + 1 + 2
+            host.receive(DropProgram(1, number))
+        else:
+            assert ready.failure is not None
+            assert ready.failure.kind == "ProgramRefused"
+            assert "geqp3_ffi' is not among those that programs may use" in ready.failure.message
 
 
 def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
