@@ -30,7 +30,11 @@ from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
+from pathways_ray.controller.planner import Planner
+from pathways_ray.controller.planning import PlanReply
+from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog, path_of
@@ -130,6 +134,8 @@ class Controller:
         self.loop = asyncio.get_running_loop()
         self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
+        self.planner = Planner()
+        self.planner.start()
         self.front = ClientService(self.core, self.handle, self.listen, strict=not self.restarted)
         if self.metrics_at is not None:
             self.core.requests.about["metrics"] = self._serve_metrics(*self.metrics_at)
@@ -187,6 +193,14 @@ class Controller:
                 self.front.switch(session)
             case events.CloseChannel():
                 self.front.close(command)
+            case events.TakeTurn():
+                self.loop.call_soon(self.handle, events.Turn())
+            case events.PauseReading(session):
+                self.front.pause(session)
+            case events.ResumeReading(session):
+                self.front.resume(session)
+            case events.Plan():
+                self._later(self._plan(command))
             case events.AnswerCall():
                 self.front.answer(command)
             case events.CallManager():
@@ -209,6 +223,16 @@ class Controller:
                     self.exit.set_exception(RuntimeError(reason))
             case events.ReportFault(text):
                 print(text, file=sys.stderr, flush=True)
+
+    async def _plan(self, command: events.Plan) -> None:
+        """In threads: one compares functions with their digests, the other waits for the planner's process."""
+        try:
+            await asyncio.to_thread(check_functions, command.functions)
+        except PathwaysError as error:
+            reply = PlanReply(failure=to_failure(error), checked=False)
+        else:
+            reply = await asyncio.to_thread(self.planner.plan, command.request)
+        self.handle(events.Planned(command.call, reply))
 
     def _call_manager(self, command: events.CallManager) -> None:
         # Here and now, and not in a task: Ray keeps the order of calls.
@@ -263,7 +287,10 @@ class Controller:
             return
         link, island = next(self.link_numbers), hello.island
         self.links[link] = context
-        outbox = self.islands[island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
+        outbox = self.islands[island] = outboxes.AsyncOutbox(
+            self.launches.in_flight.__len__,
+            lambda full: self.handle(events.IslandFull(island) if full else events.IslandRoom(island)),
+        )
         self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
@@ -277,4 +304,5 @@ class Controller:
             del self.links[link]
             if self.islands.get(island) is outbox:
                 del self.islands[island]
+                self.handle(events.IslandRoom(island))
             self.handle(events.IslandDisconnected(link, island, hello.address))

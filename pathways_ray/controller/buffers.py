@@ -21,15 +21,18 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
     with contextlib.suppress(GraphError):
         check_layout(message.type, message.spec, place.mesh, "put")
         kind = BufferType.on(place.mesh, message.type, message.spec)
-        failure = quotas.device_bytes(session, tables.sessions.values(), kind.device_bytes, f"{message.type} to put")
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
-        session.keep(message.buffer, Buffer(kind, 0, failure))
+        failure = quotas.buffers(session, tables.buffers, 1, f"{message.type} to put") or quotas.device_bytes(
+            session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put"
+        )
         if failure is not None:
+            session.refuse(message.buffer, 1, failure)
             return [
                 SendIsland(place.island, Drop(session.id, (message.buffer,))),
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),
             ]
+        session.keep(message.buffer, Buffer(kind, 0))
     return []
 
 

@@ -71,7 +71,7 @@ class Hosts:
         failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
         not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        lost = [record for record in tables.in_flight.values() if host.island in record.program.plans]
+        lost = [record for record in tables.in_flight.values() if host.island in record.program.islands]
         for record in lost:
             record.failure = failure
             record.producers = ()
@@ -102,7 +102,7 @@ class Hosts:
     def away(self, program: PlannedProgram) -> list[HostState]:
         """Hosts that are down on the islands of a program: such an island starts nothing, whichever hosts it needs."""
         hosts = self.tables.hosts
-        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.plans]
+        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.islands]
 
     def absence(self, program: PlannedProgram) -> Failure | None:
         """The failure of a launch whose islands have been without a host for too long."""

@@ -15,6 +15,7 @@ from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preparation import Preparation
@@ -51,7 +52,7 @@ class Launches:
         self.programs, self.in_flight = tables.programs, tables.in_flight
         self.dispatch = Dispatch(tables, parallel)
         self.outcomes = Outcomes(tables, self.cross_island)
-        self.preparation = Preparation(tables, compile_limit_s)
+        self.preparation = Preparation(tables, Distribution(), compile_limit_s)
         self.membership = Hosts(tables, self.preparation, self.dispatch, self.outcomes)
         self.admission = Admission(
             tables, self.preparation, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
@@ -109,8 +110,7 @@ class Launches:
             return []
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
-            self.preparation.forget(program)
-            commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
+            commands += self.preparation.forget(program)
         self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session)
@@ -205,6 +205,7 @@ class Launches:
         """Time passes: launches that wait for a host that does not come back, or for a compiler that does not come to
         them, fail."""
         self.tables.now = now
+        self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
         return (
             self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
             + self.admission.memory_freed()
@@ -225,7 +226,7 @@ class Launches:
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
         under_way: dict[int, int] = {}
         for record in self.in_flight.values():
-            for island in record.program.plans if record.program.cross_island else ():
+            for island in record.program.islands if record.program.cross_island else ():
                 under_way[island] = under_way.get(island, 0) + 1
         assert under_way == {island: n for island, n in self.cross_island.under_way.items() if n}
         assert self.admission.backlogs.keys() == self.sessions.keys()

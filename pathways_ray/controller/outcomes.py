@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
-from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, Session, Tables
+from pathways_ray.controller.state import InFlight, Send, SendClient, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
@@ -131,7 +131,7 @@ class Outcomes:
             program.device_time.measure(actual)
             self.tables.circuit_breaker.succeeded(program.culprit)
         if program.cross_island:
-            self.window.end(program.plans)
+            self.window.end(program.islands)
         ledger.settle(record.usage, record.estimate, actual)
         ledger.leave(record.usage)
 
@@ -168,7 +168,5 @@ class Outcomes:
     def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
         program = session.programs.get(launch.program)
-        for number, kind in enumerate(program.results if program is not None else (), launch.results):
-            if not session.lives(number):
-                session.keep(number, Buffer(kind, 0, failure))
+        session.refuse(launch.results, program.result_count if program is not None else 0, failure)
         return [SendClient(session.id, LaunchFailed(launch.launch, failure))]

@@ -15,8 +15,9 @@ from collections import OrderedDict
 
 from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import Candidate
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.state import Send, SendIsland, Tables
+from pathways_ray.controller.state import Send, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import HostDown
 
@@ -38,8 +39,11 @@ class Preparation:
         compile_limit_s: seconds that a host may compile one program; its scheduler ends it then.
     """
 
-    def __init__(self, tables: Tables, compile_limit_s: float = limits.COMPILE_LIMIT_S) -> None:
+    def __init__(
+        self, tables: Tables, distribution: Distribution, compile_limit_s: float = limits.COMPILE_LIMIT_S
+    ) -> None:
         self.tables = tables
+        self.distribution = distribution
         self.limit_s = QUEUE_LIMITS * compile_limit_s
         self.dropped: OrderedDict[int, PlannedProgram] = OrderedDict()
 
@@ -48,12 +52,14 @@ class Preparation:
         program.unsent = set(program.messages)
         return [] if self.tables.circuit_breaker.is_watched(program.culprit) else self._send(program)
 
-    def forget(self, program: PlannedProgram) -> None:
+    def forget(self, program: PlannedProgram) -> list[Send]:
         """The session of a program has ended, or dropped it."""
-        self.tables.programs.pop(program.key, None)
+        if self.tables.programs.pop(program.key, None) is None:
+            return []
         self.dropped[program.key] = program
         while len(self.dropped) > MAX_DROPPED:
             self.dropped.popitem(last=False)
+        return [*self.distribution.drop(program)]
 
     def asked(self, program: PlannedProgram) -> list[Send]:
         """A launch asks for a program: sends it to the islands that do not have it."""
@@ -68,7 +74,7 @@ class Preparation:
 
     def _send(self, program: PlannedProgram) -> list[Send]:
         islands, program.unsent = sorted(program.unsent), set()
-        return [SendIsland(island, program.messages[island]) for island in islands]
+        return [self.distribution.send(program, island) for island in islands]
 
     def _check_wait(self, program: PlannedProgram) -> None:
         """Notes that launches wait for a program, and gives it up when they have for too long."""
@@ -90,13 +96,14 @@ class Preparation:
         launched = [record.program for record in tables.in_flight.values()]
         return any(
             other.culprit != program.culprit
-            and not other.plans.keys().isdisjoint(program.plans)
+            and not set(other.islands).isdisjoint(program.islands)
             and breaker.is_suspect(other.culprit)
             for other in (*compiled, *launched)
         )
 
     def host_up(self, island: int, host: int) -> None:
         """A host has joined under a new epoch, and has no program."""
+        self.distribution.restart(island)
         for program in self.tables.programs.values():
             if island in program.messages:
                 program.ready.discard(host)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
 from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.programs import BufferType, PlannedProgram
@@ -38,7 +41,7 @@ class SendClient(msgspec.Struct, frozen=True):
 Send = SendIsland | SendClient
 
 
-class Buffer(msgspec.Struct, eq=False):
+class Buffer(msgspec.Struct, eq=False, gc=False):
     """One logical array: its type, the launch that makes it (0: it is there), why it failed."""
 
     type: BufferType
@@ -46,13 +49,27 @@ class Buffer(msgspec.Struct, eq=False):
     failure: Failure | None = None
 
 
+class RefusedResults(NamedTuple):
+    """Buffers from number `first` up to `end` that are not there."""
+
+    first: int
+    end: int
+    failure: Failure
+
+
+MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
+"""Refused launches that a session remembers: a client has no more under way when it hears that one was refused."""
+
+
 @dataclass(slots=True)
 class Session:
     """One connection of a tenant.
 
     `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its buffers on the
-    devices of each slice, `in_flight` counts its launches on islands. `donated` are buffers whose memory a launch may
-    take.
+    devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the
+    tenant's quota, `in_flight` counts its launches on islands.
+    `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
+    `donated` those whose memory a launch may take.
     """
 
     id: int
@@ -62,9 +79,12 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    refused: list[RefusedResults] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
+    array_bytes: int = 0
+    charged_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -78,10 +98,13 @@ class Session:
 
     def keep(self, number: int, buffer: Buffer) -> None:
         """Enters a buffer under the client's number for it."""
+        before = self.buffers.get(number)
+        if before is not None:
+            self.array_bytes -= before.type.array_bytes
         self.buffers[number] = buffer
+        self.array_bytes += buffer.type.array_bytes
         if buffer.failure is None:
-            kind = buffer.type
-            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
+            self._count(buffer.type, 1)
 
     def find(self, number: int) -> Buffer | None:
         """A buffer that is in the table, or was donated to a launch that has not ended."""
@@ -90,15 +113,34 @@ class Session:
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
-        if buffer is not None and buffer.failure is None:
-            self.held[buffer.type.slice] -= buffer.type.device_bytes
+        if buffer is not None:
+            self.array_bytes -= buffer.type.array_bytes
+            if buffer.failure is None:
+                self._count(buffer.type, -1)
         return buffer
+
+    def _count(self, kind: BufferType, sign: int) -> None:
+        self.held[kind.slice] = self.held.get(kind.slice, 0) + sign * kind.device_bytes
+        self.charged_bytes += sign * kind.charged_bytes
+
+    def refuse(self, first: int, count: int, failure: Failure) -> None:
+        """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13
+        bytes may name thousands."""
+        if count:
+            insort(self.refused, RefusedResults(first, first + count, failure), key=lambda entry: entry.first)
+            if len(self.refused) > MAX_REFUSED:
+                del self.refused[0]  # clients count up
+
+    def why_refused(self, number: int) -> Failure | None:
+        """The failure of a buffer that was refused not long ago."""
+        place = bisect_right(self.refused, number, key=lambda entry: entry.first)
+        return self.refused[place - 1].failure if place and number < self.refused[place - 1].end else None
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None and buffer not in self.donated.values():
-            self.held[buffer.type.slice] -= buffer.type.device_bytes
+            self._count(buffer.type, -1)
         buffer.failure = failure
 
 
@@ -162,7 +204,7 @@ class Tables:
 
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
     down, `sequence` is the number of the last launch of the cluster, `now` the time of the event that is handled, in
-    seconds.
+    seconds, `buffers` how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -176,6 +218,7 @@ class Tables:
     failed: OrderedDict[int, PlannedProgram] = field(default_factory=OrderedDict)
     sequence: int = 0
     now: float = 0.0
+    buffers: int = 0
 
     def note_failed(self, sequence: int, program: PlannedProgram) -> None:
         """Remembers what a launch that has failed was of: some of it may still be on a device."""

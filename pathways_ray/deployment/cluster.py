@@ -32,7 +32,7 @@ from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
 from pathways_ray.liveness import SILENCE_LIMIT_S
-from pathways_ray.resource_manager.actor import ResourceManager
+from pathways_ray.resource_manager.actor import GROUPS, ResourceManager
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
 from pathways_ray.transport.tls import checked
@@ -238,7 +238,10 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
     try:
         # The first one has the name of the runtime for itself: of two that start at once, one gets here.
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
-        first = actor(common, ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
+        manager_name = names.resource_manager(runtime)
+        first = actor(
+            common, ResourceManager, manager_name, num_cpus=0, max_concurrency=1000, concurrency_groups=dict(GROUPS)
+        )
         try:
             manager = first.options(scheduling_strategy=near).remote(
                 runtime, islands, *link_secrets, options.silence_limit_s

@@ -11,8 +11,8 @@ their scheduler, and join its successor; one that does not in time is stopped, a
 *Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
 islands for themselves, which share the devices of the first ones.
 
-*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
-a request waits for them, up to a limit.
+*Slices.* A slice is mapped by `Inventory`. While islands that it could lie on have not joined, the answer is `NotYet`;
+the controller asks again, and says when it is to be mapped to what there is.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -30,10 +30,10 @@ from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import JoinReply, NotYet, Refused, SliceCreated
 
 TICK_S = 1.0
-"""Time between two looks at the controller and at requests that wait."""
+"""Time between two looks at the controller and at hosts."""
 
 MAX_REJOIN_S = 30.0
 """Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
@@ -76,7 +76,6 @@ class ManagerCore:
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.requests: list[tuple[float, events.SliceRequested]] = []
         self.controller = events.ControllerServes("", "", "")
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
@@ -116,15 +115,13 @@ class ManagerCore:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
             case events.SliceRequested():
-                self.requests.append((now + MAX_REJOIN_S, event))
-                return self._answer_requests(now)
+                return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(token, session, slice_id):
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked(slowness):
-                commands = [*self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
-                return [*commands, *self._answer_requests(now)]
+                return [*self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -220,7 +217,7 @@ class ManagerCore:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
-        return commands + self._answer_requests(now)
+        return commands
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
@@ -237,18 +234,14 @@ class ManagerCore:
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _answer_requests(self, now: float) -> list[events.Command]:
-        """Answers requests for slices: those whose islands have all joined, and those that waited for too long."""
-        ready = [event for limit, event in self.requests if now >= limit or self._joined(event.request.tenant)]
-        self.requests = [(limit, event) for limit, event in self.requests if event not in ready]
-        return [events.Answer(event.token, self._create(event, now)) for event in ready]
-
     def _joined(self, tenant: str) -> bool:
         """Whether all islands of a tenant have joined, or all those that everybody shares."""
         found = self.inventory.islands(tenant)
         return {hosts[0].base if tenant else island for island, hosts in found.items()} >= self.shared
 
-    def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
+    def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
+        if not (event.final or self._joined(event.request.tenant)):
+            return NotYet()
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:

@@ -15,6 +15,7 @@ from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
@@ -141,6 +142,8 @@ class SimulatedHost:
         self.transfer.set_peers(peers)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
+            functions[part.function]  # a real host would compile it
         parts = SimulatedParts(plan.plan, self.devices, self.transfer, self._made)
         if parts.flaw in (UNCOMPILED, DEADLY):
             self.world.checker.compiles(self.host, plan.plan.name)

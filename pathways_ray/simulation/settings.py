@@ -38,6 +38,7 @@ class Settings:
     flaws: float = 0.0
     launch_limit_s: float = 10.0
     compile_limit_s: float = 8.0
+    hostile: int = 0
     starved_s: float = 0.0
     cancels: float = 0.0
 
@@ -75,6 +76,7 @@ class Settings:
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
             flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
+            hostile=int(random.random() < 0.2),
         )
 
 

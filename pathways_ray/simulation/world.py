@@ -18,6 +18,7 @@ from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.devices import Group
 from pathways_ray.simulation.faults import FaultInjector
 from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.hostile import HostileClient
 from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process
@@ -66,6 +67,7 @@ class World:
             for host in hosts:
                 self._start_host(island, host)
         self.clients = [SimulatedClient(self, number) for number in range(settings.clients)]
+        self.hostile = [HostileClient(self, number) for number in range(settings.hostile)]
         if settings.starved_s:
             self.clock.at(1.0, faults.starve, self, 1.0 + settings.starved_s)
         self.faults = FaultInjector(self, faults.draw(Random(f"faults {seed}"), settings))

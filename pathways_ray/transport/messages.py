@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
@@ -40,8 +41,8 @@ class Register(Message, tag=1):
     """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
 
     program: int
-    graph: bytes
-    functions: dict[str, bytes]
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
+    functions: Annotated[dict[str, bytes], msgspec.Meta(max_length=limits.MAX_NODES)]
 
 
 class Launch(Message, tag=2):
@@ -49,7 +50,7 @@ class Launch(Message, tag=2):
 
     launch: int
     program: int
-    arguments: tuple[int, ...]
+    arguments: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
 
 
@@ -65,7 +66,7 @@ class Put(Message, tag=3):
 class Free(Message, tag=4):
     """Handles that the client dropped."""
 
-    buffers: tuple[int, ...]
+    buffers: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_CLIENT_BATCH_MESSAGES)]
 
 
 class Upgrade(Message, tag=5):
@@ -526,8 +527,8 @@ class CreateSlice(Message, tag=72):
     """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open."""
 
     session: int
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
+    axes: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
     island: int
     platform: str
     name: str
@@ -554,7 +555,7 @@ class Explain(Message, tag=76):
 
     session: int
     program: int
-    graph: bytes
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
 
 
 class Explained(Message, tag=77):
@@ -586,6 +587,10 @@ class Accepted(Message, tag=80):
 
 class Refused(Message, tag=81):
     failure: Failure
+
+
+class NotYet(Message, tag=82):
+    """The resource manager's answer for a slice while it waits for islands: ask again."""
 
 
 Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal

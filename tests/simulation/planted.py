@@ -23,6 +23,7 @@ from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
@@ -30,6 +31,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.state import SendClient
+from pathways_ray.controller.turns import Turns
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run import host_plan
@@ -583,6 +585,24 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
         return 1
 
     wrapped(patch, Inventory, "join", join)
+
+
+# --- clients that flood -----------------------------------------------------------------------------------------------
+
+
+@bug()
+def functions_are_not_sent_again_to_hosts_that_restarted(patch: Patch) -> None:
+    patch.setattr(Distribution, "restart", lambda self, island: None)
+
+
+@bug(faults=0)
+def messages_of_a_turn_overtake_those_that_wait(patch: Patch) -> None:
+    patch.setattr(Turns, "put", lambda self, session, messages: False)
+
+
+@bug(faults=0)
+def a_session_whose_program_is_planned_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Turns, "release", lambda self, session, hold: None)
 
 
 # --- cancelled launches -----------------------------------------------------------------------------------------------

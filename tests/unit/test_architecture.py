@@ -65,6 +65,7 @@ SHELLS = {
     "megatron_ptdp/planner/calibration/probes.py",
     "pathways_ray/controller/client_service.py",
     "pathways_ray/controller/metrics_server.py",
+    "pathways_ray/controller/planner.py",
     "pathways_ray/controller/tenants_file.py",
     "pathways_ray/executor/run/dispatcher.py",
     "pathways_ray/executor/run/reports.py",
@@ -75,7 +76,7 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "machine_load", "story"},
-        {"ir", "names", "process_log"},
+        {"ir", "names", "process_log", "worker"},
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},

@@ -116,9 +116,10 @@ class HostCore:
         return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
 
     def _program_dropped(self, message: wire.DropProgram) -> list[do.Instruction]:
-        self.wanted.discard(message.program)
-        if self.programs.pop(message.program, None) is None:
+        self.programs.pop(message.program, None)
+        if message.program not in self.wanted:
             return []
+        self.wanted.discard(message.program)
         return [do.Forget(message.program)]
 
     # --- a launch arrives ---------------------------------------------------------------------------------------------

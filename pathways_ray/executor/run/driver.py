@@ -7,6 +7,7 @@ Options plug in as observers (the order check, the profiler); by default, a host
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
 from pathways_ray.transport.messages import Compiling, IslandLaunch, Message, Peer, Program
@@ -86,6 +88,10 @@ class HostDriver:
         self.io = io
         self.decode = decode
         self.programs: dict[int, PreparedProgram] = {}
+        self.functions: dict[str, bytes] = {}
+        self.named: dict[int, frozenset[str]] = {}
+        self.naming: Counter[str] = Counter()
+        """The functions that each program names, and how many name each; one that none names any more is let go of."""
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
         self.enqueued: tuple[int, PreparedProgram] | None = None
@@ -127,27 +133,38 @@ class HostDriver:
     def _prepare(self, prepare: do.Prepare) -> do.Event | None:
         message = prepare.message
         plan = self.decode(message.plan)
+        functions = self._functions_of(message, plan)
         if not has_part(plan, self.core.host):
             # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
             # compile it would come too late.
-            return self._prepared(message, plan)
-        self.io.in_background(message.tenant, lambda: self._compiled(message, plan))
+            return self._prepared(message, plan, functions)
+        self.io.in_background(message.tenant, lambda: self._compiled(message, plan, functions))
         return None
 
-    def _compiled(self, message: Program, plan: IslandPlan) -> do.Event:
+    def _functions_of(self, message: Program, plan: IslandPlan) -> dict[str, bytes]:
+        """The functions of a program: those that came with it, and those that came with programs before it."""
+        self.functions |= message.functions
+        parts = (part for executable in plan.executables for part in functions_in(executable.recipe.parts))
+        named = frozenset(part.function for part in parts)
+        if message.program not in self.named:  # otherwise it comes again, since it could not be compiled
+            self.named[message.program] = named
+            self.naming.update(named)
+        return {digest: self.functions[digest] for digest in named if digest in self.functions}
+
+    def _compiled(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
         """Compiles a program in the background. The scheduler hears of it first: it may be the end of this process."""
         host = self.core.host
         if message.program not in self.core.wanted:
             text = f"program {message.name!r} was dropped before host {host} compiled it"
             return do.PreparationFailed(message.program, Failure("CompileError", text, host=host))
         self.io.send(Compiling(host, message.program))
-        return self._prepared(message, plan)
+        return self._prepared(message, plan, functions)
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> do.Event:
+    def _prepared(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
         host = self.core.host
         try:
             host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
-            prepared = self.io.compile(host_plan, message.functions, message.trusted)
+            prepared = self.io.compile(host_plan, functions, message.trusted)
         except PathwaysError as error:
             return do.PreparationFailed(message.program, to_failure(error, host=host))
         except Exception as error:
@@ -210,3 +227,8 @@ class HostDriver:
 
     def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)
+        for digest in self.named.pop(forget.program, frozenset()):
+            self.naming[digest] -= 1
+            if not self.naming[digest]:
+                del self.naming[digest]
+                self.functions.pop(digest, None)

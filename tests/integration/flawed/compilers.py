@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.driver import HostDriver
@@ -17,11 +18,11 @@ def break_compilers() -> None:
     hour."""
     prepared = HostDriver._prepared
 
-    def broken(self: HostDriver, message: Program, plan: IslandPlan) -> do.Event:
+    def broken(self: HostDriver, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
         if message.name == "deadly":
             os.kill(os.getpid(), signal.SIGSEGV)
         if message.name in ("deadly", "slow"):
             time.sleep(3600.0)
-        return prepared(self, message, plan)
+        return prepared(self, message, plan, functions)
 
     HostDriver._prepared = broken  # type: ignore[method-assign]

@@ -482,7 +482,7 @@ def test_functions_of_a_program_that_was_refused_are_missed_by_later_ones() -> N
 
 def test_functions_are_checked_against_their_digests() -> None:
     core = streaming()
-    core.core.clients.known[1].registration.check = check_functions
+    core.core.clients.check = check_functions
     say(core, Register(1, graph_of(1), {"f0": b"code"}))
     failure = core.core.launches.sessions[1].programs[1].failure
     assert failure is not None

@@ -24,7 +24,7 @@ from pathways_ray.resource_manager.events import (
     Ticked,
     Withdrawn,
 )
-from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 ISLANDS = {0: [0, 1], 1: [2]}
 
@@ -255,36 +255,23 @@ def test_a_slice_is_mapped_at_once_when_all_islands_are_known() -> None:
     assert isinstance(answers[4], SliceCreated)
 
 
-def test_a_slice_waits_until_all_islands_have_joined() -> None:
-    """Only after its own restart does the resource manager not know all hosts."""
-    core = fresh()
-    core.handle(join(1, 0), 0.0)
-    core.handle(join(2, 1), 0.0)
-    assert core.handle(request(3), 1.0) == []
-    assert silent(core, 1.0, 20.0) == []
-    answers = created(core.handle(join(4, 2), 20.0))
-    assert isinstance(answers[3], SliceCreated)
-    assert silent(core, 20.0, 29.0) == [], "it is answered once"
+def test_a_slice_is_mapped_when_all_islands_have_joined_or_when_the_controller_will_not_wait() -> None:
+    """Only after its own restart does the resource manager not know all hosts.
 
-
-def test_a_slice_waits_for_islands_no_longer_than_the_limit() -> None:
-    """
-    1. Island 1 does not come. A request for island 0 is served after the limit, one for island 1 is refused.
-    2. A request that came later waits on, until its own limit.
+    1. Island 1 has not joined: the answer is to ask again, at once, so that nothing waits here.
+    2. The controller asks for the last time: island 0 is there, island 1 is not.
+    3. Island 1 has joined.
     """
     core = fresh()
     core.handle(join(1, 0), 0.0)
     core.handle(join(2, 1), 0.0)
-    core.handle(request(3, island=0), 0.0)
-    core.handle(request(4, island=1), 0.0)
-    serving(core, 20.0)
-    core.handle(request(5), 20.0)
-    answers = created(serving(core, MAX_REJOIN_S, start=20.0))
-    assert isinstance(answers[3], SliceCreated)
-    assert isinstance(answers[4], Refused)
-    assert "no island can hold" in answers[4].failure.message
-    assert set(answers) == {3, 4}
-    assert set(created(serving(core, 50.0, start=30.0))) == {5}
+    assert core.handle(request(3, island=0)._replace(final=False), 1.0) == [Answer(3, NotYet())]
+    answers = created(core.handle(request(4, island=0), 30.0) + core.handle(request(5, island=1), 30.0))
+    assert isinstance(answers[4], SliceCreated)
+    assert isinstance(answers[5], Refused)
+    assert "no island can hold" in answers[5].failure.message
+    core.handle(join(6, 2), 31.0)
+    assert isinstance(created(core.handle(request(7)._replace(final=False), 31.0))[7], SliceCreated)
 
 
 def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
@@ -331,11 +318,12 @@ def test_slices_of_a_tenant_lie_on_its_own_islands() -> None:
 
 def test_a_slice_waits_for_the_islands_of_its_tenant() -> None:
     core = running()
-    waiting = SliceRequested(9, 1, SliceRequest((2,), ("x",), tenant="alice"))
-    assert core.handle(waiting, 0.0) == []
+    waiting = SliceRequested(9, 1, SliceRequest((2,), ("x",), tenant="alice"), final=False)
+    assert core.handle(waiting, 0.0) == [Answer(9, NotYet())]
     assert placed(core, "") in (0, 1), "others do not wait"
-    alices(core)
-    assert core.requests == []
+    (answer,) = alices(core).handle(waiting, 0.0)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, SliceCreated)
 
 
 def test_an_island_that_was_removed_is_forgotten_with_its_slices() -> None:
