@@ -303,7 +303,9 @@ class Admission:
     def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""
         # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
-        known = all(n in session.buffers or n in backlog.numbers for n in launch.arguments)
+        known = all(
+            n in session.buffers or n in backlog.numbers or session.why_refused(n) is not None for n in launch.arguments
+        )
         return known and backlog.claims(launch, program.islands, program.result_count)
 
     def _refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:

@@ -117,7 +117,11 @@ class Preparation:
         program.retry_at = math.inf if failure.kind == "ProgramRefused" else self.tables.now + RETRY_AFTER_S
 
     def host_down(self, message: HostDown, failure: Failure) -> list[PlannedProgram]:
-        """Blames those that a host died of. Returns the programs that are not compiled for it."""
+        """Blames those that a host died of. Returns the programs that may have ended it as it compiled them.
+
+        Those that were over their limit are not compiled. Others are tried again when the host is back, as it may have
+        died of something else; until they are refused.
+        """
         tables = self.tables
         known = {s: record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None}
         launched = [known.get(s) or tables.failed.get(s) for s in message.candidates]
@@ -129,7 +133,7 @@ class Preparation:
         )
         struck = {one.culprit for one in blamed if one.compiling}
         found = [program for program in compiled if program is not None and program.culprit in struck]
-        for program in found:
+        for program in found if message.decided else ():
             text = f"program {program.name!r} was not compiled: {failure.message}"
             self.failed(program, Failure("CompileError", text, host=message.host))
         return found

@@ -116,7 +116,7 @@ class SchedulerCore:
             case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
             case wire.Compiling():
-                self.order.deadlines.compiling[host, message.program] = self.order.now
+                self.order.deadlines.compiling[host, message.program] = 0.0
                 return []
             case wire.Ready():
                 self.order.deadlines.compiling.pop((host, message.program), None)

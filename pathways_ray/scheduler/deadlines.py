@@ -22,6 +22,9 @@ from pathways_ray.transport.messages import Heartbeat
 MAX_STRANDED_S = 5.0
 """When a launch has failed on one host, the hosts that share the failed value must end it within this time as well."""
 
+LONGEST_BEAT_S = 2.0
+"""Time between two heartbeats of a host that counts as spent compiling: in a longer one the host did not run."""
+
 STUCK_LIMITS = 2
 """Where nothing runs, another island may run what is waited for; if that is over its limit, it is ended first."""
 
@@ -31,7 +34,7 @@ class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
     `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
-    program when its compilation began. `held` is when a launch on some devices was last seen in the `queued` of a host.
+    program the seconds that its compilation took so far, `beats` when each host was heard last. `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
     launch was last seen to get on.
 
@@ -45,6 +48,7 @@ class Deadlines:
     running: dict[int, dict[int, float]] = field(default_factory=dict)
     queued: dict[int, frozenset[int]] = field(default_factory=dict)
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
+    beats: dict[int, float] = field(default_factory=dict)
     held: dict[int, float] = field(default_factory=dict)
     first_since: dict[int, float] = field(default_factory=dict)
     stuck_since: tuple[int, float] = (0, 0.0)
@@ -54,9 +58,16 @@ class Deadlines:
         self.running.clear()
         self.queued.clear()
         self.compiling.clear()
+        self.beats.clear()
 
     def heard(self, host: int, message: Heartbeat, now: float) -> None:
-        """Notes the launches that keep a host's devices, and those that wait for them there."""
+        """Notes the launches that keep a host's devices, and those that wait for them there; its compilers ran since it
+        was heard last."""
+        ran = min(now - self.beats.get(host, now), LONGEST_BEAT_S) / max(message.slowness, 1.0)
+        self.beats[host] = now
+        for one, program in self.compiling:
+            if one == host:
+                self.compiling[one, program] += ran
         self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
         self.queued[host] = frozenset(message.queued)
 
@@ -75,12 +86,10 @@ class Deadlines:
             first: those that are first in line on a device.
             hosts: those of the island.
         """
-        for (host, program), since in self.compiling.items():
-            if now - since > self.compile_limit_s:
+        for (host, program), seconds in self.compiling.items():
+            if seconds > self.compile_limit_s:
                 name = programs[program].name if program in programs else ""
-                reason = (
-                    f"it compiled program {name!r} for {now - since:.0f} s; the limit is {self.compile_limit_s:.0f} s"
-                )
+                reason = f"it compiled program {name!r} for {seconds:.0f} s; the limit is {self.compile_limit_s:.0f} s"
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running}
         self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.deadlines import STUCK_LIMITS
+from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_LIMITS
 from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
 from pathways_ray.scheduler.order import MIN_DEVICE_LAUNCHES
 from pathways_ray.scheduler.policies import fifo, share
@@ -116,13 +116,24 @@ def test_a_compilation_has_a_limit_and_who_is_over_it_is_blamed_alone() -> None:
     for program in (1, 2):
         made.from_host(1, 1, Compiling(1, program))
     made.from_host(1, 1, Ready(1, 1, 0))
-    assert made.tick(COMPILE_LIMIT_S) == []
+    for now in range(int(COMPILE_LIMIT_S) + 1):
+        assert made.tick(float(now)) == []
     commands = made.tick(COMPILE_LIMIT_S + 0.1)
     first, second = downs(commands)
     assert (first.host, first.kind, first.candidates, first.compiling, first.decided) == (1, "HostLost", (), (2,), True)
     assert "compiled program 'slow' for 5 s; the limit is 5 s" in first.reason
     assert (second.host, second.candidates, second.compiling) == (0, (), ())
     assert {command for command in commands if isinstance(command, Kill)} == {Kill(0, 1), Kill(1, 1)}
+
+
+def test_a_host_that_does_not_run_does_not_compile() -> None:
+    """Its heartbeats are late, or its machine is crowded: a compilation is charged for the time that it had."""
+    made = island(0, slow=("0.0",))
+    made.from_host(0, 1, Compiling(0, 1))
+    made.tick(0.0)
+    assert made.tick(10 * COMPILE_LIMIT_S) == []
+    (seconds,) = made.order.deadlines.compiling.values()
+    assert seconds == LONGEST_BEAT_S
     assert made.tick(100.0) == [], "the next process has a time of its own"
 
 
