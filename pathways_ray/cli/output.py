@@ -17,7 +17,7 @@ STDOUT = Path("-")
 FILE = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 132
 """Columns of text that goes to no terminal; rich would take 80, in which tables break."""
 
 

@@ -411,6 +411,8 @@ class IslandOrder:
             for item in queue.items:
                 if isinstance(item, wire.IslandLaunch) and item.first == 0:
                     self.ledger.leave(queue.usage)
+                elif isinstance(item, wire.DropProgram):
+                    self.programs.pop(item.program, None)
             queue.items.clear()
         self.sessions = {number: queue for number, queue in self.sessions.items() if not queue.ended}
         self.outstanding.clear()
