@@ -19,9 +19,10 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
+from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer
+from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer, Put
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -190,10 +191,12 @@ class SimulatedHost:
 
     # --- clients' arrays ----------------------------------------------------------------------------------------------
 
-    def put(self, session: int, buffer: int, value: int, placed: PlacedSlice, answer: Callable[[], None]) -> None:
-        """A client brings an array."""
+    def put(self, session: int, message: Put, value: int, placed: PlacedSlice, answer: Callable[[], None]) -> None:
+        """A client brings an array; one of another type than programs of the simulator take fits none of them."""
         shards = {device.index: value for device in placed.devices if device.host == self.host}
-        self.store.put(session, buffer, Future.of(shards))
+        array = Future.of(shards)
+        array.misfit = message.type != ARRAY
+        self.store.put(session, message.buffer, array)
         answer()
 
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:

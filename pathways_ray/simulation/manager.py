@@ -22,10 +22,7 @@ class ManagerEnvironment(Environment, Protocol):
 
 
 class SimulatedManager:
-    """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`.
-
-    It is not killed here: without it nothing starts, and nothing else depends on it.
-    """
+    """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`."""
 
     def __init__(self, world: ManagerEnvironment, last_epoch: int = 0) -> None:
         self.world = world

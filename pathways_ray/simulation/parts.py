@@ -115,6 +115,8 @@ class SimulatedParts:
                     raise TypeError(f"no array: {value}")
                 if value.deleted:
                     raise RuntimeError("Array has been deleted")
+                if value.misfit:
+                    raise TypeError("the computation was compiled for another type")
             for k in donated:
                 inputs[k].deleted = True
             made = [Future() for _ in range(outputs)]

@@ -10,7 +10,7 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.transport.messages import HostUp
+from pathways_ray.transport.messages import HostDown, HostUp
 
 
 class SchedulerEnvironment(Environment, Protocol):
@@ -30,7 +30,9 @@ class SimulatedScheduler:
         self.island = island
         self.process = world.network.process(f"scheduler{island}", f"scheduler{island}")
         settings = world.settings
-        self.core = SchedulerCore(island, settings.islands[island], settings.window, POLICIES[settings.policy])
+        self.core = SchedulerCore(
+            island, settings.islands[island], settings.window, POLICIES[settings.policy], settings.launch_limit_s
+        )
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}
@@ -89,6 +91,9 @@ class SimulatedScheduler:
         if commands and isinstance(event, events.HostMessage):
             self.world.checker.heard_from(self.core, event.host, event.epoch)
         for command in commands:
+            match command:
+                case events.ToController(HostDown() as message):
+                    self.world.checker.island_restarts(self.island, message)
             match command:
                 case events.ToHosts(message):
                     for outbox in self.hosts.values():

@@ -32,6 +32,8 @@ class Settings:
     impatient: float
     faults: int
     apart: float = 0.0
+    launch_limit_s: float = 40.0
+    lost_after_s: float = 40.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:

@@ -98,7 +98,7 @@ class Future:
     `remote` when it is put together from what peers send before all of that is there.
     """
 
-    __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "remote", "shards", "waiting")
+    __slots__ = ("deleted", "error", "lent", "misfit", "overwritten", "ready", "remote", "shards", "waiting")
 
     def __init__(self) -> None:
         self.ready = False
@@ -109,6 +109,7 @@ class Future:
         self.overwritten = False
         self.lent = False
         self.remote = False
+        self.misfit = False
 
     @classmethod
     def of(cls, shards: dict[int, int]) -> Future:
