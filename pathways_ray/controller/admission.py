@@ -1,7 +1,7 @@
 """Admission: whether the next launch of a session may go to its islands.
 
 A session's calls are worked off in the order in which it made them, with one exception. A launch whose hosts are away,
-or have not compiled its program, is deferred; what the session called later goes on where it has nothing to do with it:
+or have not compiled its program, or lack an argument that was uploaded, is deferred; what the session called later goes on where it has nothing to do with it:
 on other islands, with other buffers. So each island still sees a session's launches in the order of its calls, and a
 buffer is freed after the last launch that was called with it.
 
@@ -35,10 +35,11 @@ MAX_DEFERRED_CALLS = 64
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted."""
+    """A launch that has not been admitted; it has waited for uploaded arguments since `since`."""
 
     message: Launch
     state: LaunchState = LaunchState.WAITING
+    since: float | None = None
 
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)
@@ -74,9 +75,15 @@ class Backlog:
         self.numbers.clear()
         return calls
 
-    def defer(self, launch: WaitingLaunch, islands: Collection[int], results: int) -> None:
+    def defer(
+        self,
+        launch: WaitingLaunch,
+        islands: Collection[int],
+        results: int,
+        why: LaunchEvent = LaunchEvent.HOSTS_ABSENT,
+    ) -> None:
         """Defers a launch on these islands that makes `results` results."""
-        launch.move(LaunchEvent.HOSTS_ABSENT)
+        launch.move(why)
         message = launch.message
         self.deferred.append(launch)
         self.islands.update(islands)
@@ -216,6 +223,8 @@ class Admission:
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
                 return self._refuse(session, launch, failure)
+        if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
+            return self._await_uploads(session, backlog, launch, program)
         if session.in_flight >= self.max_in_flight:
             return None
         if not program.is_ready or (self.tables.away and self.hosts.away(program)):
@@ -235,6 +244,19 @@ class Admission:
         if not record.pending:
             return self.outcomes.settle([record])[0]
         return commands
+
+    def _await_uploads(
+        self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram
+    ) -> list[Send]:
+        """Defers a launch until all hosts have what was uploaded for it, up to a limit."""
+        now = self.tables.now
+        if launch.since is None:
+            launch.since = now
+        if now - launch.since > buffers.UPLOAD_LIMIT_S:
+            failure, commands = buffers.overdue(session, launch.message.arguments)
+            return commands + self._refuse(session, launch, failure)
+        backlog.defer(launch, program.plans, len(program.results), LaunchEvent.ARGUMENTS_ABSENT)
+        return []
 
     def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""

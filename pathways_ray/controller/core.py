@@ -148,6 +148,8 @@ class ControllerCore:
                     commands += launches.run_failed(island, message)
                 case wire.Enqueued():
                     commands += launches.enqueued(island, message)
+                case wire.Stored():
+                    commands += launches.stored(message)
                 case wire.Load():
                     self.report.load(message)
                 case wire.Ready():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathways_ray.controller import buffers
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.programs import PlannedProgram
@@ -86,10 +87,12 @@ class Hosts:
 
     def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Send]:
         lost = []
+        buffers.host_lost(session, host)
         for number, buffer in session.buffers.items():
             placed = session.places[buffer.type.slice]
             if buffer.failure is None and buffer.producer == 0 and host in placed.hosts:
                 session.fail(buffer, failure)
+                session.arriving.pop(number, None)
                 lost.append(number)
         return [SendClient(session.id, BuffersLost(tuple(lost), failure))] if lost else []
 

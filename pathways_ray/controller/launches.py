@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pathways_ray.controller import buffers
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
@@ -149,6 +150,14 @@ class Launches:
         """A call of a client."""
         return self.admission.call(self.sessions[session], message)
 
+    def stored(self, message: wire.Stored) -> list[Send]:
+        """An upload has arrived on a host."""
+        session = self.sessions.get(message.session)
+        if session is None:
+            return []
+        commands = buffers.stored(session, message)
+        return commands + self.admission.resume((session,)) if message.buffer not in session.arriving else commands
+
     def done(self, island: int, message: wire.Done) -> list[Send]:
         """Launches whose part on an island is complete."""
         return self._resume(self.outcomes.done(island, message))
@@ -177,9 +186,9 @@ class Launches:
         return self._resume(self.membership.down(message))
 
     def tick(self, now: float) -> list[Send]:
-        """Time passes: launches that wait for a host that does not come back fail."""
+        """Time passes: launches fail that wait for a host that does not come back, or for an upload."""
         self.tables.now = now
-        return self.admission.resume(self.sessions.values() if self.away else ())
+        return self.admission.resume(s for s in list(self.sessions.values()) if self.admission.backlogs[s.id].deferred)
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
@@ -191,6 +200,8 @@ class Launches:
             assert session.in_flight == flying, (session.in_flight, flying)
             held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
             assert session.device_bytes == held, (session.device_bytes, held)
+            assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
+            assert session.early.keys().isdisjoint(session.arriving)
             for number, buffer in session.buffers.items():
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
         under_way: dict[int, int] = {}

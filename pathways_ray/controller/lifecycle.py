@@ -16,7 +16,8 @@ class LaunchState(StrEnum):
     """A launch before its outcome.
 
     WAITING: behind other calls of its session, or its session has as many launches in flight as it may.
-    DEFERRED: its hosts are away, or have not compiled its program; later calls may pass it.
+    DEFERRED: its hosts are away, or have not compiled its program, or lack an argument that was uploaded; later calls
+        may pass it.
     QUEUED_FOR_ISLANDS: it runs on several islands, and one of them has as many of such launches as it takes.
     IN_FLIGHT: every island it touches has its `IslandLaunch`.
     FAILED_WAITING_FOR_CAUSE: it failed, and a launch that it consumes from has no outcome yet.
@@ -36,6 +37,7 @@ class LaunchEvent(StrEnum):
     ADMITTED = "admitted"
     REFUSED = "refused"
     HOSTS_ABSENT = "hosts absent"
+    ARGUMENTS_ABSENT = "arguments absent"
     ISLANDS_FULL = "islands full"
     SESSION_CLOSED = "session closed"
     SUCCEEDED = "succeeded"
@@ -49,6 +51,7 @@ _BEFORE_ADMISSION = {
     _E.ADMITTED: _S.IN_FLIGHT,
     _E.REFUSED: _S.ENDED,
     _E.HOSTS_ABSENT: _S.DEFERRED,
+    _E.ARGUMENTS_ABSENT: _S.DEFERRED,
     _E.ISLANDS_FULL: _S.QUEUED_FOR_ISLANDS,
     _E.SESSION_CLOSED: _S.ENDED,
 }

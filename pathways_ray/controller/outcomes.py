@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.lifecycle import LaunchEvent, after
-from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, Session, Tables
+from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import Abort, Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
 
 
 class Settled(NamedTuple):
@@ -81,6 +83,8 @@ class Outcomes:
                 continue
             del in_flight[record.sequence]
             self._account(record)
+            if record.failure is not None:
+                failed += self._abort(record, record.failure)
             session = tables.sessions.get(record.session)
             if session is not None:
                 sessions[session.id] = session
@@ -99,6 +103,17 @@ class Outcomes:
             for s, (launches, device_us) in completed.items()
         ]
         return Settled(commands + failed, list(sessions.values()))
+
+    def _abort(self, record: InFlight, failure: Failure) -> list[Send]:
+        """Tells the hosts of a failed launch that waits there may have no end, and that what they offer nobody takes.
+
+        A failure of a computation is a value that reaches everybody who waits for it, so they are not told of those.
+        """
+        program = record.program
+        if failure.node or len(program.hosts) < 2:
+            return []
+        message = Abort(((record.sequence, program.key),), msgspec.structs.replace(failure, story=()))
+        return [SendIsland(island, message) for island in program.plans]
 
     def _waits(self, record: InFlight) -> bool:
         """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""

@@ -14,7 +14,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
-from pathways_ray.transport.messages import ToClient, ToIsland
+from pathways_ray.transport.messages import Stored, ToClient, ToIsland
 
 
 class SendIsland(msgspec.Struct, frozen=True):
@@ -46,8 +46,10 @@ class Buffer(msgspec.Struct, eq=False):
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `device_bytes` is the memory of its buffers
-    on devices, `in_flight` counts its launches on islands.
+    `places` remembers released slices too, since buffers may outlive them. `arriving` has the buffers that its client
+    uploads, with the hosts that have yet to report them; `early` what hosts reported of buffers that the client has not
+    named yet; `burnt` numbers of uploads that were freed before they had arrived (see `buffers`). `device_bytes` is the
+    memory of its buffers on devices, `in_flight` counts its launches on islands.
     """
 
     id: int
@@ -57,6 +59,9 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    arriving: dict[int, set[int]] = field(default_factory=dict)
+    early: dict[int, dict[int, Stored]] = field(default_factory=dict)
+    burnt: dict[int, None] = field(default_factory=dict)
     in_flight: int = 0
     device_bytes: int = 0
 

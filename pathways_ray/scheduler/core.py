@@ -107,7 +107,7 @@ class SchedulerCore:
                 return list(self.order.reached(message))
             case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
-            case wire.Ready() | wire.Enqueued():
+            case wire.Ready() | wire.Enqueued() | wire.Stored():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)

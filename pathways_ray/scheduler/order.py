@@ -80,7 +80,14 @@ class IslandOrder:
     # --- messages from the controller ---------------------------------------------------------------------------------
 
     def from_controller(
-        self, message: wire.IslandLaunch | wire.Program | wire.Drop | wire.DropProgram | wire.DropSession | wire.Account
+        self,
+        message: wire.IslandLaunch
+        | wire.Program
+        | wire.Drop
+        | wire.DropProgram
+        | wire.DropSession
+        | wire.Account
+        | wire.Abort,
     ) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
         match message:
@@ -102,6 +109,8 @@ class IslandOrder:
                 return [ToHosts(message)]
             case wire.DropSession():
                 return self._drop_session(message)
+            case wire.Abort():
+                return self._abort(message)
             case wire.Account():
                 self.ledger.open(message.session, message.tenant, message.weight, message.priority)
                 return []
@@ -156,6 +165,21 @@ class IslandOrder:
             self.sessions[message.session] = queue
         commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
+        return commands + self.advance()
+
+    def _abort(self, message: wire.Abort) -> list[Command]:
+        """Launches have ended on other islands: those that wait here are taken out, hosts hear of the others. They end
+        there soon, on the failure, and leave their place in the window then."""
+        commands: list[Command] = [ToHosts(message)]
+        ended = {sequence for sequence, _ in message.launches}
+        for sequence, session in [waiting for waiting in self.cross_island if waiting[0] in ended]:
+            self.cross_island.remove((sequence, session))
+            queue = self.sessions[session]
+            head = queue.head
+            queue.items = deque(i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence))
+            self.ledger.leave(queue.usage)
+            if head.sequence == sequence:
+                self._flush(queue, commands)
         return commands + self.advance()
 
     def _program_of(self, launch: wire.IslandLaunch) -> ProgramState:

@@ -300,7 +300,8 @@ class Checker:
         found: dict[tuple[int, int], str] = {}
         for host in world.hosts.values():
             if host.process.alive and host.under_epoch and not host.process.paused:
-                found.update({(host.process.number, launch_of(name)): "an offer" for name in host.transfer.served})
+                offers = (name for name, offer in host.transfer.served.items() if not isinstance(offer, Failure))
+                found.update({(host.process.number, launch_of(name)): "an offer" for name in offers})
                 found.update(dict.fromkeys(((host.process.number, n) for n in host.core.active), "a part"))
         left = {key: what for key, what in found.items() if key[1] not in in_flight}
         self.over = {key: max(self.over.get(key, now), world.disturbed_until) for key in left}

@@ -22,7 +22,7 @@ from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer, Put
+from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer, Put, Stored
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -155,6 +155,9 @@ class SimulatedHost:
         when_all_ready(values, lambda: self.process.run(self._arrived, sequence, barrier, values))
         return None
 
+    def abandon(self, sequence: int) -> None:
+        """What still arrives finds nobody waiting."""
+
     def _arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
         event = InputsArrived(sequence, barrier, _failure_of(values))
         self.world.network.after(self.process, PASS_S, self._happened, event)
@@ -196,8 +199,9 @@ class SimulatedHost:
         shards = {device.index: value for device in placed.devices if device.host == self.host}
         array = Future.of(shards)
         array.misfit = message.type != ARRAY
-        self.store.put(session, message.buffer, array)
-        answer()
+        if self.store.add(session, message.buffer, array):
+            self.send(Stored(self.host, session, message.buffer, message.slice, message.type, message.spec))
+            answer()
 
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
         """A client asks for the shards of a buffer; it is answered once they are there."""

@@ -69,6 +69,10 @@ class Transfer:
     def copy(self, array: Future) -> Future:
         return array.copied()
 
+    def reaches(self, receiver: int, launch: int) -> bool:
+        peer = self.peers.get(receiver)
+        return peer is not None and peer.since < launch
+
     def serve(self, name: int, pieces: Served) -> None:
         pull = self.asked.pop(name, None)
         if pull is None:

@@ -211,8 +211,16 @@ class Account(Message, tag=27):
     priority: int
 
 
-ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account
+class Abort(Message, tag=60):
+    """Launches that have ended in `failure` elsewhere, each with its program: nothing that they wait for will come, and
+    nobody takes what they offer."""
+
+    launches: tuple[tuple[int, int], ...]
+    failure: Failure
+
+
+ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | Abort
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -328,8 +336,19 @@ class Load(Message, tag=40):
     queued: dict[str, int]
 
 
-FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load
+class Stored(Message, tag=61):
+    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec."""
+
+    host: int
+    session: int
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Stored
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Stored
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------

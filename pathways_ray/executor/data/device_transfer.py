@@ -2,8 +2,8 @@
 
 Both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
 computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
-library shape this file: an array without elements never arrives (so none is sent), and a name must not be used twice
-(so names come from the launch sequence, which only counts up).
+library shape this file: an array without elements never arrives (so none is sent), and of two offers under one name
+the later one replaces the other (so names come from the launch sequence, which only counts up).
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class DeviceTransfer:
         self._peers = {peer.host: peer for peer in peers}
         current = {(peer.host, peer.epoch) for peer in peers}
         self._connections = {key: c for key, c in self._connections.items() if key in current}
+
+    def reaches(self, receiver: int, launch: int) -> bool:
+        """Whether a host is up that may pull what a launch offers: the process that the launch was sent to."""
+        peer = self._peers.get(receiver)
+        return peer is not None and peer.since < launch
 
     def serve(self, name: int, arrays: list[jax.Array]) -> None:
         self._server.await_pull(name, arrays)

@@ -126,15 +126,22 @@ class _Fetch:
 
 
 class DataServer:
-    """Serves clients on an event loop in a thread of its own."""
+    """Serves clients on an event loop in a thread of its own; `report` sends to the scheduler, from any thread."""
 
     def __init__(
-        self, host: int, compiler: Compiler, store: BufferStore, data_secret: str, listen: ListenConfig
+        self,
+        host: int,
+        compiler: Compiler,
+        store: BufferStore,
+        data_secret: str,
+        listen: ListenConfig,
+        report: Callable[[wire.Message], None],
     ) -> None:
         self.host = host
         self.compiler = compiler
         self.store = store
         self.data_secret = data_secret
+        self.report = report
         self.quotas: dict[int, UploadQuota] = {}
         self.streams: set[_Stream] = set()
         self._started = threading.Event()
@@ -215,7 +222,7 @@ class DataServer:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                self.store.put(stream.session, upload.message.buffer, upload.array(self.compiler))
+                self._keep(stream.session, upload.message, upload.array(self.compiler))
                 stream.quota.keep(upload.message.buffer)
                 del stream.uploads[request]
                 stream.outbox.send(wire.PutDone(request))
@@ -249,6 +256,13 @@ class DataServer:
         except BaseException:
             stream.quota.release(message.buffer)
             raise
+
+    def _keep(self, session: int, message: wire.PutOpen, array: jax.Array) -> None:
+        """Stores an array, and reports it to the controller before its client can launch with it."""
+        if not self.store.add(session, message.buffer, array):
+            raise WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
+        placed = message.placed.mesh.id
+        self.report(wire.Stored(self.host, session, message.buffer, placed, message.type, message.spec))
 
     def _check_devices(self, message: wire.PutOpen) -> None:
         mine = [d for d in message.placed.devices if d.host == self.host]
