@@ -39,6 +39,9 @@ MAX_FUSED_US = 5_000
 LAUNCH_LIMIT_S = 600.0
 """Seconds for which a launch may keep its devices; then its island is restarted, since devices stop no work."""
 
+LOST_AFTER_S = 120.0
+"""An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
+
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
 

@@ -10,7 +10,7 @@ and so is a resource manager that twice does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_ray.controller import events, status
@@ -33,7 +33,8 @@ SCHEDULER_ABSENCE_LIMIT_S = 60.0
 is on no stream that could break. That is long, since Ray may take its time to start one on a busy machine."""
 
 MANAGER_LIMIT_S = 4.0
-"""A resource manager that twice does not answer for this long is treated as lost."""
+"""A resource manager that twice does not answer for this long is treated as lost, and so is one that cannot be called
+for twice this time: some errors of Ray's calls pass."""
 
 _MANAGER = "resource manager"
 
@@ -47,6 +48,7 @@ class ControllerCore:
         token: the operator's.
         data_secret: signs what clients show to hosts.
         expected: islands whose schedulers run when the controller starts, and have to join.
+        islands: the hosts of each island. They are away until they join.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ControllerCore:
         token: str = "",
         data_secret: str = "",
         expected: Iterable[int] = (),
+        islands: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.launches = launches
         self.clients = clients
@@ -65,10 +68,12 @@ class ControllerCore:
         self.islands: dict[int, int] = {}
         self.schedulers: Liveness[int] = Liveness(SCHEDULER_LIMIT_S)
         self.expected = tuple(expected)
+        self.unseen = dict(islands or {})
         self.absent: Liveness[int] = Liveness(SCHEDULER_ABSENCE_LIMIT_S)
         self.manager: Liveness[str] = Liveness(MANAGER_LIMIT_S)
         self.manager_incarnation = ""
         self.manager_missed = 0
+        self.manager_gone_since: float | None = None
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
             events.ClientMessages: clients.messages,
             events.IslandMessages: self._island_messages,
@@ -90,6 +95,9 @@ class ControllerCore:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
         self.launches.tables.now = now
+        if self.unseen:
+            self.launches.membership.expect(self.unseen)
+            self.unseen = {}
         commands = self._handlers[type(event)](event, now)
         if self.requests.explaining:
             commands += self.requests.programs_changed(now)
@@ -185,12 +193,19 @@ class ControllerCore:
     def _manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
         self.manager.forget(_MANAGER)
         self.manager_missed = 0
+        self.manager_gone_since = None
         known, self.manager_incarnation = self.manager_incarnation, event.incarnation
         if known and known != event.incarnation:
             return self._exit(now, "a new resource manager, which knows of no slice: starting again")
         return []
 
     def _manager_lost(self, event: events.ManagerLost, now: float) -> list[events.Command]:
+        """Its successor, or an answer to the next report, may be there within seconds."""
+        if self.manager_gone_since is None:
+            self.manager_gone_since = now
+        self.manager.forget(_MANAGER)
+        if now - self.manager_gone_since <= 2 * MANAGER_LIMIT_S:
+            return []
         return self._exit(now, f"the resource manager is gone: {event.reason}")
 
     def _exit(self, now: float, reason: str) -> list[events.Command]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pathways_ray.controller import buffers
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.outcomes import Outcomes, Settled
@@ -22,6 +24,13 @@ class Hosts:
         self.tables = tables
         self.dispatch = dispatch
         self.outcomes = outcomes
+
+    def expect(self, islands: Mapping[int, Sequence[int]]) -> None:
+        """The hosts of the cluster as it begins: none has joined, and none is waited for for ever."""
+        for island, members in islands.items():
+            for host in members:
+                self.tables.hosts[host] = HostState(host, island, 0, "", "", 0, 0, down_since=self.tables.now)
+                self.tables.away.add(host)
 
     def up(self, island: int, message: HostUp) -> list[Send]:
         """A host serves under a new epoch: everybody learns its addresses, its island its programs."""

@@ -51,6 +51,7 @@ class Options:
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
         launch_limit_s: seconds that a launch may keep its devices.
+        lost_after_s: seconds without one of its hosts after which an island gets no slices any more.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
@@ -71,6 +72,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    lost_after_s: float = limits.LOST_AFTER_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
@@ -206,7 +208,8 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            manager = first.options(scheduling_strategy=near).remote(runtime, islands, *link_secrets)
+            settings = (runtime, islands, *link_secrets, options.lost_after_s)
+            manager = first.options(scheduling_strategy=near).remote(*settings)
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
@@ -224,7 +227,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.fusion,
             options.policy,
             metrics_at,
-            sorted(islands),
+            islands,
         )
         made.append(controller)
         schedulers = []

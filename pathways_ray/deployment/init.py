@@ -22,6 +22,7 @@ def init(
     policy: str = "fifo",
     check_order: bool = False,
     launch_limit_s: float = limits.LAUNCH_LIMIT_S,
+    lost_after_s: float = limits.LOST_AFTER_S,
     platform: str = "auto",
     placement: str = "pack",
     bind: str = "",
@@ -46,6 +47,8 @@ def init(
             differ fails its launches with `OrderMismatch`.
         launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
             with `LaunchTimeout`, and its island is restarted.
+        lost_after_s: seconds without one of its hosts after which an island counts as lost: it gets no slices until it is
+            back.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
@@ -74,6 +77,7 @@ def init(
         policy=policy,
         check_order=check_order,
         launch_limit_s=launch_limit_s,
+        lost_after_s=lost_after_s,
         placement=placement,
         bind=bind,
         tls=tuple(tls),

@@ -20,6 +20,7 @@ from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.os_process import started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
@@ -90,9 +91,12 @@ class HostExecutor:
 
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
-        info = HostInfo(self.host, self.island, platform, devices, node, os.getpid(), offer)
+        pid = os.getpid()
+        info = HostInfo(self.host, self.island, platform, devices, node, pid, offer, started_at(pid))
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
+        if not reply.epoch:
+            raise RuntimeError(f"island {self.island} did not come together: hosts {reply.absent} did not join")
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)

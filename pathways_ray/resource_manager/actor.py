@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import secrets
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pathways_ray import names
+from pathways_ray import limits, names, os_process
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
@@ -29,22 +27,35 @@ from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.messages import HostInfo, encode
 
+KILL_LIMIT_S = 5.0
+"""A task that kills a process on another machine has run within this time, or does not run."""
+
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 
 
 class ResourceManager:
     """One for a cluster. All methods run on the actor's event loop, one at a time between awaits."""
 
-    def __init__(self, runtime: str, islands: dict[int, list[int]], data_secret: str, link_secret: str) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        islands: dict[int, list[int]],
+        data_secret: str,
+        link_secret: str,
+        lost_after_s: float = limits.LOST_AFTER_S,
+    ) -> None:
+        self.runtime = runtime
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
-        self.core = ManagerCore(islands, data_secret, last_epoch=int(time.time()) if restarted else 0)
+        last_epoch = int(time.time()) if restarted else 0
+        self.core = ManagerCore(islands, data_secret, last_epoch, lost_after_s)
         self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
         self.link_secret = link_secret
         self.tokens = itertools.count()
         self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.clock: asyncio.Task[None] | None = None
 
     async def controller_serves(self, incarnation: str, address: str, name: str) -> str:
@@ -110,7 +121,7 @@ class ResourceManager:
         return tuple(sorted({host.platform for host in self.core.inventory.hosts.values()}))
 
     async def status(self) -> str:
-        """JSON: islands with their hosts and devices, and the slices on each device."""
+        """JSON: islands with their states, hosts and devices, and the slices on each device."""
         return json.dumps(status(self.core.inventory))
 
     # --- driver -------------------------------------------------------------------------------------------------------
@@ -121,6 +132,26 @@ class ResourceManager:
         self.calls[token] = answer = asyncio.get_running_loop().create_future()
         self._handle(event(token))
         return await answer
+
+    def _kill(self, command: events.KillProcess) -> None:
+        """Kills a process of this machine; or of another one, by a task there, unless one is under way: the scheduler
+        asks every second."""
+        node, pid, started = command.node, command.pid, command.started
+        if node == ray.get_runtime_context().get_node_id():
+            os_process.kill(pid, started)
+        elif (node, pid) not in self.kills:
+            task = self.kills[node, pid] = asyncio.ensure_future(self._kill_there(command))
+            task.add_done_callback(lambda _: self.kills.pop((node, pid), None))
+
+    async def _kill_there(self, command: events.KillProcess) -> None:
+        """Where the machine runs no task, Ray ends the actor, as far as it can."""
+        there = NodeAffinitySchedulingStrategy(command.node, soft=False)
+        kill = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(os_process.kill)
+        try:
+            await asyncio.wait_for(kill.remote(command.pid, command.started), KILL_LIMIT_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(names.host(self.runtime, command.host), names.NAMESPACE), no_restart=False)
 
     async def _tick(self) -> None:
         while True:
@@ -137,23 +168,10 @@ class ResourceManager:
                     answer = self.calls.pop(token)
                     if not answer.cancelled():
                         answer.set_result(value)
-                case events.KillProcess(node, pid):
-                    _kill_on(node, pid)
+                case events.KillProcess():
+                    self._kill(command)
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
 
 
-def _kill_on(node: str, pid: int) -> None:
-    """Kills a process of this machine, or of another one, by a task there."""
-    if node == ray.get_runtime_context().get_node_id():
-        _kill(pid)
-    else:
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(num_cpus=0, scheduling_strategy=there)(_kill).remote(pid)
-
-
-def _kill(pid: int) -> None:
-    """Kills a process of this machine; one that is gone already is fine."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -8,8 +8,9 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
-*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, so
-a request waits for them, up to a limit.
+*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
+after the controller's they join again: a request waits for them for some seconds, and for longer if nothing that is up
+can hold it.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -22,10 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
 
@@ -34,7 +36,11 @@ TICK_S = 1.0
 
 MAX_REJOIN_S = 30.0
 """Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
-slice that was requested before all islands had joined is mapped to those there are."""
+slice that only an island could hold that has never joined is refused."""
+
+GATHER_S = 5.0
+"""Hosts join within about this time of each other. Until then a slice waits for all islands, so that the first one does
+not get all of them."""
 
 MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
@@ -42,10 +48,11 @@ with a big program; clients of one that is stopped have seen it before, by its m
 
 
 class Joining(NamedTuple):
-    """A host that waits for the others of its island, and the scheduler that it will use."""
+    """A host that has waited for the others of its island since a time, and the scheduler that it will use."""
 
     request: events.JoinRequested
     scheduler: str
+    since: float
 
 
 class ManagerCore:
@@ -55,13 +62,22 @@ class ManagerCore:
         islands: the ids of the hosts of each island.
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
+        lost_after_s: seconds without one of its hosts after which an island is lost.
     """
 
-    def __init__(self, islands: Mapping[int, Sequence[int]], data_secret: str = "", last_epoch: int = 0) -> None:
+    def __init__(
+        self,
+        islands: Mapping[int, Sequence[int]],
+        data_secret: str = "",
+        last_epoch: int = 0,
+        lost_after_s: float = limits.LOST_AFTER_S,
+    ) -> None:
         self.islands = islands
         self.data_secret = data_secret
         self.story = Story("resource manager")
-        self.inventory = Inventory(last_epoch=last_epoch)
+        self.inventory = Inventory(islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
+        self.states: dict[int, IslandState] = {}
+        self.gathers_until = 0.0
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
@@ -74,6 +90,7 @@ class ManagerCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
+        self.inventory.now = now
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
@@ -110,7 +127,9 @@ class ManagerCore:
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked():
-                return [*self._silent_controller(now), *self._silent_hosts(now), *self._answer_requests(now)]
+                self._look_at_islands(now)
+                silent = [*self._silent_controller(now), *self._silent_hosts(now), *self._alone(now)]
+                return [*silent, *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -123,6 +142,7 @@ class ManagerCore:
             self.controllers.forget(self.controller.incarnation)
             self.story.note(Entry(now, "new controller", event.address))
             self.inventory.start_over()
+            self.gathers_until = now + GATHER_S
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
                 del self.addresses[name]
         self.controller = event
@@ -142,12 +162,33 @@ class ManagerCore:
         return commands
 
     def _silent_hosts(self, now: float) -> list[events.Command]:
-        """Kills hosts that have not joined the successor of their scheduler in time, once."""
+        """Kills hosts that have not joined the successor of their scheduler in time, again and again until they do."""
         commands: list[events.Command] = []
         for host in self.rejoining.silent(now):
-            self.rejoining.forget(host)
+            self.rejoining.hear(host, now)
             reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
             commands.append(self._kill(self.inventory.hosts[host], reason, now))
+        return commands
+
+    def _look_at_islands(self, now: float) -> None:
+        """Notes islands that have come or gone."""
+        for island in self.islands:
+            state, before = self.inventory.state_of(island), self.states.get(island)
+            if state is not before:
+                self.states[island] = state
+                if before is not None:
+                    self.story.note(Entry(now, f"island {state}", f"island {island}"))
+
+    def _alone(self, now: float) -> list[events.Command]:
+        """Sends hosts away that wait for a member of their island which does not come; they start anew, and try again."""
+        commands: list[events.Command] = []
+        for island, waiting in list(self.forming.items()):
+            if not waiting or now - max(j.since for j in waiting.values()) <= self.inventory.lost_after_s:
+                continue
+            absent = tuple(sorted(set(self.islands[island]) - waiting.keys()))
+            self.story.note(Entry(now, "island does not form", f"island {island} lacks hosts {absent}"))
+            for joining in self.forming.pop(island).values():
+                commands.append(events.Answer(joining.request.token, JoinReply(0, "", "", "", absent)))
         return commands
 
     def _expect_hosts(self, name: str, address: str, now: float) -> None:
@@ -177,7 +218,7 @@ class ManagerCore:
             return []
         waiting = self.forming.setdefault(host.island, {})
         # A host that comes twice died while it waited; the sender of its first request is gone.
-        waiting[host.host] = Joining(event, scheduler)
+        waiting[host.host] = Joining(event, scheduler, now)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
         commands: list[events.Command] = [
             self._kill(other, "a member of its group restarted", now)
@@ -192,7 +233,9 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid) for h in hosts]
+        records = [
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, started=h.started) for h in hosts
+        ]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []
@@ -204,18 +247,28 @@ class ManagerCore:
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
-        return events.KillProcess(record.node, record.pid, reason)
+        return events.KillProcess(record.node, record.pid, reason, record.host, record.started)
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def _answer_requests(self, now: float) -> list[events.Command]:
-        """Answers requests for slices: all of them once every island is known, else those that waited for too long."""
-        if not self.requests:
-            return []
-        known = self.inventory.islands().keys() >= self.islands.keys()
-        ready = [event for limit, event in self.requests if known or now >= limit]
-        self.requests = [] if known else [(limit, event) for limit, event in self.requests if now < limit]
-        return [events.Answer(event.token, self._create(event, now)) for event in ready]
+        """Answers requests for slices, unless an island may still come that is better, or the only one."""
+        waiting, self.requests = self.requests, []
+        commands: list[events.Command] = []
+        for limit, event in waiting:
+            if self._waits(event, now) and now < limit:
+                self.requests.append((limit, event))
+            else:
+                commands.append(events.Answer(event.token, self._create(event, now)))
+        return commands
+
+    def _waits(self, event: events.SliceRequested, now: float) -> bool:
+        wanted = [island for island in self.islands if event.request.island in (-1, island)]
+        away = [island for island in wanted if self.inventory.state_of(island) is IslandState.AWAY]
+        if now < self.gathers_until:
+            return bool(away)
+        known = self.inventory.islands()
+        return any(island not in known for island in away) and not self.inventory.fits_now(event.request)
 
     def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
         try:

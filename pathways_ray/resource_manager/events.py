@@ -118,11 +118,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class KillProcess:
-    """Kill a host's process, stopped or stuck as it may be; Ray restarts it."""
+    """Kill a host's process, stopped or stuck as it may be; Ray restarts it. It began at `started`, see `HostInfo`."""
 
     node: str
     pid: int
     reason: str
+    host: int = -1
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True)

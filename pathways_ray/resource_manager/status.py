@@ -18,6 +18,7 @@ def status(inventory: Inventory) -> dict[str, Any]:
             {
                 "island": island,
                 "platform": hosts[0].platform,
+                "state": inventory.state_of(island),
                 "hosts": [_host(host, holders) for host in hosts],
             }
             for island, hosts in inventory.islands().items()

@@ -11,6 +11,7 @@ No clock, thread or link: time comes with each event, in seconds.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from collections.abc import Iterable
 from typing import cast
 
@@ -35,8 +36,21 @@ LOAD_PERIOD_S = 1.0
 MAX_HOST_SILENCE_S = 8.0
 """A host that says nothing for this long is lost; hosts send a heartbeat every second."""
 
+KILL_PERIOD_S = 1.0
+"""A process that is to be killed is killed again after this time, and ever more seldom, until a successor joins: the
+call may be lost, or its machine out of reach."""
+
 REJOIN_PAUSE_S = 1.0
 """A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
+
+
+@dataclass(slots=True)
+class Condemned:
+    """A host's process under an epoch, to be killed since a time, and again at another one."""
+
+    epoch: int
+    since: float
+    again: float
 
 
 class SchedulerCore:
@@ -59,6 +73,7 @@ class SchedulerCore:
         self.check = OrderCheck()
         self.liveness: Liveness[int] = Liveness(MAX_HOST_SILENCE_S)
         self.next_load = -math.inf
+        self.condemned: dict[int, Condemned] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -120,6 +135,10 @@ class SchedulerCore:
         for host in self.liveness.silent(now):
             reason = f"it did not answer for {MAX_HOST_SILENCE_S:.0f} s"
             commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
+        for host, one in self.condemned.items():
+            if now >= one.again:
+                one.again = now + KILL_PERIOD_S + 0.1 * (now - one.since)
+                commands.append(events.Kill(host, one.epoch))
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load()))
@@ -132,11 +151,14 @@ class SchedulerCore:
         host, epoch = hello.host, hello.epoch
         if refusal := self.members.refusal(hello):
             self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
+            if any(isinstance(command, events.Kill) for command in refusal):
+                self.condemned[host] = Condemned(epoch, now, now + KILL_PERIOD_S)
             return list(refusal)
         commands: list[events.Command] = []
         for member, before in self.members.superseded(hello):
             commands += self.lose_host(member, before, "a successor joined")
         self.members.join(hello)
+        self.condemned.pop(host, None)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
         return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
@@ -164,6 +186,7 @@ class SchedulerCore:
             candidates = ()
             if member != host or kill:
                 commands.append(events.Kill(member, epoch))
+                self.condemned[member] = Condemned(epoch, now, now + KILL_PERIOD_S)
         self.order.clear()
         self.check = OrderCheck()
         return commands

@@ -44,7 +44,7 @@ class SimulatedController:
         self.launches = Launches(settings.parallel, settings.max_in_flight, window)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
-        self.core = ControllerCore(self.launches, clients, expected=settings.islands)
+        self.core = ControllerCore(self.launches, clients, expected=settings.islands, islands=settings.islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}

@@ -72,6 +72,9 @@ class SimulatedHost:
 
     def _joined(self, reply: JoinReply) -> None:
         """The resource manager's answer: the island has come together under an epoch."""
+        if not reply.epoch:
+            self.world.kill(self.process, "its island did not come together")
+            return
         self.epoch = reply.epoch
         self.scheduler = reply.scheduler_address
         if len(self.members) == 1:

@@ -27,7 +27,8 @@ class SimulatedManager:
     def __init__(self, world: ManagerEnvironment, last_epoch: int = 0) -> None:
         self.world = world
         self.process = world.network.process("manager", "manager")
-        self.core = ManagerCore(world.settings.islands, last_epoch=last_epoch)
+        settings = world.settings
+        self.core = ManagerCore(settings.islands, last_epoch=last_epoch, lost_after_s=settings.lost_after_s)
         self.tokens = itertools.count()
         self.calls: dict[int, tuple[Process, Callable[[Any], None]]] = {}
         self._tick()
@@ -87,7 +88,7 @@ class SimulatedManager:
                 case events.Answer(token, value):
                     caller, answer = self.calls.pop(token)
                     self.world.network.post(self.process, caller, answer, value)
-                case events.KillProcess(_, pid, reason):
+                case events.KillProcess(pid=pid, reason=reason):
                     self.world.kill_number(pid, reason)
                 case events.KillController(actor, reason):
                     self.world.kill_number(int(actor), reason)

@@ -36,6 +36,7 @@ class SimulatedScheduler:
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}
+        self.links: dict[tuple[int, int], End] = {}
         self.controller: End | None = None
         world.manager.lookup(self.process, "controller", self._found_controller)
 
@@ -104,7 +105,8 @@ class SimulatedScheduler:
                 case events.Accept(host, epoch):
                     assert end is not None
                     self.world.checker.host_accepted(self.island, host, epoch, self.accepted.get(host, 0))
-                    self.hosts[host], self.accepted[host] = end, epoch
+                    self.hosts[host] = self.links[host, epoch] = end
+                    self.accepted[host] = epoch
                 case events.Refuse():
                     assert end is not None
                     end.close()
@@ -112,6 +114,8 @@ class SimulatedScheduler:
                     self.hosts.clear()
                 case events.Kill(host, epoch):
                     self.world.manager.kill_host(self.process, host, epoch)
+                    if (host, epoch) in self.links:
+                        self.links.pop((host, epoch)).close()
                 case events.Publish(name, address):
                     self.world.manager.publish(self.process, name, address)
                 case events.Withdraw(name, address):

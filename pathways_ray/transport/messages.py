@@ -513,7 +513,8 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group."""
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group,
+    `started` when its process began, as the kernel counts: no other process of its machine has the same pid and that."""
 
     host: int
     island: int
@@ -522,15 +523,20 @@ class HostInfo(Message):
     node: str
     pid: int
     coordinator: str
+    started: int = 0
 
 
 class JoinReply(Message):
-    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host."""
+    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host.
+
+    The epoch is 0 when the island did not come together; then `absent` has the hosts that it waited for.
+    """
 
     epoch: int
     scheduler_address: str
     data_secret: str
     coordinator: str
+    absent: tuple[int, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()
