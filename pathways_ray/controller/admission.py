@@ -35,11 +35,11 @@ MAX_DEFERRED_CALLS = 64
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted; it has waited for uploaded arguments since `since`."""
+    """A launch that has not been admitted; `since` is when it was called."""
 
     message: Launch
+    since: float
     state: LaunchState = LaunchState.WAITING
-    since: float | None = None
 
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)
@@ -151,7 +151,7 @@ class Admission:
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
-            call = WaitingLaunch(message)
+            call = WaitingLaunch(message, self.tables.now)
         else:
             call = message
         if backlog.waiting:
@@ -248,11 +248,9 @@ class Admission:
     def _await_uploads(
         self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram
     ) -> list[Send]:
-        """Defers a launch until all hosts have what was uploaded for it, up to a limit."""
-        now = self.tables.now
-        if launch.since is None:
-            launch.since = now
-        if now - launch.since > buffers.UPLOAD_LIMIT_S:
+        """Defers a launch until all hosts have what was uploaded for it, up to a limit. That counts from its call: of
+        many, each would wait behind the one before."""
+        if self.tables.now - launch.since > buffers.UPLOAD_LIMIT_S:
             failure, commands = buffers.overdue(session, launch.message.arguments)
             return commands + self._refuse(session, launch, failure)
         backlog.defer(launch, program.plans, len(program.results), LaunchEvent.ARGUMENTS_ABSENT)

@@ -97,7 +97,7 @@ class Launches:
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
             self.programs.pop(program.key, None)
-            commands += [SendIsland(island, wire.DropProgram(session, program.key)) for island in program.plans]
+            commands += self.outcomes.drop_program(program)
         commands += self.admission.close(state)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
         self.story.note(Entry(self.tables.now, "session closed", session=session))

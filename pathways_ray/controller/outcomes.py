@@ -14,10 +14,11 @@ import msgspec
 
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.lifecycle import LaunchEvent, after
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Abort, Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import Abort, Completed, Done, DropProgram, IslandLaunchFailed, Launch, LaunchFailed
 
 
 class Settled(NamedTuple):
@@ -86,7 +87,9 @@ class Outcomes:
             if record.failure is not None:
                 failed += self._abort(record, record.failure)
             session = tables.sessions.get(record.session)
-            if session is not None:
+            if session is None:
+                failed += self.drop_program(record.program)
+            else:
                 sessions[session.id] = session
                 session.in_flight -= 1
                 if record.failure is None:
@@ -114,6 +117,13 @@ class Outcomes:
             return []
         message = Abort(((record.sequence, program.key),), msgspec.structs.replace(failure, story=()))
         return [SendIsland(island, message) for island in program.plans]
+
+    def drop_program(self, program: PlannedProgram) -> list[Send]:
+        """Has islands forget a program whose session has ended, unless a launch of it is in flight: hosts need it to
+        take back what that one offers."""
+        if any(record.program is program for record in self.tables.in_flight.values()):
+            return []
+        return [SendIsland(island, DropProgram(program.session, program.key)) for island in program.plans]
 
     def _waits(self, record: InFlight) -> bool:
         """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""

@@ -48,7 +48,8 @@ class ResourceManager:
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
         last_epoch = int(time.time()) if restarted else 0
-        self.core = ManagerCore(islands, data_secret, last_epoch, lost_after_s)
+        controller = names.controller(runtime) if restarted else ""
+        self.core = ManagerCore(islands, data_secret, last_epoch, lost_after_s, controller)
         self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret

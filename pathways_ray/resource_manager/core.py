@@ -63,6 +63,7 @@ class ManagerCore:
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
         lost_after_s: seconds without one of its hosts after which an island is lost.
+        controller: the name of the controller's actor, if it runs already: after a restart.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ManagerCore:
         data_secret: str = "",
         last_epoch: int = 0,
         lost_after_s: float = limits.LOST_AFTER_S,
+        controller: str = "",
     ) -> None:
         self.islands = islands
         self.data_secret = data_secret
@@ -82,7 +84,8 @@ class ManagerCore:
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
         self.requests: list[tuple[float, events.SliceRequested]] = []
-        self.controller = events.ControllerServes("", "", "")
+        self.controller = events.ControllerServes("", "", controller)
+        self.awaited = bool(controller)
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
         self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
@@ -91,6 +94,9 @@ class ManagerCore:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         self.inventory.now = now
+        if self.awaited:  # it may be stopped, and never be heard of
+            self.controllers.hear("", now)
+            self.awaited = False
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)

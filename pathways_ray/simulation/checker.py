@@ -279,6 +279,8 @@ class Checker:
         if self.world.clock.now - max(self.world.quiet_since, last_drop) < SETTLED_S:
             return
         for host in self.world.hosts.values():
+            if not host.process.alive:
+                continue
             kept = host.store.sessions.get(session, {}).keys() - handles
             if kept:
                 self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {session} without a handle")

@@ -24,11 +24,11 @@ class ManagerEnvironment(Environment, Protocol):
 class SimulatedManager:
     """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`."""
 
-    def __init__(self, world: ManagerEnvironment, last_epoch: int = 0) -> None:
+    def __init__(self, world: ManagerEnvironment, last_epoch: int = 0, controller: str = "") -> None:
         self.world = world
         self.process = world.network.process("manager", "manager")
         settings = world.settings
-        self.core = ManagerCore(settings.islands, last_epoch=last_epoch, lost_after_s=settings.lost_after_s)
+        self.core = ManagerCore(settings.islands, "", last_epoch, settings.lost_after_s, controller)
         self.tokens = itertools.count()
         self.calls: dict[int, tuple[Process, Callable[[Any], None]]] = {}
         self._tick()

@@ -59,7 +59,8 @@ class World:
         self.disturbed_until = self.quiet_since = 0.0
         self.kills_lost_until = 0.0
         self.touched: set[str] = set()
-        self._start_manager()
+        self.manager = SimulatedManager(self)
+        self.restarts[self.manager.process.number] = self._start_manager
         self._start_controller()
         for island in settings.islands:
             self._start_scheduler(island)
@@ -134,9 +135,9 @@ class World:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start_manager(self) -> None:
-        """Starts the resource manager with epochs above all earlier ones. Processes that waited for an answer of its
-        predecessor end: Ray tells them that it died."""
-        self.manager = SimulatedManager(self, last_epoch=round(1000 * self.clock.now))
+        """Starts the resource manager again, with epochs above all earlier ones. Processes that waited for an answer of
+        its predecessor end: Ray tells them that it died."""
+        self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
             s.process for s in self.schedulers.values() if s.controller is None

@@ -349,7 +349,7 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
     assert "launch 3" in downs[0].reason
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
-    assert island.tick(50.0) == []
+    assert {type(command) for command in island.tick(50.0)} <= {Kill}, "again, should a call have been lost"
 
 
 def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:

@@ -1,0 +1,81 @@
+"""A host stops while launches to and from it are under way: nothing of them stays on the other island."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import ray
+
+import pathways_ray as pw
+from pathways_ray.client import api
+
+EDGE_BYTES = 8 << 20
+LAUNCHES = 24
+
+
+def resident(pid: int) -> float:
+    """Megabytes of memory that a process has."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+with pw.init(2, 1, 1) as session:
+    survivor, victim = (pw.virtual_slice((1,), ("x",), island=k) for k in (0, 1))
+    on_survivor = pw.compiled(lambda v, k: v + k, slice=survivor)
+    on_victim = pw.compiled(lambda v, k: v + k, slice=victim)
+    first = pw.compiled(lambda v: v[:1], slice=survivor)
+
+    @pw.program
+    def away(v: Any, k: Any) -> Any:
+        return on_victim(on_survivor(v, k), k)
+
+    @pw.program
+    def back(v: Any, k: Any) -> Any:
+        return first(on_survivor(on_victim(v, k), k))
+
+    v = pw.put(np.zeros(EDGE_BYTES // 4, np.float32), survivor)
+    w = pw.put(np.zeros(EDGE_BYTES // 4, np.float32), victim)
+    numbers = {s: pw.put(np.float32(1), s) for s in (survivor, victim)}
+    assert np.asarray(first(on_survivor(v, 1.0)))[0] == 1.0
+    for program, argument in ((away, v), (back, w)):
+        program(argument, 1.0).block_until_ready(timeout=30)
+    kept = on_survivor(v, 2.0).block_until_ready()
+    pids = {host["host"]: host["pid"] for island in pw.islands() for host in island["hosts"]}
+    handle = api.own_cluster().hosts[0]
+    before = resident(pids[0])
+
+    os.kill(pids[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    results = [program(argument, 1.0) for _ in range(LAUNCHES) for program, argument in ((away, v), (back, w))]
+    slowest = 0.0
+    while time.monotonic() - stopped < 7.0:
+        begun = time.monotonic()
+        np.asarray(first(on_survivor(v, 1.0)))
+        slowest = max(slowest, time.monotonic() - begun)
+    while_stopped = resident(pids[0])
+    kinds = set()
+    for result in results:
+        try:
+            result.block_until_ready(timeout=30)
+        except pw.errors.PathwaysError as error:
+            kinds.add(type(error).__name__)
+    known = time.monotonic() - stopped
+    del results
+    left: dict[str, int] = {}
+    while time.monotonic() - stopped < 30.0:
+        left = ray.get(handle.statistics.remote())
+        if not left["active"] and resident(pids[0]) - before < LAUNCHES * EDGE_BYTES / 1e6 / 4:
+            break
+        time.sleep(0.2)
+    cleared = time.monotonic() - stopped
+    assert np.asarray(kept)[0] == 2.0
+    print(f"outcomes {sorted(kinds)} after {known:.1f} s; meanwhile the slowest launch took {slowest:.3f} s")
+    print(f"memory: {while_stopped - before:.0f} MB more while it was stopped, {resident(pids[0]) - before:.0f} after")
+    print(f"active launches left: {left['active']}; cleared after {cleared:.1f} s")
+    assert kinds <= {"HostLost", "BufferLost"}, kinds
+    assert cleared < 15.0, cleared
+print("left: 0")
