@@ -1,4 +1,4 @@
-"""What a host has offered to another one, and takes back: the memory is free, and whoever pulls gets the failure."""
+"""Peers that are lost: what a host has offered is taken back, and what it pulls from one that says nothing fails."""
 
 from __future__ import annotations
 
@@ -96,3 +96,16 @@ def test_a_host_reaches_the_processes_that_got_the_launch(pair) -> None:
     assert sender.reaches(1, 21)
     assert not sender.reaches(1, 20), "the process that got this launch is gone"
     assert not sender.reaches(3, 21)
+
+
+def test_what_is_pulled_from_a_peer_that_says_nothing_fails_once_it_is_lost() -> None:
+    """The machine of the sender vanishes without a reset: here it never offers, and never ends the connection."""
+    client = jax.local_devices()[0].client
+    sender, receiver = (DeviceTransfer(host, client, "127.0.0.1") for host in (0, 1))
+    receiver.set_peers((Peer(0, 1, sender.address),))
+    (pulled,) = receiver.pull(0, transfer_id(1, 0, 1), types((64, 64)))
+    time.sleep(0.3)
+    assert not pulled.is_ready()
+    receiver.set_peers(())
+    assert failure_of(pulled) is None, "a failure of the connection, not of the peer"
+    assert isinstance(receiver.pull(0, transfer_id(2, 0, 1), types((64, 64))), Failure)
