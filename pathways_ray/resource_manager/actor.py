@@ -151,8 +151,11 @@ class ResourceManager:
         try:
             await asyncio.wait_for(kill.remote(command.pid, command.started), KILL_LIMIT_S)
         except (TimeoutError, ray.exceptions.RayError):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(names.host(self.runtime, command.host), names.NAMESPACE), no_restart=False)
+            self._kill_actor(command.host)
+
+    def _kill_actor(self, host: int) -> None:
+        with contextlib.suppress(ValueError):  # it ends just now
+            ray.kill(ray.get_actor(names.host(self.runtime, host), names.NAMESPACE), no_restart=False)
 
     async def _tick(self) -> None:
         while True:
@@ -171,6 +174,8 @@ class ResourceManager:
                         answer.set_result(value)
                 case events.KillProcess():
                     self._kill(command)
+                case events.KillHost(host):
+                    self._kill_actor(host)
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)

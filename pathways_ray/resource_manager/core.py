@@ -63,7 +63,7 @@ class ManagerCore:
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
         lost_after_s: seconds without one of its hosts after which an island is lost.
-        controller: the name of the controller's actor, if it runs already: after a restart.
+        controller: the name of the controller's actor, if that and the hosts run already: after a restart.
     """
 
     def __init__(
@@ -94,9 +94,12 @@ class ManagerCore:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         self.inventory.now = now
-        if self.awaited:  # it may be stopped, and never be heard of
-            self.controllers.hear("", now)
+        if self.awaited:  # they may be stopped, and never be heard of
             self.awaited = False
+            self.controllers.hear("", now)
+            for members in self.islands.values():
+                for host in members:
+                    self.rejoining.hear(host, now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
@@ -173,7 +176,11 @@ class ManagerCore:
         for host in self.rejoining.silent(now):
             self.rejoining.hear(host, now)
             reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
-            commands.append(self._kill(self.inventory.hosts[host], reason, now))
+            if (record := self.inventory.hosts.get(host)) is not None:
+                commands.append(self._kill(record, reason, now))
+            else:
+                self.story.note(Entry(now, "host killed", "it never joined", reason, host=host))
+                commands.append(events.KillHost(host, reason))
         return commands
 
     def _look_at_islands(self, now: float) -> None:

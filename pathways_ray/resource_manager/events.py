@@ -128,6 +128,14 @@ class KillProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class KillHost:
+    """Kill a host's actor, whose process is not known; Ray restarts it."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class KillController:
     """Kill the controller's actor; Ray restarts it."""
 
@@ -135,4 +143,4 @@ class KillController:
     reason: str
 
 
-Command = Answer | KillProcess | KillController
+Command = Answer | KillProcess | KillHost | KillController

@@ -20,6 +20,9 @@ class ManagerEnvironment(Environment, Protocol):
     def kill_number(self, number: int, why: str) -> None:
         """Ends the process of this number, if it is alive."""
 
+    def kill_host(self, host: int, why: str) -> None:
+        """Ends the process of a host, whichever it is."""
+
 
 class SimulatedManager:
     """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`."""
@@ -90,5 +93,7 @@ class SimulatedManager:
                     self.world.network.post(self.process, caller, answer, value)
                 case events.KillProcess(pid=pid, reason=reason):
                     self.world.kill_number(pid, reason)
+                case events.KillHost(host, reason):
+                    self.world.kill_host(host, reason)
                 case events.KillController(actor, reason):
                     self.world.kill_number(int(actor), reason)

@@ -209,6 +209,9 @@ class World:
         if process is not None and self.clock.now >= self.kills_lost_until:
             self.kill(process, why)
 
+    def kill_host(self, host: int, why: str) -> None:
+        self.kill_number(self.hosts[host].process.number, why)
+
     def watcher(self, process: Process) -> Process | None:
         return self.controller.process if self.controller.watches(process) else None
 

@@ -36,13 +36,14 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Copy, InputsArrived
+from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import ReceiveStep
 from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.core import ManagerCore
-from pathways_ray.scheduler import order
+from pathways_ray.scheduler import core, order
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
@@ -330,7 +331,9 @@ def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
 @bug(seeds=150)
 def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
     def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
-        return [c for c in original(self, *arguments, **options) if not isinstance(c, Kill)]
+        commands = original(self, *arguments, **options)
+        self.condemned.clear()
+        return [c for c in commands if not isinstance(c, Kill)]
 
     original = SchedulerCore.lose_host
     patch.setattr(SchedulerCore, "lose_host", lose_host)
@@ -593,3 +596,39 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
         return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now)
 
     wrapped(patch, Liveness, "silent", silent)
+
+
+# --- nothing is for ever ----------------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=300, launches=(30, 30), **SINGLES)
+def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
+    patch.setattr(Outcomes, "_abort", lambda self, record, failure: [])
+    patch.setattr(HostCore, "_lost_sender", lambda self, active: None)
+
+
+@bug(faults=12, seeds=300, launches=(30, 30), **SINGLES)
+def what_nobody_pulls_stays_offered(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "take_back", lambda self, launch, failure: None)
+
+
+@bug(faults=0, seeds=60, **PAIRS)
+def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
+    def put(original: Original, tables: Any, session: Any, message: Any) -> Any:
+        commands = original(tables, session, message)
+        session.arriving.pop(message.buffer, None)
+        return commands
+
+    wrapped(patch, buffers, "put", put)
+
+
+@bug(faults=20, seeds=300, **SINGLES)
+def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
+    """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
+    patch.setattr(core, "KILL_PERIOD_S", math.inf)
+
+
+@bug(faults=20, seeds=300, **SINGLES)
+def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
+    """The controller's predecessor knew a host whose machine has vanished since."""
+    patch.setattr(Hosts, "expect", lambda self, islands: None)

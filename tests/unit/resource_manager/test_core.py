@@ -14,6 +14,7 @@ from pathways_ray.resource_manager.events import (
     HostLeft,
     JoinRequested,
     KillController,
+    KillHost,
     KillProcess,
     KillRequested,
     LookedUp,
@@ -304,10 +305,16 @@ def test_hosts_do_not_wait_for_ever_for_a_member_of_their_island() -> None:
     assert core.handle(join(2, 0, pid=8), 130.0) == []
 
 
-def test_a_restarted_manager_has_a_controller_killed_of_which_it_never_hears() -> None:
+def test_a_restarted_manager_has_those_killed_of_whom_it_never_hears() -> None:
+    """Host 2 joins it. The controller and the other hosts may have been stopped before it began."""
     core = ManagerCore(ISLANDS, controller="controller")
-    assert core.handle(Ticked(), 0.0) == []
-    assert KillController("controller", "it did not answer for 30 s") in silent(core, 0.0, MAX_CONTROLLER_SILENCE_S + 1)
+    core.handle(Published("scheduler-1", "s1:1"), 0.0)
+    core.handle(join(1, 2), 1.0)
+    assert silent(core, 1.0, MAX_CONTROLLER_SILENCE_S) == []
+    assert silent(core, MAX_CONTROLLER_SILENCE_S, MAX_CONTROLLER_SILENCE_S + 1) == [
+        KillController("controller", "it did not answer for 30 s"),
+        *(KillHost(host, "it did not join its new scheduler for 30 s") for host in (0, 1)),
+    ]
 
 
 def test_a_slice_waits_for_islands_no_longer_than_the_limit() -> None:
