@@ -18,7 +18,15 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Abort, Completed, Done, DropProgram, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import (
+    Abort,
+    Completed,
+    Done,
+    DropProgram,
+    IslandLaunchFailed,
+    Launch,
+    LaunchFailed,
+)
 
 
 class Settled(NamedTuple):

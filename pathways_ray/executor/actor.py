@@ -116,9 +116,7 @@ class HostExecutor:
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
-        self.data = DataServer(
-            self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send
-        )
+        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send)
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
         compiler.sandbox.start()
 

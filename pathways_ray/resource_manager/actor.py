@@ -179,5 +179,3 @@ class ResourceManager:
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
-
-

@@ -246,9 +246,7 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [
-            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, started=h.started) for h in hosts
-        ]
+        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, started=h.started) for h in hosts]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []

@@ -11,8 +11,8 @@ No clock, thread or link: time comes with each event, in seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
 from pathways_ray.liveness import Liveness

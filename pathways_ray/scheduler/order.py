@@ -176,7 +176,9 @@ class IslandOrder:
             self.cross_island.remove((sequence, session))
             queue = self.sessions[session]
             head = queue.head
-            queue.items = deque(i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence))
+            queue.items = deque(
+                i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence)
+            )
             self.ledger.leave(queue.usage)
             if head.sequence == sequence:
                 self._flush(queue, commands)

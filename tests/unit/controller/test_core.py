@@ -57,10 +57,10 @@ from pathways_ray.transport.messages import (
     ReleaseSlice,
     SessionEnded,
     SessionOpened,
-    Stored,
     SliceCreated,
     Status,
     StatusReply,
+    Stored,
     encode,
 )
 from tests.unit.controller.core_harness import TOKEN, CoreHarness, created, of, reply, sent
