@@ -34,6 +34,11 @@ def host(name: str, number: int) -> str:
     return f"{name}-host-{number}"
 
 
+def tenant_islands(name: str) -> str:
+    """The actor that starts and ends the islands that tenants have for themselves."""
+    return f"{name}-tenant-islands"
+
+
 def group(name: str, island: int) -> str:
     """The placement group of an island."""
     return f"{name}-island-{island}"
@@ -43,5 +48,5 @@ def belongs(actor_or_group: str, name: str) -> bool:
     """Whether an actor or a placement group of this name is part of the runtime `name`."""
     rest = actor_or_group.removeprefix(f"{name}-")
     return rest != actor_or_group and bool(
-        re.fullmatch(r"resource-manager|controller|(scheduler|host|island)-[0-9]+", rest)
+        re.fullmatch(r"resource-manager|controller|tenant-islands|(scheduler|host|island)-[0-9]+", rest)
     )

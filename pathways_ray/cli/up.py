@@ -44,6 +44,13 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option("--tls-key", default="", help="Its key.")
 @click.option("--tls-ca", default="", help="What vouches for it, if not it itself.")
 @click.option("--tenants", default="", help="File with the tenants (pathways tenants); read again when it changes.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["shared", "process"]),
+    default="shared",
+    show_default=True,
+    help="Whether tenants share host processes, or have their own.",
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine although TLS or tenants are missing.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the controller; left out, a free one.")
 @click.option(
@@ -87,6 +94,7 @@ def up(
     tls_key: str,
     tls_ca: str,
     tenants: str,
+    isolation: str,
     insecure: bool,
     token_file: TextIO | None,
     metrics_port: int | None,
@@ -128,6 +136,7 @@ def up(
         token=_first_line(token_file) if token_file else "",
         tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
         tenants=os.path.abspath(tenants) if tenants else "",
+        isolation=isolation,
         insecure=insecure,
         metrics_port=metrics_port,
         metrics_bind=metrics_bind,

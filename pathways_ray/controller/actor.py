@@ -55,6 +55,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the hosts of each island.
+        isolation: whether each tenant has islands for itself.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Mapping[int, Sequence[int]] | None = None,
+        isolation: bool = False,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
@@ -83,6 +85,7 @@ class Controller:
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected, islands)
         dispatch = "parallel" if parallel else "sequential"
         self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        self.core.requests.isolation.enabled = isolation
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
@@ -181,6 +184,8 @@ class Controller:
                 self._call_manager(command)
             case events.ReportToManager():
                 self._later(self._report_to_manager())
+            case events.WantIslands(tenants):
+                self._later(self._want_islands(tenants))
             case events.CloseIsland(link):
                 if link in self.links:
                     self.links[link].close()
@@ -238,6 +243,12 @@ class Controller:
         self.handle(events.ManagerKnows(known))
         if not self.address.done():
             self.address.set_result(self.client_address)
+
+    async def _want_islands(self, tenants: tuple[str, ...]) -> None:
+        """Has islands run for these tenants. Where the actor that starts them is away, the list is sent again later."""
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            starter = ray.get_actor(names.tenant_islands(self.runtime), names.NAMESPACE)
+            self.handle(events.IslandsHeld(*await starter.want.remote(tenants)))
 
     # --- islands ------------------------------------------------------------------------------------------------------
 

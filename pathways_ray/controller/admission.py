@@ -1,9 +1,9 @@
 """Admission: whether the next launch of a session may go to its islands.
 
 A session's calls are worked off in the order in which it made them, with one exception. A launch whose hosts are away,
-or have not compiled its program, or lack an argument that was uploaded, is deferred; what the session called later goes on where it has nothing to do with it:
-on other islands, with other buffers. So each island still sees a session's launches in the order of its calls, and a
-buffer is freed after the last launch that was called with it.
+or have not compiled its program, or lack an argument that was uploaded, is deferred; what the session called later goes
+on where it has nothing to do with it: on other islands, with other buffers. So each island still sees a session's
+launches in the order of its calls, and a buffer is freed after the last launch that was called with it.
 
 Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
 a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.

@@ -88,7 +88,7 @@ def overdue(session: Session, arguments: Iterable[int]) -> tuple[Failure, list[S
 
 
 def host_lost(session: Session, host: int) -> None:
-    """What a host reported before it was lost is there no more."""
+    """Forgets what a host reported before it was lost."""
     for reports in session.early.values():
         reports.pop(host, None)
 

@@ -88,6 +88,7 @@ class ControllerCore:
             events.ManagerAnswered: lambda event, now: self.requests.manager_answered(event.call, event.answer),
             events.ManagerKnows: self._manager_knows,
             events.ManagerLost: self._manager_lost,
+            events.IslandsHeld: self._islands_held,
             events.TenantsRead: self._tenants_read,
             events.Tick: self._tick,
         }
@@ -171,6 +172,29 @@ class ControllerCore:
                     pass
         return commands
 
+    def _islands_held(self, event: events.IslandsHeld, now: float) -> list[events.Command]:
+        """Forgets islands that tenants do not have any more. Sessions that have slices there end, and those of tenants
+        whose islands could not start."""
+        isolation, tables = self.requests.isolation, self.launches.tables
+        ended = set(isolation.answered(event))
+        commands: list[events.Command] = []
+        for island in ended:
+            if island in self.islands:
+                commands += self._island_ended(island, "its island was ended")
+            self.absent.forget(island)
+            self.report.queued.pop(island, None)
+            for host in [host.host for host in tables.hosts.values() if host.island == island]:
+                del tables.hosts[host]
+                tables.away.discard(host)
+        for client in list(self.clients.known.values()):
+            slices = self.launches.sessions[client.session].slices.values()
+            processes = f"the processes of tenant {client.tenant.name!r}"
+            if reason := event.failures.get(isolation.islands_of(client), ""):
+                commands += self.clients.end(client, f"{processes} could not start: {reason}")
+            elif any(placed.island in ended for placed in slices):
+                commands += self.clients.end(client, f"{processes} have ended")
+        return commands
+
     def _watch_schedulers(self, now: float) -> list[events.Command]:
         """Has schedulers killed that say nothing, or do not join. Ray starts them again; their hosts end with their
         streams and follow."""
@@ -242,4 +266,5 @@ class ControllerCore:
         commands = self._watch_schedulers(now)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
+        commands += self.requests.isolation.tick(self.clients.known.values(), now)
         return commands + self._watch_manager(now)

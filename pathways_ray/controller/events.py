@@ -124,6 +124,13 @@ class TenantsRead(Event, frozen=True):
     problem: str
 
 
+class IslandsHeld(Event, frozen=True):
+    """The answer to `WantIslands`: the islands that tenants have for themselves now, and why others could not start."""
+
+    islands: dict[str, tuple[int, ...]]
+    failures: dict[str, str]
+
+
 class Tick(Event, frozen=True):
     """Time has passed; comes every `core.TICK_S`."""
 
@@ -177,6 +184,12 @@ class CallManager(msgspec.Struct, frozen=True):
     call: int = 0
 
 
+class WantIslands(msgspec.Struct, frozen=True):
+    """Have islands run for these tenants, each for itself, and for no other tenant; answered with `IslandsHeld`."""
+
+    tenants: tuple[str, ...]
+
+
 class ReportToManager(msgspec.Struct, frozen=True):
     """Tell the resource manager that this controller serves, and where."""
 
@@ -207,6 +220,7 @@ Command: TypeAlias = (
     | CloseIsland
     | KillScheduler
     | CallManager
+    | WantIslands
     | ReportToManager
     | KillManager
     | Exit

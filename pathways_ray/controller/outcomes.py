@@ -116,7 +116,7 @@ class Outcomes:
         return Settled(commands + failed, list(sessions.values()))
 
     def _abort(self, record: InFlight, failure: Failure) -> list[Send]:
-        """Tells the hosts of a failed launch that waits there may have no end, and that what they offer nobody takes.
+        """Tells the hosts of a failed launch that waits there may have no end, and that nobody takes what they offer.
 
         A failure of a computation is a value that reaches everybody who waits for it, so they are not told of those.
         """

@@ -14,6 +14,7 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import check_size, decode_graph, order_text, placed_graph
 from pathways_ray.controller.tenants import Tenant, TenantBook
@@ -66,6 +67,7 @@ class Requests:
     about: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, str] | None = None
     link_port: int = 0
+    isolation: Isolation = field(default_factory=Isolation)
     waiting: dict[int, Continuation] = field(default_factory=dict)
     explaining: dict[int, Explaining] = field(default_factory=dict)
 
@@ -154,6 +156,7 @@ class Requests:
         _refuse(quotas.sessions(owner, held))
         token = next((digest for other, digest in self.book.entries if other == tenant), "")
         client, commands = self.clients.open(request.name[:256], owner, token, event.secret, now)
+        commands += self.isolation.opened(client, now)
         return commands + self._ask_manager(event.call, "platforms", (), lambda found: self._opened(client, found))
 
     def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[wire.Reply, list[Command]]:
@@ -181,6 +184,7 @@ class Requests:
             request.island,
             request.platform,
             request.name[:256],
+            self.isolation.islands_of(client),
         )
         return self._ask_manager(call, "create_slice", arguments, lambda answer: self._slice_created(client, answer))
 
@@ -249,7 +253,7 @@ class Requests:
             found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
-            found = status.for_tenant(found, client.tenant.name, mine)
+            found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
         return wire.StatusReply(json.dumps(found))
 
 

@@ -109,11 +109,12 @@ def logs(islands: Iterable[Mapping[str, Any]], folder: str, node: str) -> list[d
     ]
 
 
-def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int]) -> dict[str, Any]:
+def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_of: str = "") -> dict[str, Any]:
     """The part of a status that a tenant sees: devices of others show as taken, without a name; processes are left out.
 
     Args:
         mine: the tenant's sessions.
+        islands_of: the tenant whose islands it uses; "" for those that all share.
     """
     sessions = [s for s in status["sessions"] if s["session"] in mine]
     labels = tuple(f"session {session}: " for session in mine)
@@ -134,6 +135,7 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int]) -> dict[s
             ],
         }
         for island in status["islands"]
+        if island["tenant"] == islands_of
     ]
     return {
         "islands": islands,

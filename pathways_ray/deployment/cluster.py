@@ -19,20 +19,19 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.util.placement_group import remove_placement_group
 
 from pathways_ray import limits, names
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.deployment import detached, placement
+from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.ray_connection import connect_ray
+from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
-from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.profiling import crash_log
 from pathways_ray.resource_manager.actor import ResourceManager
-from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
 from pathways_ray.transport.tls import checked
@@ -61,6 +60,7 @@ class Options:
         tls: files on every machine: a certificate, its key, and, where it is not the certificate itself, what vouches
             for it.
         tenants: a file with the table of tenants (`controller.tenants`), on the machine that starts the runtime.
+        isolation: "shared", or "process": every tenant has host processes of its own (docs/security.md).
         insecure: listen beyond loopback although TLS or tenants are missing.
         metrics_port: serve Prometheus metrics there; 0 is a free one, None is not to serve them.
         metrics_bind: at this address; beyond loopback with TLS.
@@ -80,6 +80,7 @@ class Options:
     token: str = ""
     tls: tuple[str, ...] = ()
     tenants: str = ""
+    isolation: str = "shared"
     insecure: bool = False
     metrics_port: int | None = None
     metrics_bind: str = LOOPBACK
@@ -92,6 +93,10 @@ class Options:
         policy_named(self.policy)
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
+        if self.isolation not in ("shared", "process"):
+            raise UsageError(f"isolation must be 'shared' or 'process', not {self.isolation!r}")
+        if self.isolation == "process" and not self.tenants:
+            raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
         if self.name:
             names.check_name(self.name)
         if self.tls and len(self.tls) not in (2, 3):
@@ -131,15 +136,23 @@ class Cluster:
     token: str
     runtime: str
     topology: Topology
-    resource_manager: Any
     controller: Any
-    schedulers: list[Any]
-    hosts: dict[int, Any]
+    islands: list[IslandActors]
+    actors: list[Any]
     groups: list[Any]
     owns_ray: bool
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
+
+    @property
+    def resource_manager(self) -> Any:
+        return self.actors[0]
+
+    @property
+    def hosts(self) -> dict[int, Any]:
+        """The actors of the hosts, by number."""
+        return {number: host for island in self.islands for number, host in island.hosts.items()}
 
     def record(self) -> None:
         """Has every host note when each of its computations runs, until `recorded`."""
@@ -153,7 +166,8 @@ class Cluster:
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
-        _kill([*self.hosts.values(), *self.schedulers, self.controller, self.resource_manager], self.groups)
+        kill(reversed(self.actors))  # hosts first
+        placement.free(self.groups)
         crash_log.forget(self.runtime)
         if self.owns_ray:
             ray.shutdown()
@@ -178,6 +192,9 @@ def start(
     owns_ray = connect_ray(address, ray_options)
     try:
         topology = topology_on([node["Resources"] for node in placement.alive_nodes()])
+        others = ", ".join({island.platform for island in topology.islands} - {"cpu"})
+        if options.isolation == "process" and others:
+            raise UsageError(f"isolation='process' is there for platform cpu only, and the runtime has {others}")
         return _start_actors(topology, owns_ray, options)
     except BaseException:
         if owns_ray:
@@ -196,17 +213,14 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = topology.members()
     near = placement.here()
-
-    def actor(kind: type, name: str, **settings: Any) -> Any:
-        lifetime = {"lifetime": "detached"} if outlives else {}
-        return ray.remote(name=name, namespace=names.NAMESPACE, max_restarts=-1, **lifetime, **settings)(kind)
+    common = Processes(runtime, listen, options.policy, options.launch_limit_s, options.check_order, outlives, near)
 
     made: list[Any] = []
     groups: list[Any] = []
     try:
         # The first one has the name of the runtime for itself: of two that start at once, one gets here.
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
-        first = actor(ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
+        first = actor(common, ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
             settings = (runtime, islands, *link_secrets, options.lost_after_s)
             manager = first.options(scheduling_strategy=near).remote(*settings)
@@ -217,8 +231,8 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             ) from error
         made.append(manager)
         groups += placement.place(topology, runtime, options.placement, outlives, options.limit_s)
-        front = actor(Controller, names.controller(runtime), num_cpus=0, max_concurrency=4, scheduling_strategy=near)
-        controller = front.remote(
+        front = actor(common, Controller, names.controller(runtime), num_cpus=0, max_concurrency=4)
+        controller = front.options(scheduling_strategy=near).remote(
             runtime,
             listen,
             token,
@@ -228,52 +242,34 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             options.policy,
             metrics_at,
             islands,
+            options.isolation == "process",
         )
         made.append(controller)
-        schedulers = []
-        hosts: dict[int, Any] = {}
-        for island, numbers in islands.items():
-            order = actor(IslandScheduler, names.scheduler(runtime, island), num_cpus=0, max_concurrency=100)
-            schedulers.append(
-                order.options(scheduling_strategy=near).remote(
-                    runtime, island, numbers, listen, options.policy, options.launch_limit_s
-                )
-            )
-            made.append(schedulers[-1])
-            spec = topology.islands[island]
-            for index, number in enumerate(numbers):
-                where = placement.bundle(groups[island], index)
-                host = actor(HostExecutor, names.host(runtime, number), **_taking(spec.bundle()))
-                hosts[number] = host.options(scheduling_strategy=where).remote(
-                    runtime, number, island, numbers, spec.devices, spec.platform, listen, options.check_order
-                )
-                made.append(hosts[number])
+        started: list[IslandActors] = []
+        for number, members in islands.items():
+            started.append(start_island(common, number, members, topology.islands[number], groups[number]))
+            made += started[-1].all()
+        if options.isolation == "process":
+            starter = actor(common, TenantIslands, names.tenant_islands(runtime), num_cpus=0, max_concurrency=4)
+            made.append(starter.options(scheduling_strategy=near).remote(common, topology, groups))
         deadline = time.monotonic() + options.limit_s
         url = _await(controller.start.remote(), "the controller did not start", deadline)
-        _await([s.start.remote() for s in schedulers], "a scheduler did not start", deadline)
-        _await([h.ready.remote() for h in hosts.values()], "a host did not start", deadline)
+        _await([answer for island in started for answer in island.started()], "an island did not start", deadline)
         ca = listen.tls.ca if listen.tls is not None else ""
         url = listen.scheme + url
         metrics = ""
         if metrics_at is not None:
             metrics = metrics_url(*metrics_at, listen.tls)
-        return Cluster(
-            url, token, runtime, topology, manager, controller, schedulers, hosts, groups, owns_ray, ca, metrics
-        )
+        return Cluster(url, token, runtime, topology, controller, started, made, groups, owns_ray, ca, metrics)
     except BaseException:
         if outlives and made:
             with contextlib.suppress(PathwaysError):
                 detached.remove(runtime)  # by name, since an interrupted call may have made what it did not return
         else:
-            _kill(made, groups)
+            kill(made)
+            placement.free(groups)
             crash_log.forget(runtime)
         raise
-
-
-def _taking(bundle: dict[str, float]) -> dict[str, Any]:
-    """A bundle's resources as Ray's options of an actor."""
-    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": others}
 
 
 def _answers(asked: list[Any]) -> list[Any]:
@@ -283,16 +279,6 @@ def _answers(asked: list[Any]) -> list[Any]:
     except ray.exceptions.RayError:
         return []
     return answers
-
-
-def _kill(actors: list[Any], groups: list[Any]) -> None:
-    """Kills for good, whatever state they are in."""
-    for actor in actors:
-        with contextlib.suppress(Exception):
-            ray.kill(actor)
-    for group in groups:
-        with contextlib.suppress(Exception):
-            remove_placement_group(group)
 
 
 def _metrics_at(options: Options) -> tuple[str, int] | None:

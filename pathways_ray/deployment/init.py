@@ -28,6 +28,7 @@ def init(
     bind: str = "",
     tls: tuple[str, ...] = (),
     tenants: str = "",
+    isolation: str = "shared",
     insecure: bool = False,
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
@@ -47,8 +48,8 @@ def init(
             differ fails its launches with `OrderMismatch`.
         launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
             with `LaunchTimeout`, and its island is restarted.
-        lost_after_s: seconds without one of its hosts after which an island counts as lost: it gets no slices until it is
-            back.
+        lost_after_s: seconds without one of its hosts after which an island counts as lost: it gets no slices until it
+            is back.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
@@ -56,6 +57,8 @@ def init(
         tls: paths, the same on every machine, of a certificate, its key, and, where the certificate does not vouch for
             itself, the CA's certificate.
         tenants: path of a file with the tenants, their tokens and quotas; it is read again when it changes.
+        isolation: "shared", or "process": each tenant has host processes of its own, on the same devices, so that code
+            of one never runs beside data of another (docs/security.md says what that costs). Needs `tenants`.
         insecure: listen beyond loopback without `tls` or `tenants`. Everybody who reaches the machine can read along.
         ray_options: further options for `ray.init`.
 
@@ -82,6 +85,7 @@ def init(
         bind=bind,
         tls=tuple(tls),
         tenants=tenants,
+        isolation=isolation,
         insecure=insecure,
     )
     return api.adopt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -60,10 +61,15 @@ def place(topology: Topology, runtime: str, placement: str, detached: bool, limi
                 )
         return groups
     except BaseException:
-        for group in groups:
-            with contextlib.suppress(Exception):
-                remove_placement_group(group)
+        free(groups)
         raise
+
+
+def free(groups: Iterable[PlacementGroup]) -> None:
+    """Frees what groups have reserved, whatever state they are in."""
+    for group in groups:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
 
 
 def _group(runtime: str, number: int, island: Island, strategy: str, detached: bool) -> PlacementGroup:

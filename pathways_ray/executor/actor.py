@@ -53,7 +53,10 @@ class HostExecutor:
         platform: str,
         listen: ListenConfig,
         check_order: bool = False,
+        tenant: str = "",
+        base: int = -1,
     ) -> None:
+        self.tenant, self.base = tenant, base
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
         self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
@@ -91,8 +94,9 @@ class HostExecutor:
 
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
-        pid = os.getpid()
-        info = HostInfo(self.host, self.island, platform, devices, node, pid, offer, started_at(pid))
+        members, pid = tuple(self.members), os.getpid()
+        place = (members, self.tenant, self.base)
+        info = HostInfo(self.host, self.island, platform, devices, node, pid, offer, *place, started_at(pid))
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
         if not reply.epoch:
@@ -110,7 +114,6 @@ class HostExecutor:
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
-        members = tuple(self.members)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
         self.dispatcher.core.story.sink = self.log.write
         self.dispatcher.inbox.put([Joined(self.epoch)])

@@ -92,6 +92,10 @@ class ResourceManager:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
         return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))
 
+    async def remove_island(self, island: int) -> None:
+        """An island was ended for good."""
+        self._handle(events.IslandRemoved(island))
+
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
         self._handle(events.HostLeft(host, epoch))
@@ -101,10 +105,21 @@ class ResourceManager:
         self._handle(events.KillRequested(host, epoch))
 
     async def create_slice(
-        self, session: int, shape: tuple[int, ...], axes: tuple[str, ...], island: int, platform: str, name: str
+        self,
+        session: int,
+        shape: tuple[int, ...],
+        axes: tuple[str, ...],
+        island: int,
+        platform: str,
+        name: str,
+        tenant: str,
     ) -> bytes:
-        """An encoded `SliceCreated`, or `Refused` with what exists."""
-        request = SliceRequest(shape, axes, island, platform, name)
+        """An encoded `SliceCreated`, or `Refused` with what exists.
+
+        Args:
+            tenant: the one that has islands for itself; "" where all share them.
+        """
+        request = SliceRequest(shape, axes, island, platform, name, tenant)
         return encode(await self._answer(lambda token: events.SliceRequested(token, session, request)))
 
     async def release_slice(self, session: int, slice_id: int) -> bool:
@@ -145,7 +160,7 @@ class ResourceManager:
             task.add_done_callback(lambda _: self.kills.pop((node, pid), None))
 
     async def _kill_there(self, command: events.KillProcess) -> None:
-        """Where the machine runs no task, Ray ends the actor, as far as it can."""
+        """Kills by a task on the machine; where it runs none, Ray ends the actor, as far as it can."""
         there = NodeAffinitySchedulingStrategy(command.node, soft=False)
         kill = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(os_process.kill)
         try:

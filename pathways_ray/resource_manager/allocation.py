@@ -34,7 +34,10 @@ class IslandState(StrEnum):
 
 @dataclass
 class HostRecord:
-    """A host and its devices; `up` is False between its loss and its successor."""
+    """A host and its devices; `up` is False between its loss and its successor.
+
+    Where a tenant has the island for itself, `tenant` is its name, and `base` the island whose devices it shares.
+    """
 
     host: int
     island: int
@@ -44,18 +47,25 @@ class HostRecord:
     pid: int
     epoch: int = 1
     up: bool = True
+    tenant: str = ""
+    base: int = -1
     started: int = 0
 
 
 @dataclass(frozen=True)
 class SliceRequest:
-    """A client's request. An empty `shape` stands for every device of one island, on one axis."""
+    """A client's request. An empty `shape` stands for every device of one island, on one axis.
+
+    `tenant` restricts it to the islands that this tenant has for itself, under the numbers of those they share devices
+    with; "" stands for the islands of all.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     island: int = -1
     platform: str = ""
     name: str = ""
+    tenant: str = ""
 
 
 @dataclass
@@ -129,12 +139,23 @@ class Inventory:
         for host in self.hosts.values():
             host.up = False
 
-    def islands(self) -> dict[int, list[HostRecord]]:
-        """The hosts of each island that have joined, in the order of their ids."""
+    def islands(self, tenant: str | None = None) -> dict[int, list[HostRecord]]:
+        """The hosts of each island that have joined, in the order of their ids: of those of a tenant, or of all."""
         found: dict[int, list[HostRecord]] = {}
         for host in sorted(self.hosts.values(), key=lambda h: h.host):
-            found.setdefault(host.island, []).append(host)
+            if tenant is None or host.tenant == tenant:
+                found.setdefault(host.island, []).append(host)
         return found
+
+    def remove(self, island: int) -> list[HostRecord]:
+        """Forgets an island for good, with the slices there; returns its hosts."""
+        gone = [host for host in self.hosts.values() if host.island == island]
+        for host in gone:
+            del self.hosts[host.host]
+            self.last_epoch = max(self.last_epoch, host.epoch)  # its number may be another island's some day
+        for key in [key for key, record in self.slices.items() if record.placed.island == island]:
+            del self.slices[key]
+        return gone
 
     def load(self) -> dict[Device, int]:
         """Number of slices on each device."""
@@ -154,7 +175,9 @@ class Inventory:
         check_shape(request)
         best = self._best(request)
         if best is None:
-            raise Unschedulable(f"no island can hold {_request_text(request)}; there is {self.describe()}")
+            raise Unschedulable(
+                f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
+            )
         _, chosen = best
         shape = request.shape or (len(chosen),)
         self.next_slice += 1
@@ -172,8 +195,10 @@ class Inventory:
         """The devices for a slice, and the rank of their island: whether it is away, its load, its number."""
         load = self.load()
         best: tuple[tuple[bool, float, int], list[Device]] | None = None
-        for island, hosts in self.islands().items():
-            if request.island not in (-1, island) or (request.platform and hosts[0].platform != request.platform):
+        for island, hosts in self.islands(request.tenant).items():
+            if request.island not in (-1, island, hosts[0].base) or (
+                request.platform and hosts[0].platform != request.platform
+            ):
                 continue
             if (state := self.state_of(island)) is IslandState.LOST:
                 continue
@@ -198,17 +223,17 @@ class Inventory:
             del self.slices[key]
         return len(slices)
 
-    def describe(self) -> str:
-        """Islands and devices in words."""
+    def describe(self, tenant: str = "") -> str:
+        """The islands of a tenant, or of all, and their devices in words."""
         parts = []
-        for island, hosts in self.islands().items():
+        for island, hosts in self.islands(tenant).items():
             devices = sum(h.devices for h in hosts)
             state = self.state_of(island)
             parts.append(
                 f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)"
                 + (f", which is {state}" if state is not IslandState.UP else "")
             )
-        for island in sorted(self.members.keys() - self.islands().keys()):
+        for island in sorted(self.members.keys() - self.islands().keys()) if not tenant else ():
             parts.append(f"island {island}, whose hosts have not joined")
         return ", ".join(parts) or "nothing"
 

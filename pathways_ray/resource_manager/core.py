@@ -8,6 +8,9 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
+*Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
+islands for themselves, which share the devices of the first ones.
+
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
 after the controller's they join again: a request waits for them for some seconds, and for longer if nothing that is up
 can hold it.
@@ -27,7 +30,7 @@ from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
 
@@ -74,10 +77,11 @@ class ManagerCore:
         lost_after_s: float = limits.LOST_AFTER_S,
         controller: str = "",
     ) -> None:
-        self.islands = islands
+        self.islands = dict(islands)
+        self.shared = frozenset(islands)
         self.data_secret = data_secret
         self.story = Story("resource manager")
-        self.inventory = Inventory(islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
+        self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
         self.states: dict[int, IslandState] = {}
         self.gathers_until = 0.0
         self.addresses: dict[str, str] = {}
@@ -119,6 +123,8 @@ class ManagerCore:
                 return []
             case events.JoinRequested():
                 return self._join(event, now)
+            case events.IslandRemoved(island):
+                return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 self.inventory.leave(host, epoch)
@@ -185,7 +191,7 @@ class ManagerCore:
 
     def _look_at_islands(self, now: float) -> None:
         """Notes islands that have come or gone."""
-        for island in self.islands:
+        for island in self.shared:
             state, before = self.inventory.state_of(island), self.states.get(island)
             if state is not before:
                 self.states[island] = state
@@ -193,7 +199,7 @@ class ManagerCore:
                     self.story.note(Entry(now, f"island {state}", f"island {island}"))
 
     def _alone(self, now: float) -> list[events.Command]:
-        """Sends hosts away that wait for a member of their island which does not come; they start anew, and try again."""
+        """Sends hosts away that wait for a member of their island which does not come; they start anew."""
         commands: list[events.Command] = []
         for island, waiting in list(self.forming.items()):
             if not waiting or now - max(j.since for j in waiting.values()) <= self.inventory.lost_after_s:
@@ -223,6 +229,7 @@ class ManagerCore:
 
     def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
+        self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
         scheduler = self.addresses.get(name)
@@ -246,7 +253,10 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, started=h.started) for h in hosts]
+        records = [
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, 1, True, h.tenant, h.base, h.started)
+            for h in hosts
+        ]
         epoch = self.inventory.join(records)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []
@@ -260,6 +270,15 @@ class ManagerCore:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
         return events.KillProcess(record.node, record.pid, reason, record.host, record.started)
 
+    def _remove(self, island: int, now: float) -> list[events.Command]:
+        self.story.note(Entry(now, "island removed", f"island {island}"))
+        for host in self.inventory.remove(island):
+            self.rejoining.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers):
+            table.pop(island, None)
+        self.addresses.pop(f"scheduler-{island}", None)
+        return []
+
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def _answer_requests(self, now: float) -> list[events.Command]:
@@ -267,19 +286,23 @@ class ManagerCore:
         waiting, self.requests = self.requests, []
         commands: list[events.Command] = []
         for limit, event in waiting:
-            if self._waits(event, now) and now < limit:
+            if now < limit and self._waits(event.request, now):
                 self.requests.append((limit, event))
             else:
                 commands.append(events.Answer(event.token, self._create(event, now)))
         return commands
 
-    def _waits(self, event: events.SliceRequested, now: float) -> bool:
-        wanted = [island for island in self.islands if event.request.island in (-1, island)]
-        away = [island for island in wanted if self.inventory.state_of(island) is IslandState.AWAY]
+    def _waits(self, request: SliceRequest, now: float) -> bool:
+        """Whether an island has yet to come that a slice could go to."""
+        known, state_of = self.inventory.islands(request.tenant), self.inventory.state_of
+        wanted = [island for island in self.shared if request.island in (-1, island)]
+        if request.tenant:  # its islands come one by one, beside those that are up
+            there = {hosts[0].base for hosts in known.values()}
+            return any(island not in there and state_of(island) is IslandState.UP for island in wanted)
+        away = [island for island in wanted if state_of(island) is IslandState.AWAY]
         if now < self.gathers_until:
             return bool(away)
-        known = self.inventory.islands()
-        return any(island not in known for island in away) and not self.inventory.fits_now(event.request)
+        return any(island not in known for island in away) and not self.inventory.fits_now(request)
 
     def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
         try:

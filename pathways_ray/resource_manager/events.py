@@ -50,6 +50,12 @@ class JoinRequested(NamedTuple):
     host: HostInfo
 
 
+class IslandRemoved(NamedTuple):
+    """An island was ended for good: its hosts will not come again."""
+
+    island: int
+
+
 class HostLeft(NamedTuple):
     """A host is gone that was up under `epoch`."""
 
@@ -97,6 +103,7 @@ Event = (
     | Withdrawn
     | LookedUp
     | JoinRequested
+    | IslandRemoved
     | HostLeft
     | KillRequested
     | SliceRequested

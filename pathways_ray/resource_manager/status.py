@@ -18,6 +18,8 @@ def status(inventory: Inventory) -> dict[str, Any]:
             {
                 "island": island,
                 "platform": hosts[0].platform,
+                "tenant": hosts[0].tenant,
+                "shares": hosts[0].base if hosts[0].tenant else None,
                 "state": inventory.state_of(island),
                 "hosts": [_host(host, holders) for host in hosts],
             }

@@ -3,7 +3,8 @@
 A *stream* keeps its order whatever happens to packets: a lost or late one holds up those behind it (retransmission,
 reassembly), a doubled one is thrown away. A partition holds everything up; one that lasts longer than gRPC's pings
 allow breaks the streams across it, and each end learns of it. When a process dies, what it had sent last may be lost,
-and then its peers learn of the end. Of a machine that vanishes they learn nothing but its silence. *Posts* are single messages without order between them: Ray's calls, pulls.
+and then its peers learn of the end. Of a machine that vanishes they learn nothing but its silence. *Posts* are single
+messages without order between them: Ray's calls, pulls.
 """
 
 from __future__ import annotations

@@ -513,8 +513,12 @@ Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refu
 
 
 class HostInfo(Message):
-    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group,
-    `started` when its process began, as the kernel counts: no other process of its machine has the same pid and that."""
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
+
+    `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
+    the island whose devices it shares. `started` is when its process began, as the kernel counts: no other process of
+    its machine has the same pid and that.
+    """
 
     host: int
     island: int
@@ -523,6 +527,9 @@ class HostInfo(Message):
     node: str
     pid: int
     coordinator: str
+    members: tuple[int, ...] = ()
+    tenant: str = ""
+    base: int = -1
     started: int = 0
 
 

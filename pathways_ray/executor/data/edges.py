@@ -125,8 +125,8 @@ class Outgoing:
                 transfer.serve_failure(transfer_id(launch, self.number, receiver), types, failure)
 
     def take_back(self, launch: int, failure: Failure, transfer: DeviceTransfer) -> None:
-        """Offers `failure` in place of the pieces of a launch. The transfer library then lets go of those: of two offers
-        under one name it keeps the later one."""
+        """Offers `failure` in place of the pieces of a launch. The transfer library then lets go of those: of two
+        offers under one name it keeps the later one."""
         for receiver, parcels in self.lists.items():
             if receiver != self.host:
                 tiny = jax.ShapeDtypeStruct((1,), np.uint8, sharding=SingleDeviceSharding(self.devices[0]))

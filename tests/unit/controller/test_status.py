@@ -11,6 +11,7 @@ STATUS: dict[str, Any] = {
     "islands": [
         {
             "island": 0,
+            "tenant": "",
             "hosts": [
                 {
                     "host": 0,
@@ -51,6 +52,12 @@ def test_others_are_somebody() -> None:
 def test_who_has_nothing_sees_that_devices_are_held() -> None:
     devices = status.for_tenant(STATUS, "bob", set())["islands"][0]["hosts"][0]["devices"]
     assert [device["slices"] for device in devices] == [["somebody", "somebody"], ["somebody"]]
+
+
+def test_a_tenant_with_islands_of_its_own_sees_no_others() -> None:
+    own = {"island": 1, "tenant": "alice", "hosts": []}
+    found = status.for_tenant({**STATUS, "islands": [*STATUS["islands"], own]}, "alice", {1}, "alice")
+    assert found["islands"] == [own]
 
 
 def test_every_process_has_a_log_on_its_node() -> None:

@@ -12,6 +12,7 @@ from pathways_ray.resource_manager.events import (
     Command,
     ControllerServes,
     HostLeft,
+    IslandRemoved,
     JoinRequested,
     KillController,
     KillHost,
@@ -345,3 +346,57 @@ def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
     assert core.handle(SliceReleased(8, 1, 1), 1.0) == [Answer(8, False)]
     assert core.handle(SessionReleased(9, 1), 1.0) == [Answer(9, 2)]
     assert core.inventory.slices == {}
+
+
+# --- islands of tenants -----------------------------------------------------------------------------------------------
+
+
+def alices(core: ManagerCore) -> ManagerCore:
+    """Alice gets an island beside each of the two, with three hosts of the numbers 3 to 5."""
+    for island, base, members in ((2, 0, (3, 4)), (3, 1, (5,))):
+        core.handle(Published(f"scheduler-{island}", f"s{island}:1"), 0.0)
+        for host in members:
+            info = HostInfo(host, island, "cpu", 2, "node", 100 * host, "", members, "alice", base)
+            core.handle(JoinRequested(10 + host, info), 0.0)
+    return core
+
+
+def placed(core: ManagerCore, tenant: str, island: int = -1, token: int = 50) -> int:
+    """The island that a slice of a tenant is mapped to."""
+    event = SliceRequested(token, 1, SliceRequest((2,), ("x",), island, tenant=tenant))
+    (answer,) = core.handle(event, 0.0)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, SliceCreated), answer
+    return answer.value.placed.island
+
+
+def test_slices_of_a_tenant_lie_on_its_own_islands() -> None:
+    """It may name them by their own numbers, or by those of the islands that they share devices with."""
+    core = alices(running())
+    assert [placed(core, "alice", island) for island in (0, 1, 2, 3)] == [2, 3, 2, 3]
+    assert {placed(core, "") for _ in range(8)} == {0, 1}
+    (answer,) = core.handle(SliceRequested(9, 1, SliceRequest((2,), ("x",), 2)), 0.0)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, Refused)
+
+
+def test_a_slice_waits_for_the_islands_of_its_tenant() -> None:
+    core = running()
+    waiting = SliceRequested(9, 1, SliceRequest((2,), ("x",), tenant="alice"))
+    assert core.handle(waiting, 0.0) == []
+    assert placed(core, "") in (0, 1), "others do not wait"
+    alices(core)
+    assert core.requests == []
+
+
+def test_an_island_that_was_removed_is_forgotten_with_its_slices() -> None:
+    """Its numbers may come again, for another tenant: under newer epochs."""
+    core = alices(running())
+    placed(core, "alice", 0)
+    epoch = core.inventory.hosts[3].epoch
+    core.handle(IslandRemoved(2), 0.0)
+    assert 3 not in core.inventory.hosts
+    assert not core.inventory.slices
+    assert 2 not in core.islands
+    alices(core)
+    assert core.inventory.hosts[3].epoch > epoch

@@ -1,0 +1,72 @@
+"""Tenants that have processes of their own: for which of them islands run, and since when they are not needed.
+
+With `isolation="process"` every tenant has an island of its own beside each island of the runtime: a scheduler and
+hosts that share its devices, and nothing else, with those of other tenants. They start when the tenant opens its first
+session, and end `IDLE_LIMIT_S` after its last one. The operator's sessions use the islands that the runtime began with.
+
+The list of tenants is repeated: the actor that starts the islands may have restarted, or this controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pathways_ray.controller import events
+from pathways_ray.controller.clients import Client
+
+IDLE_LIMIT_S = 60.0
+"""Islands of a tenant without sessions end after this time: a tenant that comes back at once finds them."""
+
+REPEAT_S = 5.0
+"""The list of tenants is sent again after this time."""
+
+
+@dataclass
+class Isolation:
+    """Tenants with islands for themselves.
+
+    Args:
+        enabled: whether tenants have any.
+    """
+
+    enabled: bool = False
+    needed: dict[str, float] = field(default_factory=dict)
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sent: float = float("-inf")
+
+    def islands_of(self, client: Client) -> str:
+        """The tenant whose islands a client's slices lie on; "" for those of all."""
+        return client.tenant.name if self.enabled and client.token else ""
+
+    def opened(self, client: Client, now: float) -> list[events.Command]:
+        """A session has opened: its tenant needs islands."""
+        tenant = self.islands_of(client)
+        if not tenant or tenant in self.needed:
+            return []
+        self.needed[tenant] = now
+        return self._want(now)
+
+    def tick(self, clients: Iterable[Client], now: float) -> list[events.Command]:
+        """Time has passed: sends the list again, without the tenants that have been away for too long."""
+        if not self.enabled:
+            return []
+        for client in clients:
+            if tenant := self.islands_of(client):
+                self.needed[tenant] = now
+        idle = [tenant for tenant, last in self.needed.items() if now - last > IDLE_LIMIT_S]
+        for tenant in idle:
+            del self.needed[tenant]
+        return self._want(now) if idle or now - self.sent >= REPEAT_S else []
+
+    def _want(self, now: float) -> list[events.Command]:
+        self.sent = now
+        return [events.WantIslands(tuple(self.needed))]
+
+    def answered(self, event: events.IslandsHeld) -> list[int]:
+        """Takes the answer to the list; returns the islands that have ended since the last one."""
+        before = {island for islands in self.held.values() for island in islands}
+        self.held = dict(event.islands)
+        for tenant in event.failures:
+            self.needed.pop(tenant, None)
+        return sorted(before - {island for islands in self.held.values() for island in islands})
