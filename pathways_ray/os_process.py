@@ -8,7 +8,7 @@ import signal
 
 
 def started_at(pid: int) -> int:
-    """When a process began, in the kernel's ticks since it booted; 0 when there is no such process, or no /proc."""
+    """The time at which a process began, in the kernel's ticks since it booted; 0 without such a process, or /proc."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The second field, the command in parentheses, may have spaces and parentheses; the 22nd is the start.

@@ -165,6 +165,7 @@ class ControllerCore:
                     commands += launches.ready(message)
                 case wire.HostUp():
                     commands += launches.host_up(island, message)
+                    commands.append(events.CallManager("serves", (message.host,)))
                 case wire.HostDown():
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))

@@ -118,7 +118,7 @@ class Outcomes:
     def _abort(self, record: InFlight, failure: Failure) -> list[Send]:
         """Tells the hosts of a failed launch that waits there may have no end, and that nobody takes what they offer.
 
-        A failure of a computation is a value that reaches everybody who waits for it, so they are not told of those.
+        A failure of a computation is a value that reaches everybody who waits for it, so hosts need not hear of it.
         """
         program = record.program
         if failure.node or len(program.hosts) < 2:

@@ -96,6 +96,10 @@ class ResourceManager:
         """An island was ended for good."""
         self._handle(events.IslandRemoved(island))
 
+    async def serves(self, host: int) -> None:
+        """A host has come to its scheduler."""
+        self._handle(events.HostServes(host))
+
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
         self._handle(events.HostLeft(host, epoch))

@@ -100,12 +100,16 @@ class Inventory:
 
     def state_of(self, island: int) -> IslandState:
         """Whether an island serves now."""
-        members = self.members.get(island) or [h.host for h in self.hosts.values() if h.island == island]
-        if all(host in self.hosts and self.hosts[host].up for host in members):
+        if not self.missing(island):
             self.missed.pop(island, None)
             return IslandState.UP
         absent = self.now - self.missed.setdefault(island, self.now)
         return IslandState.LOST if absent > self.lost_after_s else IslandState.AWAY
+
+    def missing(self, island: int) -> set[int]:
+        """The hosts of an island that are not up."""
+        members = self.members.get(island) or [h.host for h in self.hosts.values() if h.island == island]
+        return {host for host in members if host not in self.hosts or not self.hosts[host].up}
 
     def join(self, hosts: Sequence[HostRecord]) -> int:
         """All hosts of an island come up together; returns their epoch, newer than any these hosts had."""
@@ -126,12 +130,14 @@ class Inventory:
             if other.host != host and other.island == known.island and other.epoch == known.epoch
         ]
 
-    def leave(self, host: int, epoch: int) -> None:
-        """A host is gone; news of an older epoch is ignored."""
+    def leave(self, host: int, epoch: int) -> bool:
+        """A host is gone; whether it was the present one: news of an older epoch is ignored."""
         known = self.hosts.get(host)
-        if known is not None and known.epoch == epoch:
-            known.up = False
-            self.state_of(known.island)  # it is missed from now on
+        if known is None or known.epoch != epoch:
+            return False
+        known.up = False
+        self.state_of(known.island)  # it is missed from now on
+        return True
 
     def start_over(self) -> None:
         """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""

@@ -23,6 +23,7 @@ No clock, thread or call: time comes with each event, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,11 +52,10 @@ with a big program; clients of one that is stopped have seen it before, by its m
 
 
 class Joining(NamedTuple):
-    """A host that has waited for the others of its island since a time, and the scheduler that it will use."""
+    """A host that waits for the others of its island, and the scheduler that it will use."""
 
     request: events.JoinRequested
     scheduler: str
-    since: float
 
 
 class ManagerCore:
@@ -83,6 +83,7 @@ class ManagerCore:
         self.story = Story("resource manager")
         self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
         self.states: dict[int, IslandState] = {}
+        self.tried: dict[int, float] = {}
         self.gathers_until = 0.0
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
@@ -93,6 +94,7 @@ class ManagerCore:
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
         self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
+        self.starting: Liveness[int] = Liveness(lost_after_s)
         self.schedulers: dict[int, str] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
@@ -107,6 +109,9 @@ class ManagerCore:
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
+            case events.HostServes(host):
+                self.starting.forget(host)
+                return []
             case events.Published(name, address):
                 self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
@@ -127,7 +132,8 @@ class ManagerCore:
                 return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
-                self.inventory.leave(host, epoch)
+                if self.inventory.leave(host, epoch):
+                    self.starting.forget(host)
                 return []
             case events.KillRequested(host, epoch):
                 record = self.inventory.hosts.get(host)
@@ -142,8 +148,8 @@ class ManagerCore:
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked():
-                self._look_at_islands(now)
-                silent = [*self._silent_controller(now), *self._silent_hosts(now), *self._alone(now)]
+                lost = self._look_at_islands(now)
+                silent = [*lost, *self._silent_controller(now), *self._silent_hosts(now)]
                 return [*silent, *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
@@ -187,28 +193,35 @@ class ManagerCore:
             else:
                 self.story.note(Entry(now, "host killed", "it never joined", reason, host=host))
                 commands.append(events.KillHost(host, reason))
+        for host in self.starting.silent(now):
+            self.starting.hear(host, now)
+            if (record := self.inventory.hosts.get(host)) is not None:
+                commands.append(self._kill(record, "it joined its island, and does not serve", now))
         return commands
 
-    def _look_at_islands(self, now: float) -> None:
-        """Notes islands that have come or gone."""
-        for island in self.shared:
-            state, before = self.inventory.state_of(island), self.states.get(island)
-            if state is not before:
-                self.states[island] = state
-                if before is not None:
-                    self.story.note(Entry(now, f"island {state}", f"island {island}"))
-
-    def _alone(self, now: float) -> list[events.Command]:
-        """Sends hosts away that wait for a member of their island which does not come; they start anew."""
+    def _look_at_islands(self, now: float) -> list[events.Command]:
+        """Notes islands that have come or gone. For a lost one everything is tried again, and again after as long:
+        hosts that wait for the others are sent away, and start again; the others are killed, since one may have been
+        stopped before it joined, when nobody knew its process."""
         commands: list[events.Command] = []
-        for island, waiting in list(self.forming.items()):
-            if not waiting or now - max(j.since for j in waiting.values()) <= self.inventory.lost_after_s:
-                continue
-            absent = tuple(sorted(set(self.islands[island]) - waiting.keys()))
-            self.story.note(Entry(now, "island does not form", f"island {island} lacks hosts {absent}"))
-            for joining in self.forming.pop(island).values():
-                commands.append(events.Answer(joining.request.token, JoinReply(0, "", "", "", absent)))
+        for island in sorted(self.islands):
+            state, before = self.inventory.state_of(island), self.states.get(island)
+            self.states[island] = state
+            if state is not before and before is not None:
+                self.story.note(Entry(now, f"island {state}", f"island {island}"))
+            if state is not IslandState.LOST:
+                self.tried.pop(island, None)
+            elif now - self.tried.get(island, -math.inf) > self.inventory.lost_after_s:
+                self.tried[island] = now
+                commands += self._try_again(island)
         return commands
+
+    def _try_again(self, island: int) -> list[events.Command]:
+        waiting = self.forming.pop(island, {})
+        absent = tuple(sorted(self.inventory.missing(island) - waiting.keys()))
+        refusal = JoinReply(0, "", "", "", absent)
+        away: list[events.Command] = [events.Answer(joining.request.token, refusal) for joining in waiting.values()]
+        return away + [events.KillHost(host, f"island {island} is lost without it") for host in absent]
 
     def _expect_hosts(self, name: str, address: str, now: float) -> None:
         """A scheduler that is new on its island expects the hosts that its predecessor had."""
@@ -238,7 +251,7 @@ class ManagerCore:
             return []
         waiting = self.forming.setdefault(host.island, {})
         # A host that comes twice died while it waited; the sender of its first request is gone.
-        waiting[host.host] = Joining(event, scheduler, now)
+        waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
         commands: list[events.Command] = [
             self._kill(other, "a member of its group restarted", now)
@@ -262,6 +275,7 @@ class ManagerCore:
         commands: list[events.Command] = []
         for number, joining in members:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
+            self.starting.hear(number, now)
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
         return commands + self._answer_requests(now)
@@ -274,7 +288,8 @@ class ManagerCore:
         self.story.note(Entry(now, "island removed", f"island {island}"))
         for host in self.inventory.remove(island):
             self.rejoining.forget(host.host)
-        for table in (self.islands, self.forming, self.schedulers):
+            self.starting.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
             table.pop(island, None)
         self.addresses.pop(f"scheduler-{island}", None)
         return []

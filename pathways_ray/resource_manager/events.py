@@ -56,6 +56,12 @@ class IslandRemoved(NamedTuple):
     island: int
 
 
+class HostServes(NamedTuple):
+    """A scheduler has taken in a host that had joined."""
+
+    host: int
+
+
 class HostLeft(NamedTuple):
     """A host is gone that was up under `epoch`."""
 
@@ -104,6 +110,7 @@ Event = (
     | LookedUp
     | JoinRequested
     | IslandRemoved
+    | HostServes
     | HostLeft
     | KillRequested
     | SliceRequested

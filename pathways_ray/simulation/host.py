@@ -159,7 +159,7 @@ class SimulatedHost:
         return None
 
     def abandon(self, sequence: int) -> None:
-        """What still arrives finds nobody waiting."""
+        """Nothing to do: values that still arrive find no launch that waits."""
 
     def _arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
         event = InputsArrived(sequence, barrier, _failure_of(values))

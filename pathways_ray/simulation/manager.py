@@ -56,6 +56,9 @@ class SimulatedManager:
         info = HostInfo(host, island, "cpu", self.world.settings.devices, "node", caller.number, "")
         self._post(caller, events.JoinRequested(self._token(caller, answer), info))
 
+    def serves(self, caller: Process, host: int) -> None:
+        self._post(caller, events.HostServes(host), twice=True)
+
     def leave(self, caller: Process, host: int, epoch: int) -> None:
         self._post(caller, events.HostLeft(host, epoch), twice=True)
 

@@ -134,8 +134,8 @@ class Transfer:
                 future.settle({0: result[k]})
 
     def peer_died(self, process: Process) -> None:
-        """Connections to a process that is gone break; what was pulled from it fails. Where there was none yet, the
-        address refuses from now on."""
+        """Connections to a process that is gone break; what was pulled from it fails. Where none was made yet,
+        the address refuses from now on."""
         if process.number not in self.connected:
             return
         for number, (sender, futures) in list(self.pulls.items()):

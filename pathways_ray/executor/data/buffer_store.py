@@ -39,7 +39,7 @@ class BufferStore:
             self._wake(session, buffer)
 
     def add(self, session: int, buffer: int, value: Value) -> bool:
-        """Keeps an uploaded value, if there is none under its number: whether there was none."""
+        """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
         found = self.sessions.setdefault(session, {})
         if found.setdefault(buffer, value) is not value:
             return False

@@ -12,6 +12,7 @@ from pathways_ray.resource_manager.events import (
     Command,
     ControllerServes,
     HostLeft,
+    HostServes,
     IslandRemoved,
     JoinRequested,
     KillController,
@@ -55,6 +56,8 @@ def running() -> ManagerCore:
     core = fresh()
     for token, host in ((1, 0), (2, 1), (3, 2)):
         core.handle(join(token, host), 0.0)
+    for host in (0, 1, 2):
+        core.handle(HostServes(host), 0.0)
     return core
 
 
@@ -300,10 +303,23 @@ def test_hosts_do_not_wait_for_ever_for_a_member_of_their_island() -> None:
     """Host 1 never joins. Host 0 is sent away, and starts anew."""
     core = fresh()
     assert core.handle(join(1, 0), 0.0) == []
-    commands = serving(core, LOST_AFTER_S)
-    assert commands == []
-    assert serving(core, LOST_AFTER_S + 1.0, start=LOST_AFTER_S) == [Answer(1, JoinReply(0, "", "", "", (1,)))]
+    assert serving(core, LOST_AFTER_S) == []
+    commands = serving(core, LOST_AFTER_S + 2.0, start=LOST_AFTER_S)
+    assert Answer(1, JoinReply(0, "", "", "", (1,))) in commands
+    assert {command.host for command in commands if isinstance(command, KillHost)} == {1, 2}, "they may be stopped"
     assert core.handle(join(2, 0, pid=8), 130.0) == []
+
+
+def test_a_host_that_joins_and_does_not_serve_is_killed() -> None:
+    """Host 2 is stopped between the answer to its join and its scheduler, which has never heard of it."""
+    core = fresh()
+    for token, host in ((1, 0), (2, 1), (3, 2)):
+        core.handle(join(token, host), 0.0)
+    for host in (0, 1):
+        core.handle(HostServes(host), 1.0)
+    assert serving(core, LOST_AFTER_S) == []
+    (kill,) = serving(core, LOST_AFTER_S + 1.0, start=LOST_AFTER_S)
+    assert kill == KillProcess("node-2", 200, "it joined its island, and does not serve", 2)
 
 
 def test_a_restarted_manager_has_those_killed_of_whom_it_never_hears() -> None:
