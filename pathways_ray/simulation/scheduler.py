@@ -92,9 +92,8 @@ class SimulatedScheduler:
         if commands and isinstance(event, events.HostMessage):
             self.world.checker.heard_from(self.core, event.host, event.epoch)
         for command in commands:
-            match command:
-                case events.ToController(HostDown() as message):
-                    self.world.checker.island_restarts(self.island, message)
+            if isinstance(command, events.ToController) and isinstance(command.message, HostDown):
+                self.world.checker.island_restarts(self.island, command.message)
             match command:
                 case events.ToHosts(message):
                     for outbox in self.hosts.values():

@@ -11,7 +11,6 @@ import numpy as np
 import ray
 
 import pathways_ray as pw
-from pathways_ray.client import api
 
 EDGE_BYTES = 8 << 20
 LAUNCHES = 24
@@ -45,7 +44,7 @@ with pw.init(2, 1, 1) as session:
         program(argument, 1.0).block_until_ready(timeout=30)
     kept = on_survivor(v, 2.0).block_until_ready()
     pids = {host["host"]: host["pid"] for island in pw.islands() for host in island["hosts"]}
-    handle = api.own_cluster().hosts[0]
+    handle = session.cluster.hosts[0]
     before = resident(pids[0])
 
     os.kill(pids[1], signal.SIGSTOP)

@@ -49,7 +49,8 @@ class Host:
         self.store = BufferStore()
         devices = jax.local_devices()[:1]
         self.compiler = Compiler(0, devices, {0: devices})
-        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig())
+        self.reports: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig(), self.reports.put)
 
     def put(self, buffer: int, value: Any) -> None:
         self.store.put(SESSION, buffer, value if isinstance(value, Failure) else jax.device_put(value))
