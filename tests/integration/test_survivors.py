@@ -14,7 +14,7 @@ def test_nothing_of_a_lost_host_stays_on_the_other_island(python: Any) -> None:
     1. Launches to and from a host are under way when it is stopped, with 8 MiB each on the way between the islands.
     2. The other island goes on serving, and soon has neither their memory nor their parts.
     """
-    out = python.run("survivors", timeout=170)
+    out = python.run("survivors_of_a_host", timeout=170)
     print(out)
     assert "left: 0" in out
 
