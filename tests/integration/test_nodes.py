@@ -249,7 +249,7 @@ def test_a_machine_that_is_gone_for_good(python, machines, environment, nodes, r
     """
     1. Islands 0 and 1 are on two machines; one program runs on island 0, another one on both.
     2. The machine of island 1 vanishes: no reset leaves it. Launches that need it end in a typed error within 10 s.
-    3. Island 0 goes on. Half a minute later nothing of those launches is left there, and status says which island is away.
+    3. Island 0 goes on. Half a minute later nothing of those launches is left there; status says which island is away.
     """
     islands = json.loads(python.finish(pathways(python, machines, environment, "status", "--json")))["islands"]
     assert [island["state"] for island in islands] == ["up"] * 3
