@@ -91,6 +91,8 @@ class Options:
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
         policy_named(self.policy)
+        if not self.lost_after_s >= 1.0:
+            raise UsageError(f"lost_after_s must be at least a second, not {self.lost_after_s!r}")
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.isolation not in ("shared", "process"):
