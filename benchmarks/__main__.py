@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "run":
             return load(BENCHMARKS[options.name]).main(options.options)
         case "report":
-            from benchmarks.report import page
+            from benchmarks import report as page
 
             return page.main([*rest, *options.options])
     usual = [name for name, entry in BENCHMARKS.items() if entry.usual or options.smoke]
@@ -73,7 +73,7 @@ def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:
     if failed:
         print(f"Failed: {', '.join(failed)}", file=sys.stderr)
 
-    from benchmarks.report import page
+    from benchmarks import report as page
 
     page.main([*map(str, sorted(output.glob("*.json"))), "--html", str(output / "report.html")])
     return 1 if failed else 0

@@ -10,25 +10,20 @@ Run it with `python -m benchmarks.dispatch --json results.json --figure results.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from rich.console import Console
-
-from benchmarks import measure, printing
-from benchmarks.harness import Benchmark, Output, Result, option
+from benchmarks import measure
+from benchmarks.harness import Benchmark, Output, Result, drawn_by, option
 from benchmarks.peers import protocol, systems
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, START
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN
+from benchmarks.printing import Table, shows
 
 DEVICES = 4
 SYSTEMS = ("pathways", "jax", "ray", "ray-stateful")
 RUN_LIMIT_S = 120.0
-SMOKE: dict[str, Any] = {
-    "repetitions": 1,
-    "computations": 2 * CHAIN,
-}  # its numbers mean nothing
+SMOKE: dict[str, Any] = {"repetitions": 1, "computations": 2 * CHAIN}  # its numbers mean nothing
 
 MEASURED = (
     "One computation is an all-reduce of a float32 scalar over {devices} CPU devices of one host, a division by "
@@ -46,15 +41,11 @@ class Settings:
     systems: tuple[str, ...] = option(SYSTEMS, choices=SYSTEMS)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One bar of the figure."""
 
     system: str
     mode: str
-
-    def __str__(self) -> str:
-        return f"{self.system} {self.mode}"
 
 
 CASES = {
@@ -82,42 +73,24 @@ RATIOS = (
 )
 
 
-class Running(Protocol):
-    """A started peer."""
-
-    def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class InThisProcess:
+class Here:
     """The peer for this runtime as a client in this process, on the session that is open."""
 
     def __init__(self) -> None:
         from benchmarks.peers.pathways import Pathways
 
-        self._peer = Pathways(session=True)
-        self._peer.configure(1, DEVICES)
+        self._peer = protocol.Measured(Pathways(session=True))
+        self.close = self._peer.close
 
-    def ask(self, word: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        return protocol.measured(self._peer, **arguments)
-
-    def close(self) -> None:
-        self._peer.close()
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> Any:
+        return getattr(self._peer, word)(**arguments)
 
 
-@contextlib.contextmanager
-def started(peers: Sequence[str], reuse_session: bool) -> Iterator[dict[str, Running]]:
-    """Starts peers, and closes them in reverse."""
-    with contextlib.ExitStack() as stack:
-        found: dict[str, Running] = {}
-        for name in peers:
-            if name == "pathways" and reuse_session:
-                found[name] = InThisProcess()
-            else:
-                found[name], _ = systems.start(systems.SYSTEMS[name].here(), 1, DEVICES)
-            stack.callback(found[name].close)
-        yield found
+def started(name: str, reuse_session: bool) -> systems.Running:
+    if name != "pathways" or not reuse_session:
+        return systems.start(systems.SYSTEMS[name].here(), 1, DEVICES)
+    here = Here()
+    return systems.Running(here, here.ask("configure", 0, hosts=1, devices=DEVICES), DEVICES)
 
 
 def run(
@@ -136,73 +109,50 @@ def run(
             free devices.
 
     Raises:
-        AssertionError: a value is wrong.
+        WrongValue: a value is wrong; it is an AssertionError too.
         PeerError: a system did not start, or failed.
     """
     if computations % CHAIN:
         raise ValueError(f"computations must be a multiple of {CHAIN}, got {computations}")
     machine = measure.machine()
     cases = [case for case in CASES if case.system in systems]
-    with started(list(dict.fromkeys(CASES[case][0] for case in cases)), reuse_session) as peers:
+    with contextlib.ExitStack() as stack:
+        peers = {}
+        for name in dict.fromkeys(CASES[case][0] for case in cases):
+            peers[name] = stack.enter_context(contextlib.closing(started(name, reuse_session)))
 
         def rate(case: Case) -> float:
             peer, mode = CASES[case]
-            answer = peers[peer].ask("run", RUN_LIMIT_S, mode=mode, payload=ALLREDUCE, count=computations)
-            expected = [START + computations] * DEVICES
-            if answer["value"] != expected:
-                value = answer["value"]
-                raise AssertionError(f"{case}: after {computations} computations the value is {value}, not {expected}")
-            return computations / float(answer["seconds"])
+            return computations / peers[peer].seconds(RUN_LIMIT_S, mode, ALLREDUCE, computations)
 
         samples = measure.interleaved(cases, rate, repetitions)
     settings = {"devices": DEVICES, "chain": CHAIN, "computations": computations, "repetitions": repetitions}
-    return result(machine, MEASURED.format(**settings), samples)
+    where = {"hosts": 1, "devices_per_host": DEVICES}
+    return {
+        "benchmark": "dispatch",
+        "machine": machine,
+        "measured": MEASURED.format(**settings),
+        "rows": [
+            {**case._asdict(), **where, "computations_per_second": measure.spread(values)}
+            for case, values in samples.items()
+        ],
+        "ratios": [
+            {
+                "name": f"{' '.join(over)} / {' '.join(under)}",
+                "numerator": over._asdict(),
+                "denominator": under._asdict(),
+                **measure.paired_ratios(samples[over], samples[under]),
+            }
+            for over, under in RATIOS
+            if over in samples and under in samples
+        ],
+    }
 
 
-def result(machine: dict[str, Any], measured: str, samples: dict[Case, list[float]]) -> Result:
-    """The JSON form of the measurements; samples are computations per second."""
-    rows = [
-        {
-            "system": case.system,
-            "mode": case.mode,
-            "hosts": 1,
-            "devices_per_host": DEVICES,
-            "computations_per_second": measure.spread(values),
-        }
-        for case, values in samples.items()
-    ]
-    ratios = [
-        {
-            "name": f"{over} / {under}",
-            "numerator": vars(over),
-            "denominator": vars(under),
-            **measure.paired_ratios(samples[over], samples[under]),
-        }
-        for over, under in RATIOS
-        if over in samples and under in samples
-    ]
-    return {"benchmark": "dispatch", "machine": machine, "measured": measured, "rows": rows, "ratios": ratios}
-
-
-def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    rates = printing.table("computations per second", ["system", "mode"], [*printing.SPREAD, "us each"])
-    ratios = printing.table("ratios, round by round", ["ratio"])
-    for row in result["rows"]:
-        rate = row["computations_per_second"]
-        rates.add_row(row["system"], row["mode"], *printing.numbers(rate, ",.0f"), f"{1e6 / rate['median']:.1f}")
-    for ratio in result["ratios"]:
-        ratios.add_row(ratio["name"], *printing.numbers(ratio, ".2f"))
-    console.print(rates)
-    if result["ratios"]:
-        console.print(ratios)
-
-
-def draw(result: Result, path: Path) -> None:
-    from benchmarks import figures  # matplotlib is not needed to measure
-
-    figures.dispatch(result, path)
-
+show = shows(
+    Table("rates", "rows", "system", "mode", "computations_per_second"),
+    Table("ratios, round by round", "ratios", "name", ".:.2f"),
+)
 
 BENCHMARK = Benchmark(
     "dispatch",
@@ -211,7 +161,7 @@ BENCHMARK = Benchmark(
     Settings(**SMOKE),
     lambda settings, progress: run(**asdict(settings)),
     show,
-    outputs=(Output("--figure", draw, "dispatch.png"),),
+    outputs=(Output("--figure", drawn_by("dispatch"), "dispatch.png"),),
     uses_peers=True,
 )
 

@@ -1,7 +1,7 @@
 """The harness of all benchmarks: options from settings, progress, JSON and figures.
 
 A benchmark module defines its settings (a frozen dataclass whose fields are its options), a function that measures and
-returns the JSON form of the result, one that prints a result, and a `Benchmark` of them:
+returns the JSON form of the result, one that prints a result (`printing.shows`), and a `Benchmark` of them:
 
     BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show)
 
@@ -15,7 +15,8 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +43,10 @@ class Progress:
     def say(self, text: str) -> None:
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def about(self, what: str) -> Callable[[str], None]:
+        """Reports with a word before each line."""
+        return lambda text: self.say(f"{what}: {text}")
 
     def save(self, result: Result) -> None:
         if self._target:
@@ -70,6 +75,15 @@ def option(
         parse: makes the value from one word; by default the type of the default does, for each word.
     """
     return field(default=default, metadata={"about": about, "flags": flags, "choices": choices, "parse": parse})
+
+
+def drawn_by(name: str) -> Callable[[Result, Path], None]:
+    """A function of `benchmarks.figures`, imported when it is called: nothing that measures needs matplotlib."""
+
+    def draw(result: Result, path: Path) -> None:
+        getattr(import_module("benchmarks.figures"), name)(result, path)
+
+    return draw
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,8 @@ class Benchmark(Generic[S]):
         for output in self.outputs:
             kind = "FILE" if output.file else "FOLDER"
             parser.add_argument(output.flag, type=Path, metavar=kind, help=f"write {output.file or 'pictures'} here")
-        _add_options(parser, self.settings())
+        for one, default in _options(self.settings()):
+            _add_option(parser, one, default)
         return parser
 
     def settings_of(self, options: argparse.Namespace) -> S:
@@ -141,10 +156,15 @@ class Benchmark(Generic[S]):
         except ValueError as error:
             parser.error(str(error))
         progress = Progress(options.json)
-        with self._children():
+        with contextlib.ExitStack() as stack:
+            if self.uses_peers:
+                stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
             result = self.run(settings, progress)
         progress.save(result)
-        self.show(result, console())
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = PLAIN_WIDTH
+        self.show(result, console)
         for output in self.outputs:
             path = getattr(options, output.flag.removeprefix("--"))
             if path is not None:
@@ -152,46 +172,31 @@ class Benchmark(Generic[S]):
                 output.write(result, path)
         return 0 if self.succeeded(result) else 1
 
-    @contextlib.contextmanager
-    def _children(self) -> Iterator[None]:
-        if not self.uses_peers:
-            yield
-            return
-        from benchmarks.peers.process import leaving_nothing
 
-        with leaving_nothing():
-            yield
-
-
-def console() -> Console:
-    """The console for results."""
-    made = Console(highlight=False)
-    if not made.is_terminal:
-        made.width = PLAIN_WIDTH
-    return made
-
-
-def _add_options(parser: argparse.ArgumentParser, settings: Any) -> None:
+def _options(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
+    """All fields that are options, with their values, also those of settings inside."""
     for one in fields(settings):
-        default = getattr(settings, one.name)
-        if is_dataclass(default):
-            _add_options(parser, default)
-        if "about" not in one.metadata:
-            continue
-        flags = one.metadata["flags"] or [f"--{one.name.replace('_', '-')}"]
-        about, choices, parse = (one.metadata[key] for key in ("about", "choices", "parse"))
-        more: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS}
-        if isinstance(default, bool):
-            parser.add_argument(*flags, action=f"store_{str(not default).lower()}", help=about, **more)
-            continue
-        several = isinstance(default, tuple)
-        if several and parse is None:
-            more["nargs"] = "+"
-        usual = " ".join(map(str, default)) if several else str(default)
-        if "default" not in about:
-            about = f"{about} (default: {usual})".strip()
-        kind = parse or type(default[0] if several else default)
-        parser.add_argument(*flags, type=kind, choices=choices, help=about, **more)
+        value = getattr(settings, one.name)
+        if is_dataclass(value):
+            yield from _options(value)
+        elif "about" in one.metadata:
+            yield one, value
+
+
+def _add_option(parser: argparse.ArgumentParser, one: Field[Any], default: Any) -> None:
+    flags = one.metadata["flags"] or [f"--{one.name.replace('_', '-')}"]
+    about, choices, parse = (one.metadata[key] for key in ("about", "choices", "parse"))
+    more: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS}
+    if isinstance(default, bool):
+        parser.add_argument(*flags, action=f"store_{str(not default).lower()}", help=about, **more)
+        return
+    several = isinstance(default, tuple)
+    if several and parse is None:
+        more["nargs"] = "+"
+    if "default" not in about:
+        about = f"{about} (default: {' '.join(map(str, default)) if several else default})".strip()
+    kind = parse or type(default[0] if several else default)
+    parser.add_argument(*flags, type=kind, choices=choices, help=about, **more)
 
 
 def _changed(settings: Any, given: Mapping[str, Any]) -> Any:

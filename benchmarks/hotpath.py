@@ -24,22 +24,19 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
-from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.cores import devices_apart
 from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
 
 PROCESSES = {"client": "", "controller": "ray::Controller", "scheduler": "ray::IslandScheduler", "host": "ray::HostEx"}
 TRACED = 300
 """Round trips that are divided into parts."""
 
-PARTS = {
-    "call": "the client's call returns",
-    "to the device": "client, controller, scheduler, host: until it is enqueued on the devices",
-    "device": "until the host sees that it is over",
-    "to the client": "host, client: until numpy.asarray returns, which asked for the value before it was there",
-}
+PARTS = ("call", "to the device", "device", "to the client")
+"""Until the client's call returns; through controller, scheduler and host until it is enqueued on the devices; until
+the host sees that it is over; until numpy.asarray returns, which asked for the value before it was there."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +108,8 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
 def spread_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
     """The median of all, with the medians of the best and the worst round beside it; and the 99th percentile."""
     medians = [statistics.median(one) for one in rounds]
-    together = sorted(value for one in rounds for value in one)
-    return {
-        "min": min(medians),
-        "median": statistics.median(together),
-        "max": max(medians),
-        "p99": together[min(len(together) - 1, round(0.99 * len(together)))],
-    }
+    together = [value for one in rounds for value in one]
+    return {**measure.spread(medians), "median": statistics.median(together), "p99": measure.p99(together)}
 
 
 def round_trips(step: Any, start: Any, count: int) -> tuple[list[float], list[float]]:
@@ -186,22 +178,19 @@ def cpu(session: Any) -> Iterator[dict[str, float]]:
     used.update({name: after - before[name] for name, after in seconds().items()})
 
 
-def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    where, values = ("devices", "fusion"), ("value", "99 %", "known")
-    trips = printing.table("blocking round trip, us", where, [*PARTS, *values])
-    streams = printing.table("stream of launches: us per launch, CPU by process", where, ["elapsed", *PROCESSES])
-    for row in result["rows"]:
-        head = (str(row["devices"]), "yes" if row["fusion"] else "no")
-        trip = row["round_trip_us"]
-        parts = (f"{row['parts_us'][name]['median']:.0f}" for name in PARTS)
-        value = printing.with_range(trip["value"], ".0f")
-        trips.add_row(*head, *parts, value, f"{trip['value']['p99']:.0f}", f"{trip['known']['median']:.0f}")
-        spent = row["stream_us_per_launch"]
-        streams.add_row(*head, *(f"{spent[name]['median']:.1f}" for name in ("elapsed", *PROCESSES)))
-    for table in (trips, streams):
-        console.print(table)
-
+show = shows(
+    Table(
+        "blocking round trip, us",
+        "rows",
+        *("devices", "fusion", *(f"parts_us.{name}.median:.0f" for name in PARTS)),
+        *("round_trip_us.value:.0f", "round_trip_us.value.p99:.0f", "round_trip_us.known.median:.0f"),
+    ),
+    Table(
+        "stream of launches: us per launch, CPU by process",
+        "rows",
+        *("devices", "fusion", *(f"stream_us_per_launch.{name}.median:.1f" for name in ("elapsed", *PROCESSES))),
+    ),
+)
 
 BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import psutil
 
 Case = TypeVar("Case", bound=Hashable)
+Sample = TypeVar("Sample")
 
 PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
 
@@ -87,22 +88,46 @@ def settle(limit_s: float = 30.0, window_s: float = 0.5, cores: float = 0.15) ->
     return False
 
 
+def in_turn(cases: Sequence[Case], number: int) -> list[Case]:
+    """All cases in the order of a round: each round starts with another one, so that none is always first."""
+    first = number % max(len(cases), 1)
+    return [*cases[first:], *cases[:first]]
+
+
 def interleaved(
-    cases: Sequence[Case], measure: Callable[[Case], float], rounds: int, warm_up: int = 1
-) -> dict[Case, list[float]]:
+    cases: Sequence[Case], measure: Callable[[Case], Sample], rounds: int, warm_up: int = 1
+) -> dict[Case, list[Sample]]:
     """Measures every case once per round, so that a disturbance of the machine hits all of them alike.
 
-    Each round starts with another case, so that no case is always first. Warm-up rounds are not recorded. The i-th
-    values of two cases are from the same round: compare those.
+    Warm-up rounds are not recorded. The i-th values of two cases are from the same round: compare those.
     """
-    samples: dict[Case, list[float]] = {case: [] for case in cases}
+    samples: dict[Case, list[Sample]] = {case: [] for case in cases}
     for number in range(-warm_up, rounds):
-        first = number % len(cases)
-        for case in [*cases[first:], *cases[:first]]:
+        for case in in_turn(cases, number):
             value = measure(case)
             if number >= 0:
                 samples[case].append(value)
     return samples
+
+
+def narrowed(
+    passes: Callable[[float], bool], first: float, lower: float, upper: float, close: float
+) -> tuple[float | None, float | None]:
+    """A value that does not pass and one that does, at most a factor of `close` above: doubles or halves `first` until
+    it has both, then bisects. The first is None where `lower` passes, the second where `upper` does not."""
+    low = high = None
+    value = first
+    while low is None or high is None:
+        if passes(value):
+            at_end, high, value = value <= lower, value, max(value / 2, lower)
+        else:
+            at_end, low, value = value >= upper, value, min(value * 2, upper)
+        if at_end:
+            return low, high
+    while high / low > close:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return low, high
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -115,11 +140,14 @@ def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) ->
     return spread([n / d for n, d in zip(numerators, denominators, strict=True)])
 
 
+def p99(values: Sequence[float]) -> float:
+    """The value that 99 in 100 do not exceed."""
+    return sorted(values)[min(len(values) - 1, round(0.99 * len(values)))]
+
+
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Change of y per unit of x, by least squares; 0 when x does not vary."""
-    if len(set(x)) < 2:
-        return 0.0
-    return statistics.linear_regression(x, y).slope
+    return statistics.linear_regression(x, y).slope if len(set(x)) > 1 else 0.0
 
 
 def describe(machine: Mapping[str, Any]) -> str:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 
 import pathways_ray as pw
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
 
 WARM_UP = 500  # caches, pools and queues reach their size
 SAMPLES = 40
@@ -39,19 +38,14 @@ SMOKE = Settings(launches=400)
 
 
 def run(settings: Settings, progress: Progress) -> Result:
+    """Samples the memory of all processes on the way through the launches, always with nothing in flight."""
+    machine, launches, at = measure.machine(), settings.launches, [0]
     with pw.init(islands=1, hosts_per_island=1, devices_per_host=DEVICES) as session:
-        return measure_launches(session, settings.launches, progress)
-
-
-def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
-    """The whole measurement on a running session."""
-    machine = measure.machine()
-    with pw.virtual_slice((DEVICES,), ("x",)) as devices:
+        devices = pw.virtual_slice((DEVICES,), ("x",))
         add_one = pw.compiled(lambda v: v + 1.0, slice=devices, in_specs=P("x"), out_specs=P("x"))
-        y = pw.put(np.zeros(DEVICES, np.float32), slice=devices, spec=P("x"))
-        y = launch(add_one, y, WARM_UP)
+        y = launch(add_one, pw.put(np.zeros(DEVICES, np.float32), slice=devices, spec=P("x")), WARM_UP)
         processes = runtime_processes()
-        at, memory = [0], {name: [resident(process)] for name, process in processes.items()}
+        memory = {name: [resident(process)] for name, process in processes.items()}
         while at[-1] < launches:
             count = min(max(launches // SAMPLES, 1), launches - at[-1])
             y = launch(add_one, y, count)
@@ -62,7 +56,11 @@ def measure_launches(session: Any, launches: int, progress: Progress) -> Result:
                 progress.say(f"{at[-1]:,} of {launches:,} launches")
         del y
         left = buffers_left(session)
-    rows = [{"process": name, **growth(at, samples)} for name, samples in memory.items()]
+    rows = [
+        {"process": name, "kib_per_launch": measure.slope(at, kib)}
+        | {"first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
+        for name, kib in memory.items()
+    ]
     return {"benchmark": "memory", "machine": machine, "launches": launches, "rows": rows, "buffers_left": left}
 
 
@@ -105,29 +103,17 @@ def buffers_left(session: Any) -> int:
     return left
 
 
-def growth(at: Sequence[int], kib: Sequence[float]) -> dict[str, float]:
-    """The memory of one process over the launches."""
-    return {"kib_per_launch": measure.slope(at, kib), "first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
-
-
-def show(result: Result, console: Console) -> None:
-    measured = (
-        f"Resident memory over {result['launches']:,} launches of v + 1 on {DEVICES} devices, after {WARM_UP} others."
+show = shows(
+    Table(
+        f"resident memory over launches of v + 1 on {DEVICES} devices, after {WARM_UP} others",
+        "rows",
+        *("process", "kib_per_launch:+.4f", "first_kib:,.0f", "last_kib:,.0f", "peak_kib:,.0f"),
     )
-    printing.heading({**result, "measured": measured}, console)
-    table = printing.table("resident memory", ["process"], ["KiB per launch", "first MiB", "last MiB"])
-    for row in result["rows"]:
-        sizes = (f"{row[key] / 1024:.1f}" for key in ("first_kib", "last_kib"))
-        table.add_row(row["process"], f"{row['kib_per_launch']:+.4f}", *sizes)
-    console.print(table)
-    console.print(f"buffers left: {result['buffers_left']}")
+)
 
-
-def nothing_left(result: Result) -> bool:
-    return not result["buffers_left"]
-
-
-BENCHMARK = Benchmark("memory", __doc__, Settings, SMOKE, run, show, succeeded=nothing_left)
+BENCHMARK = Benchmark(
+    "memory", __doc__, Settings, SMOKE, run, show, succeeded=lambda result: not result["buffers_left"]
+)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

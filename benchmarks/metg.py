@@ -15,19 +15,20 @@ workers at work, measured for each system on the day: so having fewer cores than
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from rich.console import Console
-
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
-from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.systems import SystemInfo, start
+from benchmarks.peers.process import PeerError
+from benchmarks.peers.rounds import Case, Session, session
+from benchmarks.peers.systems import SystemInfo
 from benchmarks.peers.task_graphs import PATTERNS, START, STEPS, WIDTH, last_row
+from benchmarks.printing import Table, shows
 
 REPETITIONS = 3  # of each measurement; the median counts
 CALIBRATIONS = 5
@@ -36,6 +37,7 @@ CLOSE = 1.15  # the search ends when its two bounds are this near
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
 LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
 RUN_LIMIT_S = 120.0
+FIRST_S = 200e-6  # where the first search of a case begins
 SYSTEMS = {
     "pathways": SystemInfo("", ("benchmarks.peers.pathways_tasks",)),
     "pathways-no-fusion": SystemInfo("", ("benchmarks.peers.pathways_tasks", "--no-fusion")),
@@ -68,7 +70,7 @@ class NotReached(Exception):
 
 
 def search(granularity: Callable[[float], float], first: float) -> Point:
-    """Finds where the efficiency crosses 50 %: doubles or halves the duration until it has, then bisects.
+    """Finds where the efficiency crosses 50 %.
 
     A first measurement gives a guess: were the overhead the same for all durations, METG would be twice that.
 
@@ -81,88 +83,25 @@ def search(granularity: Callable[[float], float], first: float) -> Point:
     """
     overhead = granularity(first) - first
     begin = min(max(overhead, first / LEAP, DURATIONS[0]), first * LEAP, DURATIONS[1])
-    point = Point(begin, granularity(begin))
-    factor = 0.5 if point.efficiency >= HALF else 2.0
-    while True:
-        duration = point.duration * factor
-        if not DURATIONS[0] <= duration <= DURATIONS[1]:
-            raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
-        before, point = point, Point(duration, granularity(duration))
-        if (before.efficiency >= HALF) != (point.efficiency >= HALF):
-            break
-    low, high = sorted((before, point), key=lambda each: each.duration)
-    while high.duration / low.duration > CLOSE:
-        duration = math.sqrt(low.duration * high.duration)
-        middle = Point(duration, granularity(duration))
-        low, high = (low, middle) if middle.efficiency >= HALF else (middle, high)
-    return crossing(low, high)
+    points: dict[float, Point] = {}
+
+    def reaches_half(duration: float) -> bool:
+        points[duration] = point = Point(duration, granularity(duration))
+        return point.efficiency >= HALF
+
+    low, high = measure.narrowed(reaches_half, begin, *DURATIONS, CLOSE)
+    if low is None or high is None:
+        *_, point = points.values()
+        raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
+    return crossing(points[low], points[high])
 
 
 def crossing(low: Point, high: Point) -> Point:
     """Between two points on either side of 50 %, on straight lines of the logarithms."""
     below, above = math.log(low.efficiency / HALF), math.log(high.efficiency / HALF)
     share = -below / (above - below) if above > below else 0.5  # noise may have turned the two around
-    share = min(max(share, 0.0), 1.0)
-
-    def between(a: float, b: float) -> float:
-        return math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
-
-    duration = between(low.duration, high.duration)
+    duration = low.duration * (high.duration / low.duration) ** min(max(share, 0.0), 1.0)
     return Point(duration, duration / HALF)
-
-
-@dataclass
-class Workers:
-    """A started system.
-
-    Attributes:
-        target_s: about the time of one measured run.
-        rows: of the graphs that are measured, a multiple of this.
-        iteration_s: time of one iteration of a task when all workers work.
-    """
-
-    process: PeerProcess
-    target_s: float
-    rows: int = STEPS
-    iteration_s: float = 0.0
-
-    def seconds(self, mode: str, payload: str, rows: int, iterations: int) -> float:
-        """Seconds of a run, whose values are checked."""
-        answer = self.process.ask("run", RUN_LIMIT_S, mode=mode, payload=payload, count=rows, iterations=iterations)
-        expected = [START] * WIDTH if payload == "calibrate" else last_row(payload, rows)
-        if answer["value"] != expected:
-            raise PeerError(f"the last row is {answer['value']}, not {expected}")
-        return answer["seconds"]
-
-    def calibrate(self, mode: str) -> None:
-        """Finds `iteration_s` from runs of n and 2 n iterations: what a run costs besides drops out.
-
-        From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
-        """
-        n = 1000
-        while self.seconds(mode, "calibrate", 1, n) < self.target_s:
-            n *= 2
-        pairs = [[self.seconds(mode, "calibrate", 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
-        one, two = (min(times) for times in zip(*pairs, strict=True))
-        if two <= one:
-            raise PeerError(f"{n} iterations take {one:.3f} s and twice as many {two:.3f} s: the machine is not quiet")
-        self.iteration_s = (two - one) / n
-
-    def granularity(self, mode: str, pattern: str) -> Callable[[float], float]:
-        """Measures tasks of a duration: seconds from the beginning of one row to that of the next.
-
-        With as many workers as tasks in a row, that is wall x workers / tasks.
-        """
-
-        def of(duration: float) -> float:
-            iterations = max(round(duration / self.iteration_s), 1)
-            row_s = self.seconds(mode, pattern, self.rows, iterations) / self.rows
-            rows = self.rows * min(max(round(self.target_s / row_s / self.rows), 1), 64)
-            runs = [self.seconds(mode, pattern, rows, iterations) / rows for _ in range(REPETITIONS)]
-            # For the duration that was asked for, where iterations are too coarse to hit it.
-            return statistics.median(runs) * duration / (iterations * self.iteration_s)
-
-        return of
 
 
 @dataclass(frozen=True)
@@ -177,95 +116,104 @@ SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), t
 
 
 class Bench:
-    """Started systems and all searches so far. A system or case that fails is dropped, and its error is kept."""
+    """Searches on started systems. A system or case that fails is dropped, and its error is kept by the session.
 
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.settings, self.progress = settings, progress
-        self.workers: dict[str, Workers] = {}
-        self.descriptions: dict[str, dict[str, Any]] = {}
-        self.found: dict[tuple[str, str, str], list[Point]] = {}
-        self.errors: dict[str, str] = {}
+    Attributes:
+        iteration_s: by system, the time of one iteration of a task when all workers work.
+        found: by case, where each search ended.
+    """
 
-    def start(self, name: str) -> None:
-        self.progress.say(f"starting {name}")
+    def __init__(self, made: Session, settings: Settings) -> None:
+        self.made, self.settings = made, settings
+        self.iteration_s: dict[str, float] = {}
+        self.found: dict[Case, list[Point]] = {}
+        for name, system in made.systems.items():
+            modes = system.described["modes"]["calibrate"]
+            with self.keeping(name):
+                self.iteration_s[name] = self.iteration(Case(name, modes[0], "calibrate"))
+                self.found |= {Case(name, mode, pattern): [] for pattern in settings.patterns for mode in modes}
+                made.say(f"{name}: one iteration takes {1e9 * self.iteration_s[name]:.0f} ns")
+
+    @contextlib.contextmanager
+    def keeping(self, what: Case | str) -> Iterator[None]:
+        """Keeps an error that is raised inside."""
         try:
-            process, described = start(SYSTEMS[name], 1, WIDTH)
-            self.workers[name] = workers = Workers(process, self.settings.target_s, ROWS.get(name, STEPS))
-            self.descriptions[name] = described
-            modes = described["modes"]["calibrate"]
-            workers.calibrate(modes[0])
-            self.found |= {(name, mode, pattern): [] for pattern in self.settings.patterns for mode in modes}
-            self.progress.say(f"{name}: one iteration takes {1e9 * workers.iteration_s:.0f} ns")
-        except PeerError as error:
-            self.fail(name, error)
-
-    def search(self, name: str, mode: str, pattern: str) -> None:
-        """One more search of a case, from where the one before ended."""
-        what, earlier = f"{name} {mode} {pattern}", self.found[name, mode, pattern]
-        if what in self.errors:
-            return
-        first = earlier[-1].duration if earlier else 200e-6
-        try:
-            earlier.append(search(self.workers[name].granularity(mode, pattern), first))
-            self.progress.say(f"{what}: {1e6 * earlier[-1].granularity:,.0f} us")
+            yield
         except (PeerError, NotReached) as error:
-            self.fail(what, error)
+            self.made.fail(what, str(error))
 
-    def fail(self, what: str, error: Exception) -> None:
-        self.errors[what] = str(error)
-        self.progress.say(f"{what}: {error}")
+    def seconds(self, case: Case, rows: int, iterations: int) -> float:
+        """Seconds of a run, whose values are checked."""
+        expected = [START] * WIDTH if case.payload == "calibrate" else last_row(case.payload, rows)
+        system = self.made.systems[case.system]
+        return system.seconds(RUN_LIMIT_S, case.mode, case.payload, rows, expected, iterations=iterations)
 
-    def close(self) -> None:
-        for workers in self.workers.values():
-            workers.process.close()
+    def iteration(self, case: Case) -> float:
+        """Time of one iteration from runs of n and 2 n iterations: what a run costs besides drops out.
+
+        From the fastest of each: what disturbs a run only makes it longer, and a difference doubles the disturbance.
+        """
+        n = 1000
+        while self.seconds(case, 1, n) < self.settings.target_s:
+            n *= 2
+        pairs = [[self.seconds(case, 1, times * n) for times in (1, 2)] for _ in range(CALIBRATIONS)]
+        one, two = (min(times) for times in zip(*pairs, strict=True))
+        if two <= one:
+            raise PeerError(f"{n} iterations take {one:.3f} s and twice as many {two:.3f} s: the machine is not quiet")
+        return (two - one) / n
+
+    def granularity(self, case: Case, duration: float) -> float:
+        """Seconds from the beginning of one row of tasks of this duration to that of the next.
+
+        With as many workers as tasks in a row, that is wall x workers / tasks.
+        """
+        few, iteration_s = ROWS.get(case.system, STEPS), self.iteration_s[case.system]
+        iterations = max(round(duration / iteration_s), 1)
+        row_s = self.seconds(case, few, iterations) / few
+        rows = few * min(max(round(self.settings.target_s / row_s / few), 1), 64)
+        runs = [self.seconds(case, rows, iterations) / rows for _ in range(REPETITIONS)]
+        # For the duration that was asked for, where iterations are too coarse to hit it.
+        return statistics.median(runs) * duration / (iterations * iteration_s)
+
+    def search(self, case: Case) -> None:
+        """One more search of a case, from where the one before ended."""
+        earlier = self.found[case]
+        if str(case) not in self.made.errors:
+            with self.keeping(case):
+                first = earlier[-1].duration if earlier else FIRST_S
+                earlier.append(search(functools.partial(self.granularity, case), first))
+                self.made.say(f"{case}: {1e6 * earlier[-1].granularity:,.0f} us")
 
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on 1 host of 4 devices, or 4 workers."""
     machine = measure.machine()
-    bench = Bench(settings, progress)
-    try:
-        for name in settings.systems:
-            bench.start(name)
+    with session(1, WIDTH, {name: SYSTEMS[name] for name in settings.systems}, progress.say) as made:
+        bench = Bench(made, settings)
         # All systems in turn for each pattern.
-        bench.found = dict(sorted(bench.found.items(), key=lambda item: settings.patterns.index(item[0][2])))
+        cases = sorted(bench.found, key=lambda case: settings.patterns.index(case.payload))
         for k in range(settings.rounds):
             progress.say(f"round {k + 1} of {settings.rounds}")
-            for case in bench.found:
-                bench.search(*case)
-    finally:
-        bench.close()
+            for case in cases:
+                bench.search(case)
     return {
         "benchmark": "metg",
         "machine": machine,
         "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
-        "versions": {name: described["versions"] for name, described in bench.descriptions.items()},
-        "iteration_ns": {name: 1e9 * workers.iteration_s for name, workers in bench.workers.items()},
+        "versions": {name: system.described["versions"] for name, system in made.systems.items()},
+        "iteration_ns": {name: 1e9 * seconds for name, seconds in bench.iteration_s.items()},
         "rows": [
-            {
-                "system": name,
-                "mode": mode,
-                "pattern": pattern,
-                "hosts": 1,
-                "workers": WIDTH,
-                "metg_us": measure.spread([1e6 * point.granularity for point in points]),
-                "task_us": measure.spread([1e6 * point.duration for point in points]),
-            }
-            for (name, mode, pattern), points in bench.found.items()
-            if points
+            {"system": case.system, "mode": case.mode, "pattern": case.payload, "hosts": 1, "workers": WIDTH}
+            | {"metg_us": measure.spread([1e6 * point.granularity for point in points])}
+            | {"task_us": measure.spread([1e6 * point.duration for point in points])}
+            for case in cases
+            if (points := bench.found[case])
         ],
-        "errors": bench.errors,
+        "errors": made.errors,
     }
 
 
-def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    table = printing.table("METG(50 %), us", ["system", "mode", "pattern"])
-    for row in result["rows"]:
-        table.add_row(row["system"], row["mode"], row["pattern"], *printing.numbers(row["metg_us"], ",.0f"))
-    console.print(table)
-    printing.not_run(result["errors"], console)
-
+show = shows(Table("METG(50 %), us", "rows", "system", "mode", "pattern", "metg_us:,.0f"))
 
 BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, uses_peers=True)
 

@@ -12,17 +12,18 @@ paired runs, in turn.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
-from benchmarks.peers.process import PeerError, PeerProcess
-from benchmarks.peers.protocol import START, work
-from benchmarks.peers.systems import SYSTEMS, start
+from benchmarks.peers.process import PeerError
+from benchmarks.peers.protocol import work
+from benchmarks.peers.systems import SYSTEMS, Running, start
+from benchmarks.printing import Table, shows
 
 JAX = "jax-multicontroller"
 OURS = ("pathways", "pathways-no-fusion")
@@ -69,7 +70,7 @@ class Found:
 
 
 def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) -> Found:
-    """The fewest iterations that keep up with JAX: doubles or halves until it is bracketed, then bisects.
+    """The fewest iterations that keep up with JAX.
 
     Args:
         probe: measures this many iterations of work.
@@ -78,32 +79,13 @@ def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) ->
     """
     found = Found()
 
-    def keeps_up(iterations: int) -> bool:
-        found.probes.append(probe(iterations))
+    def keeps_up(iterations: float) -> bool:
+        found.probes.append(probe(round(iterations)))
         if found.probes[-1].keeps_up:
             found.shortest = found.probes[-1]
         return found.probes[-1].keeps_up
 
-    low, high = first, first
-    if keeps_up(first):
-        while low > lower:
-            low = max(low // 2, lower)
-            if not keeps_up(low):
-                break
-        else:
-            return found
-        high = low * 2
-    else:
-        while high < upper:
-            high = min(high * 2, upper)
-            if keeps_up(high):
-                break
-        else:
-            return found
-        low = max(high // 2, lower)
-    while high > low * CLOSE + 1:
-        middle = round((low * high) ** 0.5)
-        low, high = (low, middle) if keeps_up(middle) else (middle, high)
+    measure.narrowed(keeps_up, first, lower, upper, CLOSE)
     return found
 
 
@@ -122,17 +104,12 @@ SMOKE = Settings(("1x2",), ("pathways",), rounds=1, here=True, target_s=0.02)
 class Pair:
     """This runtime and JAX, started for one topology."""
 
-    def __init__(self, ours: PeerProcess, jax: PeerProcess, settings: Settings) -> None:
-        self._processes = {"ours": ours, "jax": jax}
-        self._settings = settings
+    def __init__(self, systems: Mapping[str, Running], settings: Settings) -> None:
+        self._systems, self._settings = systems, settings
 
     def seconds(self, name: str, iterations: int, count: int) -> float:
-        """Of one run of `count` computations, whose value is checked."""
-        payload = work(iterations)
-        answer = self._processes[name].ask("run", RUN_LIMIT_S, mode="opbyop", payload=payload, count=count)
-        if set(answer["value"]) != {START + count}:
-            raise PeerError(f"every device should have {START + count}, and they have {answer['value']}")
-        return float(answer["seconds"])
+        """Of one run of `count` computations."""
+        return self._systems[name].seconds(RUN_LIMIT_S, "opbyop", work(iterations), count)
 
     def probe(self, iterations: int) -> Probe:
         count, target_s = 64, self._settings.target_s
@@ -146,6 +123,26 @@ class Pair:
         )
         jax_s = measure.spread(samples["jax"])["median"] / count
         return Probe(iterations, jax_s, measure.paired_ratios(samples["jax"], samples["ours"]))
+
+    def parity(self, progress: Progress) -> dict[str, Any]:
+        """The length of the shortest computation that keeps up, and all that were tried."""
+        iteration_s = self.iteration_s()
+        first, lower, upper = (max(round(duration / iteration_s), 1) for duration in (FIRST_S, *DURATIONS_S))
+
+        def probe(iterations: int) -> Probe:
+            found = self.probe(iterations)
+            progress.say(f"{1e3 * found.jax_s:.3f} ms: {found.ratio['median']:.2f} of JAX")
+            return found
+
+        found = search(probe, max(first, lower), lower, upper)
+        return {
+            "iteration_ns": 1e9 * iteration_s,
+            "parity_ms": 1e3 * found.shortest.jax_s if found.shortest else None,
+            "probes": [
+                {"iterations": p.iterations, "jax_ms": 1e3 * p.jax_s, "ratio": p.ratio}
+                for p in sorted(found.probes, key=lambda p: p.iterations)
+            ],
+        }
 
     def iteration_s(self) -> float:
         """Time of one iteration of work on a device, by JAX."""
@@ -162,19 +159,18 @@ def run(settings: Settings, progress: Progress) -> Result:
     for topology in settings.hosts:
         hosts, devices = map(int, topology.split("x"))
         for name in settings.systems:
-            what = f"{name}, {topology}"
-            progress.say(f"{what}: starting")
+            progress.say(f"{name}, {topology}: starting")
             try:
                 with contextlib.ExitStack() as stack:
-                    processes: list[PeerProcess] = []
-                    for system in (SYSTEMS[name], SYSTEMS[JAX].or_here(settings.here)):
-                        process, _ = start(system, hosts, devices)
-                        stack.callback(process.close)
-                        processes.append(process)
-                    rows.append(_row(Pair(processes[0], processes[1], settings), name, hosts, devices, progress))
+                    wanted = {"ours": SYSTEMS[name], "jax": SYSTEMS[JAX].or_here(settings.here)}
+                    systems = {}
+                    for kind, system in wanted.items():
+                        systems[kind] = stack.enter_context(contextlib.closing(start(system, hosts, devices)))
+                    pair = Pair(systems, settings)
+                    rows.append({"system": name, "hosts": hosts, "devices": devices, **pair.parity(progress)})
             except PeerError as error:
-                errors[what] = str(error)
-                progress.say(f"{what}: {error}")
+                errors[f"{name}, {topology}"] = str(error)
+                progress.say(f"{name}, {topology}: {error}")
     return {
         "benchmark": "parity",
         "machine": machine,
@@ -182,7 +178,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         "rows": rows,
         "figures": [
             {
-                "name": f"parity, {row['system']}, {row['hosts']} hosts of {row['devices']}",
+                "name": "parity, {system}, {hosts} hosts of {devices}".format_map(row),
                 "unit": "ms",
                 "median": row["parity_ms"],
             }
@@ -193,45 +189,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     }
 
 
-def _row(pair: Pair, name: str, hosts: int, devices: int, progress: Progress) -> dict[str, Any]:
-    iteration_s = pair.iteration_s()
-    lower, upper = (max(round(duration / iteration_s), 1) for duration in DURATIONS_S)
-
-    def probe(iterations: int) -> Probe:
-        found = pair.probe(iterations)
-        ratio = found.ratio
-        progress.say(f"{name}, {hosts}x{devices}: {1e3 * found.jax_s:.3f} ms, {ratio['median']:.2f} of JAX")
-        return found
-
-    found = search(probe, max(round(FIRST_S / iteration_s), lower), lower, upper)
-    return {
-        "system": name,
-        "hosts": hosts,
-        "devices": devices,
-        "iteration_ns": 1e9 * iteration_s,
-        "parity_ms": 1e3 * found.shortest.jax_s if found.shortest else None,
-        "probes": [
-            {"iterations": p.iterations, "jax_ms": 1e3 * p.jax_s, "ratio": p.ratio}
-            for p in sorted(found.probes, key=lambda p: p.iterations)
-        ],
-    }
+TABLES = shows(Table(f"parity up to {DURATIONS_S[1]} s of work", "rows", "system", "hosts", "devices", "parity_ms:.3f"))
 
 
 def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    table = printing.table("rate / JAX's rate", ["system", "hosts x devices"], ["JAX ms", *printing.SPREAD, ""])
+    TABLES(result, console)
     for row in result["rows"]:
-        for probe in row["probes"]:
-            at = "parity" if probe["jax_ms"] == row["parity_ms"] else ""
-            ratio = printing.numbers(probe["ratio"], ".2f")
-            table.add_row(row["system"], f"{row['hosts']} x {row['devices']}", f"{probe['jax_ms']:.3f}", *ratio, at)
-        table.add_section()
-    console.print(table)
-    for row in result["rows"]:
-        if row["parity_ms"] is None:
-            where = f"{row['system']}, {row['hosts']} x {row['devices']}"
-            console.print(f"{where}: no parity up to {DURATIONS_S[1]} s of work")
-    printing.not_run(result["errors"], console)
+        where = f"rate / JAX's rate, {row['system']}, {row['hosts']} x {row['devices']}"
+        Table(where, "probes", "jax_ms:.3f", "ratio:.2f").show(row, console)
 
 
 BENCHMARK = Benchmark("parity", __doc__, Settings, SMOKE, run, show, uses_peers=True)

@@ -14,14 +14,13 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
-from benchmarks import measure, printing
-from benchmarks.harness import Benchmark, Output, Progress, Result, option
+from benchmarks import measure
+from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
+from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker
 
 DISPATCH = ("parallel", "sequential")
@@ -81,24 +80,22 @@ class Runtime:
         self._start = pw.put(np.zeros(elements, np.float32), slice=steps[0].slice)
 
     def seconds(self, mode: str, stages: int, calls: int) -> float:
-        return _seconds(self._programs[stages], self._start, mode, stages, calls)
+        """The time of these calls, the last of which must have the right value."""
+        program = self._programs[stages]
+        begun = time.perf_counter()
+        for _ in range(calls):
+            v = program(self._start)
+            if mode == "waiting":
+                v.block_until_ready()
+        v.block_until_ready()
+        seconds = time.perf_counter() - begun
+        value = np.asarray(v)
+        if not np.array_equal(value, np.full(value.shape, stages, np.float32)):
+            raise AssertionError(f"after {stages} stages the value is {value}")
+        return seconds
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _seconds(program: Any, start: Any, mode: str, stages: int, calls: int) -> float:
-    begun = time.perf_counter()
-    for _ in range(calls):
-        v = program(start)
-        if mode == "waiting":
-            v.block_until_ready()
-    v.block_until_ready()
-    seconds = time.perf_counter() - begun
-    value = np.asarray(v)
-    if not np.array_equal(value, np.full(value.shape, stages, np.float32)):
-        raise AssertionError(f"after {stages} stages the value is {value}")
-    return seconds
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -141,40 +138,13 @@ def run(settings: Settings, progress: Progress) -> Result:
     }
 
 
-def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    title = "computations per second (medians), and ratios round by round"
-    table = printing.table(title, ["stages", "mode"], [*DISPATCH, "parallel / sequential", "min", "max"])
-    rates = {(r["dispatch"], r["mode"], r["stages"]): r["computations_per_second"]["median"] for r in result["rows"]}
-    for ratio in result["ratios"]:
-        found = [f"{rates[dispatch, ratio['mode'], ratio['stages']]:,.0f}" for dispatch in DISPATCH]
-        spread = printing.numbers(ratio, ".2f", ("median", "min", "max"))
-        table.add_row(str(ratio["stages"]), ratio["mode"], *found, *spread)
-    console.print(table)
-
-
-def draw(result: Result, path: Path) -> None:
-    """The figure: computations per second against stages, both ways of dispatch, with the spread as bars."""
-    from matplotlib.figure import Figure
-
-    from benchmarks.figures import points
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(MODES))
-    for mode, ax in zip(MODES, axes, strict=True):
-        for dispatch, colour in zip(DISPATCH, ("tab:blue", "tab:orange"), strict=True):
-            rows = [r for r in result["rows"] if (r["dispatch"], r["mode"]) == (dispatch, mode)]
-            x = [r["stages"] for r in rows]
-            rates = [r["computations_per_second"] for r in rows]
-            points(ax, x, rates, label=dispatch, color=colour, markersize=3, capsize=2)
-        ax.set(title=mode, xlabel="stages, each on another host", ylim=(0, None), xticks=result["settings"]["stages"])
-    axes[0].set_ylabel("computations per second")
-    axes[0].legend()
-    figure.savefig(path, dpi=150)
-
+show = shows(
+    Table("rates", "rows", "stages", "mode", "dispatch", "computations_per_second"),
+    Table("ratios, round by round", "ratios", "name", ".:.2f"),
+)
 
 BENCHMARK = Benchmark(
-    "pipeline", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", draw, "pipeline.png"),)
+    "pipeline", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", drawn_by("pipeline"), "pipeline.png"),)
 )
 
 if __name__ == "__main__":

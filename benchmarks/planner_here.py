@@ -17,8 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
 from benchmarks.training.model import Sizes
 from benchmarks.training.runtime import ACROSS, INSIDE, SPMD, Case, Runtime, cluster, cores_listed
 from megatron_ptdp.config import load
@@ -139,11 +140,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         "rounds": settings.rounds,
         "cluster": cluster_text(here),
         "references": [
-            {
-                "reference": str(one),
-                "ms": 1e3 * found,
-                "model_ms": 1e3 * step_seconds(here, one, software),
-            }
+            {"reference": str(one), "ms": 1e3 * found, "model_ms": 1e3 * step_seconds(here, one, software)}
             for one, found in seen.steps.items()
         ],
         "probes": {str(key): probe.value for key, probe in bench.probes.items()},
@@ -196,25 +193,27 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+TABLES = shows(
+    Table("reference steps, to which four constants were fitted", "references", "reference", "ms:.1f", "model_ms:.1f"),
+    Table(
+        "a step",
+        "rows",
+        *(
+            "name",
+            "measured_ms.quartile:.1f",
+            "measured_ms:.1f",
+            "predicted_ms:.1f",
+            "error:+.1%",
+            "error_of_median:+.1%",
+        ),
+    ),
+    Table("figures", "figures", "name", ".:.1%"),
+)
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
-    console.print(f"Machine: {measure.describe(result['machine'])}.", highlight=False)
     console.print(result["cluster"], highlight=False, markup=False)
-    title = "reference steps, to which four constants were fitted, ms"
-    table = printing.table(title, [""], ["measured", "model", "error"], padding=0)
-    for row in result["references"]:
-        error = row["model_ms"] / row["ms"] - 1
-        table.add_row(row["reference"], f"{row['ms']:.1f}", f"{row['model_ms']:.1f}", f"{error:+.1%}")
-    console.print(table)
-    columns = ["quartile", *printing.SPREAD, "predicted", "error", "of median"]
-    table = printing.table("a step, ms", [""], columns, padding=0)
-    for row in result["rows"]:
-        taken = printing.numbers(row["measured_ms"], ".1f", columns[:4])
-        errors = [f"{row[name]:+.1%}" for name in ("error", "error_of_median")]
-        table.add_row(row["name"], *taken, f"{row['predicted_ms']:.1f}", *errors)
-    console.print(table)
-    for one in result["figures"]:
-        spread = ", ".join(f"{name} {one[name]:.1%}" for name in ("median", "min", "max") if name in one)
-        console.print(f"{one['name']}: {spread}", highlight=False)
+    TABLES(result, console)
     for one in result["best"]:
         verdict = "the same" if one["picked"] == one["fastest"] else f"picks {one['picked']}, {one['costs']:.1%} slower"
         console.print(f"{one['group']}: fastest is {one['fastest']}; the planner: {verdict}", highlight=False)

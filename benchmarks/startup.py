@@ -13,19 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker
 
-PHASES = {
-    "import": "importing pathways_ray",
-    "init": "pw.init returns",
-    "first_result": "first result of a function on 4 devices",
-    "init_to_first_result": "from pw.init to first result",
-    "shutdown": "shutting down",
-}
+PHASES = ("import", "init", "first_result", "init_to_first_result", "shutdown")
+"""Importing pathways_ray; until `pw.init` returns; the first result of a function on 4 devices; these two together."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +74,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     return {"benchmark": "startup", "machine": machine, "repetitions": settings.repetitions, "rows": rows}
 
 
-def show(result: Result, console: Console) -> None:
-    measured = f"Start of two islands of one host with 4 CPU devices, {result['repetitions']} fresh processes."
-    printing.heading({**result, "measured": measured}, console)
-    table = printing.table("seconds", ["phase"])
-    for row in result["rows"]:
-        table.add_row(PHASES[row["phase"]], *printing.numbers(row["seconds"], ".2f"))
-    console.print(table)
-
+show = shows(Table("starts of two islands of one host with 4 CPU devices", "rows", "phase", "seconds:.2f"))
 
 BENCHMARK = Benchmark("startup", __doc__, Settings, SMOKE, run, show)
 

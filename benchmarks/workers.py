@@ -1,6 +1,7 @@
 """Processes of one benchmark or peer: each holds an object and calls its methods on request.
 
-Peers run in environments of their own, so this file imports nothing but the standard library.
+A request is a method with its arguments, an answer what went wrong ("" if nothing did) and the value. Peers run in
+environments of their own, so this file imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
+
+CONNECTION = "PATHWAYS_BENCHMARK_CONNECTION"
+"""The variable by which a program is told the number of its open end of a pipe."""
 
 
 class Worker:
@@ -29,7 +34,7 @@ class Worker:
     def __init__(self, make: Callable[..., Any], *arguments: Any, daemon: bool = True, **named: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(make, arguments, named, theirs), daemon=daemon)
+        self._process = spawn.Process(target=_make_and_serve, args=(theirs, make, arguments, named), daemon=daemon)
         self._process.start()
         theirs.close()  # so that a dead process is an end of file here, not a wait
 
@@ -48,7 +53,7 @@ class Worker:
         except EOFError:
             raise RuntimeError("a process of the benchmark ended before it answered") from None
         if failed:
-            raise RuntimeError(f"a process of the benchmark failed:\n{failed}")
+            raise RuntimeError(f"a process of the benchmark failed: {failed}")
         return value
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -82,9 +87,7 @@ def answers(workers: Sequence[Worker], limit_s: float | None = None) -> list[Any
         ready = multiprocessing.connection.wait([worker.pipe for worker in waiting.values()], left)
         if not ready:
             raise RuntimeError(f"processes {sorted(waiting)} did not answer within {limit_s:g} s")
-        for rank, worker in waiting.items():
-            if worker.pipe in ready:
-                found[rank] = worker.answer()
+        found |= {rank: worker.answer() for rank, worker in waiting.items() if worker.pipe in ready}
     return [found[rank] for rank in range(len(workers))]
 
 
@@ -97,22 +100,42 @@ def ask_all(
     return answers(workers, limit_s)
 
 
-def _serve(make: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any], requests: Connection) -> None:
-    """Body of the process."""
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
-        try:
-            serving = make(*arguments, **named)
-        except Exception:
-            requests.send((traceback.format_exc(), None))
-            return
-        with contextlib.ExitStack() as stack:
-            if hasattr(serving, "close"):
-                stack.callback(serving.close)
-            requests.send(("", None))
-            while True:
-                method, arguments, named = requests.recv()
-                try:
-                    reply = ("", getattr(serving, method)(*arguments, **named))
-                except Exception:
-                    reply = (traceback.format_exc(), None)
-                requests.send(reply)
+def answer_requests(serving: Any) -> None:
+    """The main function of a program that was started with CONNECTION: no process below it inherits the pipe."""
+    number = int(os.environ.pop(CONNECTION))
+    os.set_inheritable(number, False)
+    _serve(Connection(number), serving)
+
+
+def _make_and_serve(
+    requests: Connection, make: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]
+) -> None:
+    try:
+        serving = make(*arguments, **named)
+    except Exception as error:
+        requests.send((_told(error), None))
+        return
+    with contextlib.suppress(ConnectionError):
+        requests.send(("", None))
+    _serve(requests, serving)
+
+
+def _serve(requests: Connection, serving: Any) -> None:
+    """Answers until the other end closes."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt))
+        if hasattr(serving, "close"):
+            stack.callback(serving.close)
+        while True:
+            method, arguments, named = requests.recv()
+            try:
+                reply = ("", getattr(serving, method)(*arguments, **named))
+            except Exception as error:
+                reply = (_told(error), None)
+            requests.send(reply)
+
+
+def _told(error: Exception) -> str:
+    """The error for the other end; where it came from goes to stderr."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"

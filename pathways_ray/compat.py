@@ -1,9 +1,11 @@
-"""Parts of JAX that have no public name. Each entry says why the project needs it."""
+"""Parts of JAX and Ray that have no public name. Each entry says why the project needs it."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,3 +45,39 @@ def copier(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
         return copied
 
     return copy
+
+
+@contextlib.contextmanager
+def ray_on_loopback() -> Iterator[None]:
+    """Has a Ray that starts meanwhile listen on 127.0.0.1 only, as it does on macOS.
+
+    On Linux it listens everywhere, and turns `_node_ip_address="127.0.0.1"` into an address that others reach. The
+    variable says the same to the processes that it starts; this one has read it already.
+    """
+    from ray._private import ray_constants
+
+    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, asked = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(variable)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[variable] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(variable)
+        if asked is not None:
+            os.environ[variable] = asked
+
+
+def ray_has_token() -> bool:
+    """Whether the user has a token for Ray: in the environment, or in a file where Ray looks for one."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+
+
+def ray_forgets_token() -> None:
+    """Has Ray read mode and token again when it needs them next: it keeps what it found in the environment."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")

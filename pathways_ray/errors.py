@@ -22,6 +22,7 @@
     │   ├── HostLost             a host died while the launch needed it
     │   ├── LaunchTimeout        a launch kept its devices for longer than the cluster allows
     │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
+    ├── Cancelled                the launch was cancelled, or one that it depends on
     ├── ControllerLost           the controller is gone; every open launch has failed
     ├── AuthenticationError      wrong or missing token
     ├── WireError                a message that is not of this protocol
@@ -123,6 +124,10 @@ class LaunchTimeout(ExecutionError):
 
 class OrderMismatch(ExecutionError):
     """Hosts of one island enqueued gangs in different orders, so their results are worthless."""
+
+
+class Cancelled(PathwaysError):
+    """The launch was cancelled (`pw.Array.cancel`), or one that it depends on."""
 
 
 class ControllerLost(PathwaysError):

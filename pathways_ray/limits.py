@@ -36,8 +36,9 @@ MAX_LOOP_DEPTH = 4
 MAX_FUSED_US = 5_000
 """Estimated microseconds of nodes composed into one XLA computation: tenants interleave between computations."""
 
-LAUNCH_LIMIT_S = 600.0
-"""Seconds for which a launch may keep its devices; then its island is restarted, since devices stop no work."""
+LAUNCH_LIMIT_S = 60.0
+"""Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
+restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
 LOST_AFTER_S = 120.0
 """An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
@@ -58,7 +59,7 @@ MAX_REFERENCES = 1 << 18
 """Inputs, outputs and donated inputs of all nodes of a program together: what looks at each of them stays quick."""
 
 MAX_UPLOAD_BYTES = 64 << 30
-"""Arrays of one session on their way to one host: it allocates them before their bytes come."""
+"""Arrays of one tenant on their way to one host: it allocates them before their bytes come."""
 
 MAX_REQUESTS = 4096
 """Puts and fetches of one data stream without an answer."""

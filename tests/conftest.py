@@ -3,6 +3,8 @@
 import os
 import signal
 
+from hypothesis import settings
+
 # Read when jax and ray are imported, which no module does before this one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -10,3 +12,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
 # ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A machine that is busy with clusters may take any time for one example.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")

@@ -9,26 +9,27 @@ marked); no other number was fitted. `--calibrate` repeats the fits.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import printing
+from benchmarks import report
 from benchmarks.harness import Benchmark, Output, Progress, Result, option
 from benchmarks.paper_tables.others import H100_CALIBRATION, SEEN, other_rows
 from benchmarks.paper_tables.pathways import ratios
 from benchmarks.paper_tables.rows import CALIBRATION, Line, Row, ptdp_rows, ptdp_table_1
-from benchmarks.report import html as pages
+from benchmarks.printing import Table
 from megatron_ptdp.config import load
-from megatron_ptdp.config.cluster import Cluster, Software
-from megatron_ptdp.planner.estimate import Question, estimate
+from megatron_ptdp.config.cluster import Cluster
+from megatron_ptdp.planner.estimate import Estimate, Question, estimate
+from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import estimate_exactly
 
 GOALS = {  # mean and worst absolute error that were aimed at
@@ -41,10 +42,15 @@ FIGURES_GOAL = 0.12
 CALIBRATED = {("PTD-P table 1", label) for label in CALIBRATION} | set(H100_CALIBRATION) | set(SEEN)
 
 
-def predict(row: Row, cluster: Cluster, software: Software) -> float:
-    """The planner's figure for a row, in its unit; the pipeline is simulated."""
-    question = Question(row.model, cluster, software, row.plan.devices, row.plan.batch)
-    one = estimate_exactly(question, row.plan)
+Estimator = Callable[[Question, Plan], Estimate]
+"""By closed forms, or with the pipeline simulated."""
+
+
+def predict(row: Row, cluster: Cluster | None = None, by: Estimator = estimate_exactly) -> float:
+    """The planner's figure for a row, in its unit; on the row's cluster if no other is given."""
+    cluster = cluster or load.cluster(row.cluster)
+    software = load.software(row.software or cluster.software)
+    one = by(Question(row.model, cluster, software, row.plan.devices, row.plan.batch), row.plan)
     figures = {
         "TFLOP/s": one.hardware_flops / 1e12,
         "model TFLOP/s": one.model_flops / 1e12,
@@ -57,24 +63,16 @@ def predict(row: Row, cluster: Cluster, software: Software) -> float:
 
 def lines() -> list[Line]:
     """All rows of both papers, and of other systems."""
-    made = []
-    for row in [*ptdp_rows(), *other_rows()]:
-        cluster = load.cluster(row.cluster)
-        predicted = predict(row, cluster, load.software(row.software or cluster.software))
-        made.append(
-            Line(
-                row.table,
-                row.label,
-                row.plan.label(),
-                row.printed,
-                predicted,
-                row.unit,
-                read=row.read,
-                calibrated=(row.table, row.label) in CALIBRATED,
-                counted=row.counted,
-                compare=row.compare,
-            )
+    made = [
+        Line(
+            *(row.table, row.label, row.plan.label(), row.printed, predict(row), row.unit),
+            read=row.read,
+            calibrated=(row.table, row.label) in CALIBRATED,
+            counted=row.counted,
+            compare=row.compare,
         )
+        for row in [*ptdp_rows(), *other_rows()]
+    ]
     return [*made, *ratios()]
 
 
@@ -89,16 +87,9 @@ def summaries(made: list[Line]) -> list[dict[str, Any]]:
     rows = []
     for table, errors in groups.items():
         size = [abs(error) for error in errors]
-        rows.append(
-            {
-                "table": table,
-                "rows": len(errors),
-                "mean": sum(size) / len(size),
-                "worst": max(size),
-                "bias": sum(errors) / len(errors),
-                "goal": GOALS.get(table, (FIGURES_GOAL, None) if "figures" in table else (None, None)),
-            }
-        )
+        goal = GOALS.get(table, (FIGURES_GOAL, None) if "figures" in table else (None, None))
+        figures = {"mean": fmean(size), "worst": max(size), "bias": fmean(errors), "goal": goal}
+        rows.append({"table": table, "rows": len(errors), **figures})
     return sorted(rows, key=lambda row: "figures" in row["table"])
 
 
@@ -115,10 +106,8 @@ def winners(made: list[Line]) -> list[dict[str, Any]]:
             continue
         paper = max(printed, key=lambda line: line.printed or 0.0)
         ours = max(group, key=lambda line: line.predicted)
-        lead = ours.predicted / paper.predicted - 1
-        same = ours is paper
         names = {"table": table, "compare": compare, "paper": paper.label, "planner": ours.label}
-        found.append({**names, "same": same, "lead": lead})
+        found.append({**names, "same": ours is paper, "lead": ours.predicted / paper.predicted - 1})
     return found
 
 
@@ -134,39 +123,34 @@ def constants() -> list[dict[str, Any]]:
     return used
 
 
+def error_of(rows: Sequence[Row], cluster: Cluster, by: Estimator, **efficiencies: Any) -> float:
+    """The root of the mean squared error of speed on some rows, when the devices have these efficiencies."""
+    tried = replace(cluster, device=replace(cluster.device, **efficiencies))
+    errors = []
+    for row in rows:
+        over = predict(row, tried, by) / (row.printed or 1.0)
+        errors.append((1 / over if row.unit == "s" else over) - 1)
+    return fmean(error**2 for error in errors) ** 0.5
+
+
 def calibrate(
     matrices: Iterable[int] = range(68, 86), memories: Iterable[int] = range(60, 92, 2)
 ) -> tuple[float, float, float]:
-    """Matrix and memory efficiency with the least squared error on the calibration rows, and the root of its mean."""
-    cluster = load.cluster("a100-80g")
-    software = load.software(cluster.software)
-    rows = [row for row in ptdp_table_1() if row.label in CALIBRATION]
-    best = (float("inf"), 0.0, 0.0)
-    for memory, matrix in product(memories, matrices):  # in percent
-        device = replace(cluster.device, matrix_efficiency=matrix / 100, memory_efficiency=memory / 100)
-        tried = replace(cluster, device=device)
-        total = 0.0
-        for row in rows:
-            question = Question(row.model, tried, software, row.plan.devices, row.plan.batch)
-            total += (estimate(question, row.plan).hardware_flops / 1e12 / (row.printed or 1.0) - 1) ** 2
-        best = min(best, (total, matrix / 100, memory / 100))
-    return best[1], best[2], (best[0] / len(rows)) ** 0.5
+    """Matrix and memory efficiency of `a100-80g` with the least error on the calibration rows, and that error."""
+    cluster, rows = load.cluster("a100-80g"), [row for row in ptdp_table_1() if row.label in CALIBRATION]
+    tried = ((matrix / 100, memory / 100) for memory, matrix in product(memories, matrices))  # from percent
+    found = ((error_of(rows, cluster, estimate, matrix_efficiency=a, memory_efficiency=b), a, b) for a, b in tried)
+    error, matrix, memory = min(found)
+    return matrix, memory, error
 
 
 def calibrate_h100(matrices: Iterable[int] = range(50, 71)) -> tuple[float, float]:
-    """Matrix efficiency of `h100` with the least squared error of speed on its rows, and the root of its mean."""
-    cluster = load.cluster("h100")
-    rows = [row for row in other_rows() if (row.table, row.label) in H100_CALIBRATION]
-    best = (float("inf"), 0.0)
-    for matrix in matrices:  # in percent
-        device = replace(cluster.device, matrix_efficiency=matrix / 100)
-        tried = replace(cluster, device=device)
-        errors = []
-        for row in rows:
-            over = predict(row, tried, load.software(row.software or cluster.software)) / (row.printed or 1.0)
-            errors.append((1 / over if row.unit == "s" else over) - 1)
-        best = min(best, (sum(error**2 for error in errors), matrix / 100))
-    return best[1], (best[0] / len(rows)) ** 0.5
+    """Matrix efficiency of `h100` with the least error on its rows, and that error."""
+    cluster, rows = load.cluster("h100"), [row for row in other_rows() if (row.table, row.label) in H100_CALIBRATION]
+    error, matrix = min(
+        (error_of(rows, cluster, estimate_exactly, matrix_efficiency=a / 100), a / 100) for a in matrices
+    )
+    return matrix, error
 
 
 @dataclass(frozen=True)
@@ -196,76 +180,48 @@ def run(settings: Settings, progress: Progress) -> Result:
     }
 
 
+TABLES = (
+    Table("printed and predicted", "lines", "table", "label", "plan", "shown", "predicted:.4g", "unit", "error:+.1%"),
+    Table("errors", "tables", "table", "rows", "mean:.1%", "worst:.1%", "bias:+.1%", "goal"),
+    Table("winners", "winners", "table", "compare", "paper", "planner", "lead:.1%", "same"),
+)
+MARKS = "* calibrated on   ~ read off a chart   ° shown, not counted: the paper leaves out what it needs"
+
+
 def show(result: Result, console: Console) -> None:
     """Prints the page, or the repeated fits."""
-    if "calibrated" in result:
-        for name, found in result["calibrated"].items():
-            constants = ", ".join(f"{key} {value}" for key, value in found.items() if key != "error")
-            console.print(f"{name}: {constants}, error {found['error']:.2%} (root of mean)")
-        return
-    table = printing.table("", ["table", "row"], ["printed", "predicted", "unit", "error"], box=None)
-    last = ""
+    for name, found in result.get("calibrated", {}).items():
+        constants = ", ".join(f"{key} {value}" for key, value in found.items() if key != "error")
+        console.print(f"{name}: {constants}, error {found['error']:.2%} (root of mean)")
+    if "winners" in result:
+        for table in TABLES:
+            table.show(marked(result), console)
+        console.print(MARKS)
+        same = sum(one["same"] for one in result["winners"])
+        console.print(f"same winner in {same} of {len(result['winners'])} comparisons")
+        console.print(f"calibrated on {'; '.join(result['calibration_rows'])}; no other number was fitted")
+        console.print("docs/planner.md says which choices were made with the tables in sight")
+
+
+def marked(result: Result) -> Result:
+    """A result whose lines have the printed figure with its marks; without a figure if only the winner is printed."""
+    lines = []
     for line in result["lines"]:
-        error = "" if line["error"] is None else f"{line['error']:+.1%}"
-        name = line["table"] if line["table"] != last else ""
-        table.add_row(name, line["label"], _printed(line), f"{line['predicted']:.4g}", line["unit"], error)
-        last = line["table"]
-    console.print(table)
-    console.print("* calibrated on   ~ read off a chart   ° shown, not counted: the paper leaves out what it needs\n")
-    table = printing.table("", ["table"], ["rows", "mean", "worst", "bias", "goal"], box=None)
-    for row in result["tables"]:
-        table.add_row(row["table"], str(row["rows"]), *_figures(row))
-    console.print(table)
-    missed = [one for one in result["winners"] if not one["same"]]
-    console.print(f"\nsame winner in {len(result['winners']) - len(missed)} of {len(result['winners'])} comparisons")
-    for one in missed:
-        ours = f"the planner's {one['planner']} by {one['lead']:.1%}"
-        console.print(f"  {one['table']}, {one['compare']}: the paper's {one['paper']}, {ours}")
-    console.print(f"calibrated on {'; '.join(result['calibration_rows'])}; no other number was fitted")
-    console.print("docs/planner.md says which choices were made with the tables in sight")
+        marks = {"~": line["read"], "*": line["calibrated"], "°": not line["counted"]}
+        text = "".join(mark for mark, there in marks.items() if there)
+        lines.append({**line, "shown": None if line["printed"] is None else f"{line['printed']:.4g}{text}"})
+    return {**result, "lines": lines}
 
 
-def _printed(line: dict[str, Any]) -> str:
-    """The printed figure with its marks; empty if only the winner is printed."""
-    if line["printed"] is None:
-        return ""
-    marks = {"~": line["read"], "*": line["calibrated"], "°": not line["counted"]}
-    return f"{line['printed']:.4g}" + "".join(mark for mark, there in marks.items() if there)
-
-
-def _figures(row: dict[str, Any]) -> list[str]:
-    mean, worst = row["goal"]
-    goal = "" if mean is None else f"{mean:.0%}" + ("" if worst is None else f", worst {worst:.0%}")
-    return [f"{row['mean']:.1%}", f"{row['worst']:.1%}", f"{row['bias']:+.1%}", goal]
-
-
-def html(result: dict[str, Any]) -> str:
+def html(result: Result) -> str:
     """The page as one file without anything else."""
-    parts = [
-        "<h1>Prediction beside print</h1>",
-        f"<p>Calibrated on {escape('; '.join(result['calibration_rows']))} (*). ~ read off a chart. ° not counted.</p>",
-    ]
-    summary = [[row["table"], str(row["rows"]), *_figures(row)] for row in result["tables"]]
-    parts.append(_table(["table", "rows", "mean", "worst", "bias", "goal"], summary))
-    rows = []
-    for line in result["lines"]:
-        printed = _printed(line)
-        error = "" if line["error"] is None else f"{line['error']:+.1%}"
-        rows.append(
-            [line["table"], line["label"], line["plan"], printed, f"{line['predicted']:.4g}", line["unit"], error]
-        )
-    parts.append(_table(["table", "row", "plan", "printed", "predicted", "unit", "error"], rows))
-    winners_rows = [
-        [one["table"], one["compare"], one["paper"], one["planner"], "yes" if one["same"] else "no"]
-        for one in result["winners"]
-    ]
-    parts.append("<h2>Winners</h2>" + _table(["table", "among", "paper", "planner", "same"], winners_rows))
-    parts.append(f"<h2>Constants</h2><pre>{escape(json.dumps(result['constants'], indent=2))}</pre>")
-    return pages.page("Planner: prediction beside print", "\n".join(parts))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return pages.table([dict(zip(head, row, strict=True)) for row in rows])
+    about = f"Calibrated on {escape('; '.join(result['calibration_rows']))}. {MARKS}"
+    parts = [f"<h1>Prediction beside print</h1><p>{about}</p>"]
+    for table in TABLES:
+        rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows(marked(result))]
+        parts.append(f"<h2>{escape(table.title)}</h2>{report.table(rows)}")
+    parts.append(f"<h2>Constants</h2>{report.table(result['constants'])}")
+    return report.page("Planner: prediction beside print", "\n".join(parts))
 
 
 def write_page(result: Result, path: Path) -> None:

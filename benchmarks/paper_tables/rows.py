@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from megatron_ptdp.config.model import Model
 from megatron_ptdp.planner.plan import Plan
@@ -107,9 +108,8 @@ def ptdp_table_2() -> Iterator[Row]:
     for model, p, batch, devices, printed in ptdp:
         for n, value in zip(devices, printed, strict=True):
             plan = plan_of(p, 8, n // (8 * p), 1, 1, batch)
-            yield Row(
-                "PTD-P table 2, PTD-P", f"{model.name} on {n}", model, plan, value, compare=f"{model.name} on {n}"
-            )
+            label = f"{model.name} on {n}"
+            yield Row("PTD-P table 2, PTD-P", label, model, plan, value, compare=label)
     zero = (
         (GPT3, (1536, 1536, 1536), (384, 768, 1536), (144, 88, 44)),
         (GPT_530B, (2560, 2240, 2240), (640, 1120, 2240), (138, 98, 48)),
@@ -117,38 +117,32 @@ def ptdp_table_2() -> Iterator[Row]:
     for model, batches, devices, printed in zero:
         for batch, n, value, b in zip(batches, devices, printed, (4, 2, 1), strict=True):
             plan = Plan(data=n, microbatch=b, batch=batch, zero=3)
-            near = {640: 560}.get(n, n)
-            yield Row(
-                "PTD-P table 2, ZeRO-3", f"{model.name} on {n}", model, plan, value, compare=f"{model.name} on {near}"
-            )
+            label, near = f"{model.name} on {n}", f"{model.name} on {560 if n == 640 else n}"
+            yield Row("PTD-P table 2, ZeRO-3", label, model, plan, value, compare=near)
+
+
+def read_off(figure: int, label: str, model: Model, plan: Plan, printed: float | None, unit: str = "TFLOP/s") -> Row:
+    """A point of a chart; the points of one batch are compared."""
+    group = f"B={plan.batch}"
+    return Row(f"PTD-P figure {figure}", f"{label} {group}", model, plan, printed, unit, read=True, compare=group)
 
 
 def figures_of_shape() -> Iterator[Row]:
     """Figures 11, 13, 14, 15: how the axes trade."""
     ends = {(1, 8): 165, (8, 8): 88, (1, 128): 178, (8, 128): 163}
-    for batch in (8, 128):
-        for p in (1, 2, 4, 8):
-            value = ends.get((p, batch))
-            model = gpt(f"{3 * p} layers", 3 * p, 20480, 128)
-            plan = plan_of(p, 8, 1, 1, 1, batch)
-            yield Row("PTD-P figure 11", f"p={p} B={batch}", model, plan, value, read=True, compare=f"B={batch}")
-    for batch, best in ((32, 142), (128, 165)):
-        for p, t in ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2)):
-            peak = best if p == 8 else None
-            plan = plan_of(p, t, 1, 1, 1, batch)
-            label, model = f"p={p} t={t} B={batch}", gpt("162.2B", 32, 20480, 128)
-            yield Row("PTD-P figure 13", label, model, plan, peak, read=True, compare=f"B={batch}")
+    for batch, p in product((8, 128), (1, 2, 4, 8)):
+        model = gpt(f"{3 * p} layers", 3 * p, 20480, 128)
+        yield read_off(11, f"p={p}", model, plan_of(p, 8, 1, 1, 1, batch), ends.get((p, batch)))
+    for (batch, best), (p, t) in product(((32, 142), (128, 165)), ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))):
+        model = gpt("162.2B", 32, 20480, 128)
+        yield read_off(13, f"p={p} t={t}", model, plan_of(p, t, 1, 1, 1, batch), best if p == 8 else None)
     small = gpt("5.9B", 32, 3840, 32)
-    for batch, first, last in ((32, 62, 42), (512, 148, 90)):
-        for p in (2, 4, 8, 16, 32):
-            end = {2: first, 32: last}.get(p)
-            plan = plan_of(p, 1, 64 // p, 1, 1, batch)
-            yield Row("PTD-P figure 14", f"p={p} B={batch}", small, plan, end, read=True, compare=f"B={batch}")
-    for batch, first in ((32, 58), (128, 103), (512, 128)):
-        for t in (2, 4, 8, 16, 32):
-            start = {2: first, 32: 23.5}.get(t)
-            plan = plan_of(1, t, 64 // t, 1, 1, batch)
-            yield Row("PTD-P figure 15", f"t={t} B={batch}", small, plan, start, read=True, compare=f"B={batch}")
+    for (batch, first, last), p in product(((32, 62, 42), (512, 148, 90)), (2, 4, 8, 16, 32)):
+        plan = plan_of(p, 1, 64 // p, 1, 1, batch)
+        yield read_off(14, f"p={p}", small, plan, {2: first, 32: last}.get(p))
+    for (batch, start), t in product(((32, 58), (128, 103), (512, 128)), (2, 4, 8, 16, 32)):
+        plan = plan_of(1, t, 64 // t, 1, 1, batch)
+        yield read_off(15, f"t={t}", small, plan, {2: start, 32: 23.5}.get(t))
 
 
 def figures_of_schedule() -> Iterator[Row]:
@@ -157,23 +151,17 @@ def figures_of_schedule() -> Iterator[Row]:
     for v, values in ((1, (82, 109, 122, 130, 135)), (4, (119, 134, 141, 143, 146))):
         for batch, value in zip(batches, values, strict=True):
             plan = plan_of(12, 8, 1, v, 1, batch)
-            label = f"{plan.schedule} B={batch}"
-            yield Row("PTD-P figure 12", label, GPT3, plan, value, read=True, compare=f"B={batch}")
+            yield read_off(12, plan.schedule, GPT3, plan, value)
     for batch, four in ((128, (155, 158, 140, 120)), (512, (163, 172, 160, 155))):
         for b, value in zip((1, 2, 4, 8), four, strict=True):
-            plan, model = plan_of(8, 8, 1, 1, b, batch), gpt("91B", 32, 15360, 128)
-            yield Row("PTD-P figure 16", f"b={b} B={batch}", model, plan, value, read=True, compare=f"B={batch}")
-    model = gpt("145B", 80, 12288, 96)
+            yield read_off(16, f"b={b}", gpt("91B", 32, 15360, 128), plan_of(8, 8, 1, 1, b, batch), value)
     for batch, recompute, sequences in ((8, "none", 4.0), (8, "full", 3.0), (256, "full", 7.8)):
         plan = plan_of(16, 8, 1, 1, 1, batch, recompute=recompute)
-        label = f"recompute {recompute} B={batch}"
-        group = f"B={batch}"
-        yield Row("PTD-P figure 17", label, model, plan, sequences, "seq/s", read=True, compare=group)
-    for sg, values in ((False, (107, 120, 127, 130, 131)), (True, (119, 134, 142, 144, 147))):
+        yield read_off(17, f"recompute {recompute}", gpt("145B", 80, 12288, 96), plan, sequences, "seq/s")
+    for scatter, values in ((False, (107, 120, 127, 130, 131)), (True, (119, 134, 142, 144, 147))):
         for batch, value in zip(batches, values, strict=True):
-            plan = plan_of(12, 8, 1, 4, 1, batch, scatter_gather=sg)
-            label = f"scatter/gather {'on' if sg else 'off'} B={batch}"
-            yield Row("PTD-P figure 18", label, GPT3, plan, value, read=True, compare=f"B={batch}")
+            plan = plan_of(12, 8, 1, 4, 1, batch, scatter_gather=scatter)
+            yield read_off(18, f"scatter/gather {'on' if scatter else 'off'}", GPT3, plan, value)
 
 
 def pathways_plans() -> dict[str, tuple[Plan, float]]:

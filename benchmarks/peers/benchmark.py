@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
-from collections.abc import Mapping
+from collections import ChainMap
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.cores import devices_apart
 from benchmarks.harness import Benchmark, Progress, Result, option
-from benchmarks.peers import comparisons, rounds
+from benchmarks.peers import rounds
 from benchmarks.peers.protocol import CHAIN
 from benchmarks.peers.rounds import TARGET_S
-from benchmarks.peers.systems import SYSTEMS, SystemInfo
+from benchmarks.peers.systems import SYSTEMS
+from benchmarks.printing import Table, shows
 
 DEVICES_OF_HOSTS = {1: 4, 2: 1, 4: 1}  # for a number of hosts without one of devices
 TOPOLOGIES = ((1, 4), (2, 1), (4, 1))
@@ -84,76 +87,77 @@ class Settings:
 SMOKE = Settings(((2, 1),), rounds=1, here=True, target_s=0.0)  # the smallest counts
 
 
+RIVALS = {
+    "pathways-no-fusion opbyop": (f"{JAX} opbyop",),
+    "pathways opbyop-wait": (f"{JAX} opbyop-wait",),
+    "pathways opbyop": (
+        *(f"{JAX} opbyop", "ray-actors opbyop-wait", "ray-actors opbyop", "ray-actors kept-opbyop"),
+        *("ray-compiled-graphs opbyop", "tf1-sessions opbyop-wait", "monarch-actors opbyop-wait"),
+        "monarch-actors opbyop",
+    ),
+    "pathways chained": (
+        *(f"{JAX} opbyop", f"{JAX} fused", "ray-actors chained", "ray-actors list", "ray-compiled-graphs chained"),
+        *("tf1-sessions chained", "monarch-actors chained", "monarch-actors list"),
+    ),
+    "pathways fused": (f"{JAX} fused", "ray-actors fused"),
+}
+"""What each way to run this runtime is compared with."""
+
+
+def ratios(made: rounds.Session) -> list[dict[str, Any]]:
+    """Rates of this runtime over rates of others, round by round, for every payload that both have.
+
+    Where the other's payload is another operation (TensorFlow brings its own all-reduce) the ratio says so.
+    """
+    found = []
+    pairs = [(over, under) for over, rivals in RIVALS.items() for under in rivals]
+    for (over, under), payload in itertools.product(pairs, ("allreduce", "noop")):
+        fast, slow = (rounds.Case.of(words, payload) for words in (over, under))
+        if made.samples.get(fast) and made.samples.get(slow):
+            is_payload = [made.systems[case.system].described["payloads"][payload] for case in (fast, slow)]
+            about = {"name": f"{over} / {under}", "payload": payload, "same_payload": is_payload[0] == is_payload[1]}
+            both = {"numerator": vars(fast), "denominator": vars(slow), **made.where}
+            # A sample is a time, and the ratio is one of rates: so the other way round.
+            found.append({**about, **both, **measure.paired_ratios(made.samples[slow], made.samples[fast])})
+    return found
+
+
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures one topology after the other; saves the result after each, in case the next one fails."""
     measured = MEASURED.format(rounds=settings.rounds, target_s=settings.target_s, chain=CHAIN)
-    machine = measure.machine()
-    result: Result = {"benchmark": "peers", "machine": machine, "measured": measured}
+    result: Result = {"benchmark": "peers", "machine": measure.machine(), "measured": measured}
     result |= {"topologies": [], "rows": [], "ratios": [], "devices_apart": settings.apart}
-    wanted = {name: info.or_here(settings.here and name == JAX) for name, info in SYSTEMS.items()}
-    wanted = {name: info for name, info in wanted.items() if name in settings.only}
-    for topology in settings.hosts:
+    wanted = {name: SYSTEMS[name].or_here(settings.here and name == JAX) for name in SYSTEMS if name in settings.only}
+    for hosts, devices in settings.hosts:
         with contextlib.ExitStack() as stack:
             if settings.apart:
-                result["devices_apart"] &= stack.enter_context(devices_apart(topology[0]))
-            _measured(result, wanted, topology, settings, progress)
+                result["devices_apart"] &= stack.enter_context(devices_apart(hosts))
+            say = progress.about(f"{hosts}x{devices}")
+            made = stack.enter_context(rounds.session(hosts, devices, wanted, say))
+            made.warm_up(made.cases(settings.modes, settings.payloads), settings.target_s)
+            for k in range(settings.rounds):
+                say(f"round {k + 1} of {settings.rounds}")
+                made.round(k)
+            result["rows"] += rounds.rows(made)
+            result["ratios"] += ratios(made)
+            versions = {name: running.described.get("versions") for name, running in made.systems.items()}
+            busy = measure.spread(made.busy) if made.busy else None
+            about = {"versions": versions, "busy_cores_between_rounds": busy, "errors": made.errors}
+            result["topologies"].append({**made.where, **about})
         progress.save(result)
     return result
 
 
-def _measured(
-    result: Result,
-    wanted: Mapping[str, SystemInfo],
-    topology: tuple[int, int],
-    settings: Settings,
-    progress: Progress,
-) -> None:
-    """Adds the measurements on one topology to the result."""
-    hosts, devices = topology
-    with rounds.session(hosts, devices, wanted, lambda text: progress.say(f"{hosts}x{devices}: {text}")) as made:
-        made.warm_up(made.cases(settings.modes, settings.payloads), settings.target_s)
-        for k in range(settings.rounds):
-            made.say(f"round {k + 1} of {settings.rounds}")
-            made.round(k)
-        result["rows"] += rounds.rows(made)
-        result["ratios"] += comparisons.ratios(made)
-        result["topologies"].append(
-            {
-                "hosts": hosts,
-                "devices_per_host": devices,
-                "versions": {name: running.described.get("versions") for name, running in made.systems.items()},
-                "busy_cores_between_rounds": measure.spread(made.busy) if made.busy else None,
-                "errors": made.errors,
-            }
-        )
+WHERE = ("hosts", "devices_per_host")
+TABLES = shows(
+    Table("topologies", "topologies", "hosts", "devices_per_host", "busy_cores_between_rounds:.2f"),
+    Table("times", "rows", *WHERE, "system", "mode", "payload", "payload_is", "us_per_computation:,.1f"),
+    Table("ratios of rates, round by round", "ratios", *WHERE, "name", "payload", "same_payload", ".:.2f"),
+)
 
 
 def show(result: Result, console: Console) -> None:
-    printing.heading(result, console)
-    for topology in result["topologies"]:
-        where = {key: topology[key] for key in ("hosts", "devices_per_host")}
-        title = f"{where['hosts']} host{'s' * (where['hosts'] > 1)} x {where['devices_per_host']} devices"
-        times = printing.table(f"{title}: us per computation", ["system", "mode", "payload"])
-        ratios = printing.table(f"{title}: ratios, round by round", ["ratio of rates", "payload"])
-        for row in (row for row in result["rows"] if where.items() <= row.items()):
-            numbers = printing.numbers(row["us_per_computation"], ",.1f")
-            times.add_row(row["system"], row["mode"], row["payload"], *numbers)
-        for ratio in (ratio for ratio in result["ratios"] if where.items() <= ratio.items()):
-            payload = ratio["payload"] if ratio["same_payload"] else f"{ratio['payload']}, each its own"
-            ratios.add_row(ratio["name"], payload, *printing.numbers(ratio, ".2f"))
-        console.print(times)
-        meanings = {
-            (row["payload"], row["payload_is"], row["system"]) for row in result["rows"] if where.items() <= row.items()
-        }
-        for payload, is_payload in sorted({(payload, is_payload) for payload, is_payload, _ in meanings}):
-            systems = ", ".join(sorted(system for *both, system in meanings if both == [payload, is_payload]))
-            console.print(f"{payload} is {is_payload} in {systems}.", highlight=False)
-        if ratios.row_count:
-            console.print(ratios)
-        busy = topology["busy_cores_between_rounds"]
-        if busy:
-            console.print(f"Busy between rounds, when nothing is measured: {busy['median']:.2f} cores.")
-        printing.not_run(topology["errors"], console)
+    TABLES({**result, "errors": ChainMap(*(topology["errors"] for topology in result["topologies"]))}, console)
 
 
 BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, uses_peers=True)

@@ -71,4 +71,4 @@ class DaskTasks(System):
 
 
 if __name__ == "__main__":
-    serve(DaskTasks)
+    serve(DaskTasks())

@@ -40,12 +40,10 @@ def fingerprint(name: str) -> str:
 
 def problem(name: str) -> str | None:
     """The reason that the environment cannot be used; None if it can."""
-    stamp, error = ROOT / name / ".built", ROOT / f"{name}.error"
-    if stamp.exists() and interpreter(name).exists():
-        return None
+    error = ROOT / f"{name}.error"
     if error.exists():
         return f"its environment did not build: {error.read_text().strip()}"
-    return "its environment is not there: run 'make peers'"
+    return None if (ROOT / name / ".built").exists() else "its environment is not there: run 'make peers'"
 
 
 def build(name: str) -> str | None:
@@ -80,13 +78,7 @@ def build(name: str) -> str | None:
 
 def is_current(name: str) -> bool:
     stamp = ROOT / name / ".built"
-    return interpreter(name).exists() and stamp.exists() and stamp.read_text() == fingerprint(name)
-
-
-def mib(folder: Path) -> float:
-    """Size of the files below a folder."""
-    files = (Path(base) / file for base, _, files in os.walk(folder) for file in files)
-    return sum(file.lstat().st_size for file in files) / 2**20
+    return stamp.exists() and stamp.read_text() == fingerprint(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.monotonic()
         error = build(name)
         if error is None:
-            print(f"built in {time.monotonic() - start:.0f} s, {mib(ROOT / name):,.0f} MiB", flush=True)
+            print(f"built in {time.monotonic() - start:.0f} s", flush=True)
         else:
             print(f"does not build (all of it is in {name}.log):\n{error}", flush=True)
             failed.append(name)

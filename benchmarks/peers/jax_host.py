@@ -9,23 +9,19 @@ processes the all-reduce goes over gloo; inside one it is XLA's own. The pool of
 has as many as NPROC says, which the benchmark sets as this runtime does for its hosts.
 """
 
-import contextlib
 import functools
 import os
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK
 
 JOIN_LIMIT_S = 60  # for all processes of a gang to find each other
-IN_ONE_PROCESS = {ALLREDUCE: "XLA psum in one process", NOOP: "XLA v + 1"}
-BETWEEN_PROCESSES = {ALLREDUCE: "XLA psum over gloo", NOOP: "XLA v + 1"}
 
 
 def payloads(hosts: int) -> dict[str, str]:
     """The operation of each payload, for a gang of this many processes."""
-    return BETWEEN_PROCESSES if hosts > 1 else IN_ONE_PROCESS
+    return {ALLREDUCE: "XLA psum over gloo" if hosts > 1 else "XLA psum in one process", NOOP: "XLA v + 1"}
 
 
 def free_address() -> str:
@@ -55,20 +51,6 @@ def chain_of_computations(v: Any, payload: str, n: int) -> Any:
     return jax.lax.fori_loop(0, CHAIN, lambda _, v: computation(v, payload, n), v)
 
 
-@contextlib.contextmanager
-def on_its_core(host: int) -> Iterator[None]:
-    """Device threads made inside run on the core of a host of the runtime. (`benchmarks.cores` does the same; not all
-    environments can import it.)"""
-    cores = [int(core) for core in os.environ.get("PATHWAYS_CPU_CORES", "").split(",") if core]
-    before = os.sched_getaffinity(0)
-    if cores:
-        os.sched_setaffinity(0, {cores[host % len(cores)]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 class JaxHost:
     """One process of the gang. The value stays on the devices unless a method returns it.
 
@@ -87,8 +69,12 @@ class JaxHost:
         if hosts > 1:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
             jax.distributed.initialize(coordinator, hosts, host, initialization_timeout=JOIN_LIMIT_S)
-        with on_its_core(host):
-            jax.local_devices()
+        # Device threads run on the core of a host of the runtime; not all environments can import `benchmarks.cores`.
+        cores, before = os.environ.get("PATHWAYS_CPU_CORES", ""), os.sched_getaffinity(0)
+        if cores:
+            os.sched_setaffinity(0, {int(cores.split(",")[host % len(cores.split(","))])})
+        jax.local_devices()
+        os.sched_setaffinity(0, before)
         self._jax, self._np = jax, np
         n = hosts * devices
         mesh = jax.make_mesh((n,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -8,7 +8,7 @@ This process only selects the program that the host processes run, and collects 
 """
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 from benchmarks.workers import Worker, answers, ask_all
 
 
@@ -34,9 +34,9 @@ class HostProcess(jax_host.JaxHost):
         return found
 
 
-class MultiController(Peer):
+class MultiController(System):
     packages = ("jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "fused"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "fused")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -56,4 +56,4 @@ class MultiController(Peer):
 
 
 if __name__ == "__main__":
-    serve(MultiController)
+    serve(MultiController())

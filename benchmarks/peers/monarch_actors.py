@@ -15,7 +15,7 @@ from typing import Any
 from monarch.actor import Actor, current_rank, endpoint, this_host
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 
 
 class Host(Actor):
@@ -50,9 +50,9 @@ class Host(Actor):
         self._here.follow(orders)
 
 
-class Monarch(Peer):
+class Monarch(System):
     packages = ("torchmonarch", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused", "list"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused", "list")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -64,50 +64,38 @@ class Monarch(Peer):
         self._actors.reset.call().get()
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
-        return getattr(self, "run_" + mode.replace("-", "_"))(payload, count)
-
-    def _values(self, answer: Any) -> list[float]:
-        """Values of all actors, in order of rank. `items` is the quick way through an answer."""
+        actors, chains = self._actors, count // CHAIN
+        match mode:
+            case "opbyop-wait":
+                answer = actors.fetch.call().get()
+                for _ in range(count):
+                    # One value for all: after an all-reduce it is the same everywhere, and so is the start.
+                    value = next(part for _, part in answer.items())
+                    answer = actors.apply.call(payload, value).get()
+            case "opbyop":
+                self._call(actors.step, count, payload)
+            case "chained":
+                for _ in range(chains):
+                    for _ in range(CHAIN - 1):
+                        actors.step.broadcast(payload)
+                    actors.step.call(payload).get()
+            case "fused":
+                self._call(actors.fused, chains, payload)
+            case "list":
+                self._call(actors.follow, chains, [payload] * CHAIN)
+        if mode != "opbyop-wait":
+            answer = actors.fetch.call().get()
+        # Of all actors, in order of rank; `items` is the quick way through an answer.
         return [value for _, part in answer.items() for value in part]
 
-    def _fetch(self) -> list[float]:
-        """The values of all actors, after all calls so far."""
-        return self._values(self._actors.fetch.call().get())
-
-    def run_opbyop_wait(self, payload: str, count: int) -> list[float]:
-        answer = self._actors.fetch.call().get()
-        for _ in range(count):
-            # One value for all: after an all-reduce it is the same everywhere, and so is the start.
-            value = next(part for _, part in answer.items())
-            answer = self._actors.apply.call(payload, value).get()
-        return self._values(answer)
-
-    def run_opbyop(self, payload: str, count: int) -> list[float]:
-        futures = [self._actors.step.call(payload) for _ in range(count)]
+    def _call(self, method: Any, count: int, argument: Any) -> None:
+        """Calls all actors, and waits for the last call."""
+        futures = [method.call(argument) for _ in range(count)]
         futures[-1].get()
-        return self._fetch()
-
-    def run_chained(self, payload: str, count: int) -> list[float]:
-        for _ in range(count // CHAIN):
-            for _ in range(CHAIN - 1):
-                self._actors.step.broadcast(payload)
-            self._actors.step.call(payload).get()
-        return self._fetch()
-
-    def run_fused(self, payload: str, count: int) -> list[float]:
-        futures = [self._actors.fused.call(payload) for _ in range(count // CHAIN)]
-        futures[-1].get()
-        return self._fetch()
-
-    def run_list(self, payload: str, count: int) -> list[float]:
-        orders = [payload] * CHAIN
-        futures = [self._actors.follow.call(orders) for _ in range(count // CHAIN)]
-        futures[-1].get()
-        return self._fetch()
 
     def close(self) -> None:
         self._processes.stop().get()
 
 
 if __name__ == "__main__":
-    serve(Monarch)
+    serve(Monarch())

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, System, for_both_payloads, serve
 
 
-class Pathways(Peer):
-    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused"))
-
+class Pathways(System):
     """
     Args:
         fusion: of the runtime that is started.
         session: runs on the session that is open instead; it must have enough free devices.
     """
+
+    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused")
 
     def __init__(self, fusion: bool = True, session: bool = False) -> None:
         self._fusion, self._session = fusion, session
@@ -43,9 +43,8 @@ class Pathways(Peer):
         n = hosts * devices
         self._stack = contextlib.ExitStack()
         if not self._session:
-            self._stack.enter_context(
-                pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
-            )
+            started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+            self._stack.enter_context(started)
         where = self._stack.enter_context(pw.virtual_slice((n,), ("x",)))
 
         def gang(function: Any, payload: str) -> Any:
@@ -92,4 +91,4 @@ class Pathways(Peer):
 
 
 if __name__ == "__main__":
-    serve(functools.partial(Pathways, fusion="--no-fusion" not in sys.argv))
+    serve(Pathways(fusion="--no-fusion" not in sys.argv))

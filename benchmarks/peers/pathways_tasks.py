@@ -14,6 +14,7 @@ before. The number of iterations is an argument, so that another duration needs 
 import contextlib
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from benchmarks.peers import task_graphs
 from benchmarks.peers.protocol import System, serve
 from benchmarks.peers.task_graphs import KERNEL, KERNEL_START, MODULUS, PATTERNS, START, STEPS, WIDTH
 
-MODES = ("tasks", "gang")
 PAYLOADS = dict.fromkeys((*PATTERNS, "calibrate"), "x * x + x on 64 float32, in a loop of XLA")
 
 
@@ -56,97 +56,80 @@ def row_of_tasks(iterations: Any, v: Any, pattern: str, row: int) -> Any:
     return total % MODULUS + work(iterations, v[0])
 
 
-class PathwaysTasks(System):
-    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
-    payloads = PAYLOADS
-    modes = dict.fromkeys(PAYLOADS, MODES)
+class XlaTasks(System):
+    """Task graphs of functions that XLA compiles. A place is None, the gang, or the number of one device in it."""
 
-    def __init__(self, fusion: bool = True) -> None:
-        self._fusion = fusion
+    payloads = PAYLOADS
+    modes = dict.fromkeys(PAYLOADS, ("tasks", "gang"))
 
     def configure(self, hosts: int, devices: int) -> None:
-        import jax
-        from jax.sharding import PartitionSpec as P
-
-        import pathways_ray as pw
-
         if hosts * devices != WIDTH:
             raise ValueError(f"a row has {WIDTH} tasks, and there are {hosts * devices} devices")
-        self._pw, self._P = pw, P
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(
-            pw.init(islands=1, hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
-        )
-        self._gang = self._stack.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
-        self._places = [self._stack.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]
-        self._tasks = [
-            pw.compiled(functools.partial(task, point=p), slice=place, in_specs=P(), out_specs=P())
-            for p, place in enumerate(self._places)
-        ]
-        one = jax.shard_map(
-            lambda iterations, v: v + work(iterations, v[0]),
-            mesh=self._gang.mesh,
-            in_specs=(P(), P("x")),
-            out_specs=P("x"),
-        )
-        self._one_task = pw.compiled(one, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
         self._programs: dict[tuple[str, str], Any] = {}
+        self.start(hosts, devices)
+        self._tasks = [self.compiled(functools.partial(task, point=p), p) for p in range(WIDTH)]
+        self._one_task = self.compiled(lambda iterations, v: v + work(iterations, v[0]), None)
 
-    def _row(self, pattern: str, row: int) -> Any:
-        import jax
+    def start(self, hosts: int, devices: int) -> None:
+        """Starts the system."""
+        raise NotImplementedError
 
-        P = self._P
-        spread = jax.shard_map(
-            functools.partial(row_of_tasks, pattern=pattern, row=row),
-            mesh=self._gang.mesh,
-            in_specs=(P(), P("x")),
-            out_specs=P("x"),
-        )
-        return self._pw.compiled(spread, slice=self._gang, in_specs=(P(), P("x")), out_specs=P("x"))
+    def compiled(self, function: Callable[..., Any], place: int | None) -> Any:
+        """A function of the number of iterations and of values, for one device, or mapped over the gang."""
+        raise NotImplementedError
+
+    def put(self, value: Any, place: int | None, spread: bool = False) -> Any:
+        """A value at a place; in the gang each device has all of it, or a part of it."""
+        raise NotImplementedError
+
+    def moved(self, value: Any, here: int, there: int) -> Any:
+        """A value of one device, where a task on another can take it."""
+        raise NotImplementedError
+
+    def program(self, rows: Callable[..., Any], mode: str) -> Any:
+        """A function that calls what is compiled, as the system's users have it in this mode."""
+        raise NotImplementedError
 
     def _program(self, mode: str, pattern: str) -> Any:
         """A program of STEPS rows: last row -> last row. Of `trivial` it returns all rows, so that none is left out."""
-        edges = task_graphs.dependencies
-        keep_all = pattern == "trivial"
-        rows = [self._row(pattern, row) for row in range(task_graphs.period(pattern))] if mode == "gang" else []
+        edges, keep_all, period = task_graphs.dependencies, pattern == "trivial", task_graphs.period(pattern)
+        gangs = [functools.partial(row_of_tasks, pattern=pattern, row=row) for row in range(period)]
+        rows = [] if mode == "tasks" else [self.compiled(gang, None) for gang in gangs]
 
-        @self._pw.program
-        def gang(iterations: Any, v: Any) -> Any:
-            kept = []
-            start = v
-            for row in range(STEPS):
-                v = rows[row % len(rows)](iterations, start if keep_all else v)
+        def gang(iterations: Any, start: Any) -> Any:
+            kept, v = [], start
+            for row in rows * (STEPS // period):
+                v = row(*self.apart(iterations, start if keep_all else v, mode))
                 kept.append(v)
             return kept if keep_all else kept[-1:]
 
-        @self._pw.program
         def tasks(iterations: Any, v: Any) -> Any:
             kept = []
             for row in range(STEPS):
-                v = [self._tasks[p](iterations[p], *(v[q] for q in edges(pattern, row, p))) for p in range(WIDTH)]
+                inputs = [[self.moved(v[q], q, p) for q in edges(pattern, row, p)] for p in range(WIDTH)]
+                v = [self._tasks[p](iterations[p], *inputs[p]) for p in range(WIDTH)]
                 kept.append(v)
             return kept if keep_all else kept[-1:]
 
-        return gang if mode == "gang" else tasks
+        return self.program(tasks if mode == "tasks" else gang, mode)
+
+    def apart(self, iterations: Any, v: Any, mode: str) -> tuple[Any, Any]:
+        """The arguments of a row, so that it stays a computation of its own."""
+        return iterations, v
 
     def prepare(self, mode: str, payload: str, count: int, iterations: int) -> None:
-        pw, P = self._pw, self._P
         number = np.int32(iterations)
-        if mode == "gang" or payload == "calibrate":
-            self._iterations: Any = pw.put(number, slice=self._gang, spec=P())
-            self._start: Any = pw.put(np.full(WIDTH, START, np.float32), slice=self._gang, spec=P("x"))
+        if mode != "tasks" or payload == "calibrate":
+            self._iterations: Any = self.put(number, None)
+            self._start: Any = self.put(np.full(WIDTH, START, np.float32), None, spread=True)
         else:
-            self._iterations = [pw.put(number, slice=place, spec=P()) for place in self._places]
-            self._start = [pw.put(np.float32(START), slice=place, spec=P()) for place in self._places]
+            self._iterations = [self.put(number, p) for p in range(WIDTH)]
+            self._start = [self.put(np.float32(START), p) for p in range(WIDTH)]
         if payload != "calibrate" and (mode, payload) not in self._programs:
             program = self._programs[mode, payload] = self._program(mode, payload)
             np.asarray(program(self._iterations, self._start)[-1])  # compiles
-        self._one_task(*self._arguments()).block_until_ready()
-
-    def _arguments(self) -> tuple[Any, Any]:
-        pw, P = self._pw, self._P
-        return pw.put(np.int32(1), slice=self._gang, spec=P()), pw.put(
-            np.zeros(WIDTH, np.float32), slice=self._gang, spec=P("x")
+        np.asarray(
+            self._one_task(self.put(np.int32(1), None), self.put(np.zeros(WIDTH, np.float32), None, spread=True))
         )
 
     def run(self, mode: str, payload: str, count: int, iterations: int) -> list[float]:
@@ -156,16 +139,52 @@ class PathwaysTasks(System):
         v, program = self._start, self._programs[mode, payload]
         for _ in range(count // STEPS):
             *_, v = program(self._iterations, v)
-        if mode == "gang":
-            return np.asarray(v).tolist()
-        return [float(each) for each in v]
+        return [float(each) for each in v] if mode == "tasks" else np.asarray(v).tolist()
 
     def release(self, mode: str, payload: str) -> None:
         self._iterations = self._start = None
+
+
+class PathwaysTasks(XlaTasks):
+    packages = ("jax", "jaxlib", "ray", "grpcio", "numpy")
+
+    def __init__(self, fusion: bool = True) -> None:
+        self._fusion = fusion
+
+    def start(self, hosts: int, devices: int) -> None:
+        import pathways_ray as pw
+
+        self._pw, self._stack = pw, contextlib.ExitStack()
+        started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+        self._stack.enter_context(started)
+        self._gang = self._stack.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
+        self._places = [self._stack.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]
+
+    def compiled(self, function: Callable[..., Any], place: int | None) -> Any:
+        import jax
+        from jax.sharding import PartitionSpec as P
+
+        if place is not None:
+            return self._pw.compiled(function, slice=self._places[place], in_specs=P(), out_specs=P())
+        given, made = (P(), P("x")), P("x")
+        mapped = jax.shard_map(function, mesh=self._gang.mesh, in_specs=given, out_specs=made)
+        return self._pw.compiled(mapped, slice=self._gang, in_specs=given, out_specs=made)
+
+    def put(self, value: Any, place: int | None, spread: bool = False) -> Any:
+        from jax.sharding import PartitionSpec as P
+
+        where = self._gang if place is None else self._places[place]
+        return self._pw.put(value, slice=where, spec=P("x") if spread else P())
+
+    def moved(self, value: Any, here: int, there: int) -> Any:
+        return value  # the runtime plans the transfer
+
+    def program(self, rows: Callable[..., Any], mode: str) -> Any:
+        return self._pw.program(rows)
 
     def close(self) -> None:
         self._stack.close()
 
 
 if __name__ == "__main__":
-    serve(functools.partial(PathwaysTasks, fusion="--no-fusion" not in sys.argv))
+    serve(PathwaysTasks(fusion="--no-fusion" not in sys.argv))

@@ -20,7 +20,7 @@ every call. The expert's return nothing, so the devices run on while the next ca
 from typing import Any
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 
 
 class Host(jax_host.JaxHost):
@@ -54,9 +54,9 @@ def start_hosts(ray: Any, kind: type, hosts: int, devices: int) -> list[Any]:
     return actors
 
 
-class RayActors(Peer):
+class RayActors(System):
     packages = ("ray", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "kept-opbyop", "kept-chained", "fused", "list")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -73,58 +73,39 @@ class RayActors(Peer):
         return self._ray.get([actor.fetch.remote() for actor in self._actors])
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
-        parts = getattr(self, "run_" + mode.replace("-", "_"))(payload, count)
-        return [value for part in parts for value in part]
+        values, chains, get = self._values, count // CHAIN, self._ray.get
+        match mode:
+            case "opbyop-wait":
+                for _ in range(count):
+                    values = get(self._linked(payload, values, 1))
+            case "opbyop":
+                values = get(self._linked(payload, values, count))
+            case "chained":
+                for _ in range(chains):
+                    values = get(self._linked(payload, values, CHAIN))
+            case "kept-opbyop":
+                values = self._kept("steps", count, payload, 1)
+            case "kept-chained":
+                for _ in range(chains):
+                    values = self._kept("steps", CHAIN, payload, 1)
+            case "fused":
+                values = self._kept("fused", chains, payload)
+            case "list":
+                values = self._kept("follow", chains, [payload] * CHAIN)
+        return [value for part in values for value in part]
 
-    # -- the beginner
-
-    def _apply(self, payload: str, values: list[Any]) -> list[Any]:
-        return [actor.apply.remote(payload, value) for actor, value in zip(self._actors, values, strict=True)]
-
-    def run_opbyop_wait(self, payload: str, count: int) -> list[Any]:
-        values = self._values
+    def _linked(self, payload: str, values: list[Any], count: int) -> list[Any]:
+        """The futures of calls of the beginner, each with the future of the one before."""
         for _ in range(count):
-            values = self._ray.get(self._apply(payload, values))
+            values = [actor.apply.remote(payload, value) for actor, value in zip(self._actors, values, strict=True)]
         return values
 
-    def run_opbyop(self, payload: str, count: int) -> list[Any]:
-        values = self._values
+    def _kept(self, method: str, count: int, *arguments: Any) -> list[Any]:
+        """The values after calls of the expert, which return nothing."""
+        methods = [getattr(actor, method) for actor in self._actors]
         for _ in range(count):
-            values = self._apply(payload, values)
-        return self._ray.get(values)
-
-    def run_chained(self, payload: str, count: int) -> list[Any]:
-        values = self._values
-        for _ in range(count // CHAIN):
-            for _ in range(CHAIN):
-                values = self._apply(payload, values)
-            values = self._ray.get(values)
-        return values
-
-    # -- the expert
-
-    def run_kept_opbyop(self, payload: str, count: int) -> list[Any]:
-        for _ in range(count):
-            for actor in self._actors:
-                actor.steps.remote(payload, 1)
-        return self._fetch()
-
-    def run_kept_chained(self, payload: str, count: int) -> list[Any]:
-        for _ in range(count // CHAIN):
-            values = self.run_kept_opbyop(payload, CHAIN)
-        return values
-
-    def run_fused(self, payload: str, count: int) -> list[Any]:
-        for _ in range(count // CHAIN):
-            for actor in self._actors:
-                actor.fused.remote(payload)
-        return self._fetch()
-
-    def run_list(self, payload: str, count: int) -> list[Any]:
-        orders = [payload] * CHAIN
-        for _ in range(count // CHAIN):
-            for actor in self._actors:
-                actor.follow.remote(orders)
+            for each in methods:
+                each.remote(*arguments)
         return self._fetch()
 
     def close(self) -> None:
@@ -132,4 +113,4 @@ class RayActors(Peer):
 
 
 if __name__ == "__main__":
-    serve(RayActors)
+    serve(RayActors())

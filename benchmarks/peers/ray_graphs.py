@@ -17,7 +17,7 @@ different actors (a reduction over channels) compiling does not end within minut
 from typing import Any
 
 from benchmarks.peers import jax_host
-from benchmarks.peers.protocol import CHAIN, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 from benchmarks.peers.ray_actors import start_hosts, start_ray
 
 IN_FLIGHT = 25
@@ -46,9 +46,9 @@ class Host(jax_host.JaxHost):
         return self.fetch()
 
 
-class RayGraphs(Peer):
+class RayGraphs(System):
     packages = ("ray", "jax", "jaxlib", "numpy")
-    modes = for_both_payloads(("opbyop", "opbyop-wait", "chained", "fused"))
+    modes = for_both_payloads("opbyop", "opbyop-wait", "chained", "fused")
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
@@ -95,4 +95,4 @@ class RayGraphs(Peer):
 
 
 if __name__ == "__main__":
-    serve(RayGraphs)
+    serve(RayGraphs())

@@ -4,15 +4,18 @@ A case that fails is dropped, and its error is kept. A system that ends, or does
 was under way and is restarted for its other cases, up to two times.
 """
 
+from __future__ import annotations
+
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.peers.process import PeerEnded, PeerError, PeerProcess
-from benchmarks.peers.protocol import CHAIN, START
-from benchmarks.peers.systems import SystemInfo, start
+from benchmarks.peers.process import PeerEnded, PeerError
+from benchmarks.peers.protocol import CHAIN
+from benchmarks.peers.systems import SYSTEMS, Running, SystemInfo, start
 
 RUN_LIMIT_S = 60.0  # a run is made to take about TARGET_S; the slowest peers take a second for the smallest count
 TARGET_S = 0.5
@@ -30,15 +33,11 @@ class Case:
     def __str__(self) -> str:
         return f"{self.system} {self.mode} ({self.payload})"
 
-
-@dataclass
-class Running:
-    """A system under measurement."""
-
-    info: SystemInfo
-    process: PeerProcess | None = None
-    described: dict[str, Any] = field(default_factory=dict)
-    failures: int = 0
+    @staticmethod
+    def of(words: str, payload: str) -> Case:
+        """The case of a system and a mode with a blank between."""
+        system, mode = words.split()
+        return Case(system, mode, payload)
 
 
 @dataclass
@@ -52,19 +51,21 @@ class Session:
     samples: dict[Case, list[float]] = field(default_factory=dict)
     counts: dict[Case, int] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
     busy: list[float] = field(default_factory=list)
 
+    @property
+    def where(self) -> dict[str, int]:
+        return {"hosts": self.hosts, "devices_per_host": self.devices}
+
     def start(self, name: str, info: SystemInfo) -> None:
-        problem = info.problem()
-        if problem is not None:
+        if problem := info.problem():
             self.fail(name, problem)
             return
-        self.systems[name] = running = self.systems.get(name) or Running(info)
         self.say(f"starting {name}")
         try:
-            running.process, running.described = start(info, self.hosts, self.devices)
+            self.systems[name] = start(info, self.hosts, self.devices)
         except PeerError as error:
-            running.process = None
             self.fail(name, f"did not start: {error}")
 
     def fail(self, what: Case | str, error: str) -> None:
@@ -81,25 +82,10 @@ class Session:
             if (not modes or mode in modes) and (not payloads or payload in payloads)
         ]
 
-    def run(self, case: Case, count: int) -> float:
-        """Seconds for a case.
-
-        Raises:
-            PeerError: it failed, or its value is wrong.
-        """
-        process = self.systems[case.system].process
-        if process is None:
-            raise PeerEnded("its system is no longer running")
-        answer = process.ask("run", RUN_LIMIT_S, mode=case.mode, payload=case.payload, count=count)
-        expected = [START + count] * (self.hosts * self.devices)
-        if answer["value"] != expected:
-            raise PeerError(f"after {count} computations the value is {answer['value']}, not {expected}")
-        return answer["seconds"]
-
     def attempt(self, case: Case, count: int) -> float | None:
         """Seconds, or None if the case is dropped."""
         try:
-            return self.run(case, count)
+            return self.systems[case.system].seconds(RUN_LIMIT_S, case.mode, case.payload, count)
         except PeerError as error:
             self.fail(case, str(error))
             self.samples.pop(case, None)
@@ -109,14 +95,11 @@ class Session:
             return None
 
     def restart(self, name: str) -> None:
-        running = self.systems[name]
-        if running.process is None:
-            return
-        running.process.close()
-        running.process = None
-        running.failures += 1
-        if running.failures < CHANCES:
-            self.start(name, running.info)
+        if self.systems[name].process is not None:
+            self.systems[name].close()
+            self.ended[name] += 1
+            if self.ended[name] < CHANCES:
+                self.start(name, SYSTEMS[name].or_here(True))
 
     def warm_up(self, cases: Sequence[Case], target_s: float) -> None:
         """Compiles, and finds how many computations take about `target_s`; the first run of a case is ignored.
@@ -138,17 +121,13 @@ class Session:
     def round(self, number: int) -> None:
         """Every case once, beginning with another one each time."""
         self.busy.append(measure.busy_cores(SETTLE_S))
-        cases = list(self.counts)
-        for case in [*cases[number % len(cases) :], *cases[: number % len(cases)]] if cases else []:
-            if case in self.counts:
-                seconds = self.attempt(case, self.counts[case])
-                if seconds is not None:
-                    self.samples[case].append(1e6 * seconds / self.counts[case])
+        for case in measure.in_turn(list(self.counts), number):
+            if case in self.counts and (seconds := self.attempt(case, self.counts[case])) is not None:
+                self.samples[case].append(1e6 * seconds / self.counts[case])
 
     def close(self) -> None:
         for running in self.systems.values():
-            if running.process is not None:
-                running.process.close()
+            running.close()
 
 
 def count_for(seconds_each: float, target_s: float) -> int:
@@ -162,28 +141,17 @@ def session(
     hosts: int, devices: int, systems: Mapping[str, SystemInfo], say: Callable[[str], None]
 ) -> Iterator[Session]:
     """Starts the systems one after the other; closes all of them, whatever happens."""
-    made = Session(hosts, devices, say)
-    try:
+    with contextlib.closing(Session(hosts, devices, say)) as made:
         for name, info in systems.items():
             made.start(name, info)
         yield made
-    finally:
-        made.close()
 
 
 def rows(made: Session) -> list[dict[str, Any]]:
     """The JSON form of the samples."""
     return [
-        {
-            "system": case.system,
-            "mode": case.mode,
-            "payload": case.payload,
-            "payload_is": made.systems[case.system].described["payloads"][case.payload],
-            "hosts": made.hosts,
-            "devices_per_host": made.devices,
-            "count": made.counts[case],
-            "us_per_computation": measure.spread(values),
-        }
+        {**vars(case), "payload_is": made.systems[case.system].described["payloads"][case.payload], **made.where}
+        | {"count": made.counts[case], "us_per_computation": measure.spread(values)}
         for case, values in made.samples.items()
         if values
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import cores
 from benchmarks.peers import environments
-from benchmarks.peers.process import START_LIMIT_S, PeerError, PeerProcess
+from benchmarks.peers.process import START_LIMIT_S, PeerEnded, PeerError, PeerProcess
+from benchmarks.peers.protocol import START
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,68 @@ def variables(devices: int) -> dict[str, str | None]:
     }
 
 
-def start(
-    system: SystemInfo, hosts: int, devices: int, limit_s: float = START_LIMIT_S
-) -> tuple[PeerProcess, dict[str, Any]]:
-    """Starts a system; returns its process and its description.
+class WrongValue(PeerError, AssertionError):
+    """The values after a run are not what they must be."""
+
+
+class Asked(Protocol):
+    """A process that is asked, as `PeerProcess`."""
+
+    def ask(self, word: str, limit_s: float, **arguments: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Running:
+    """A started system.
+
+    Attributes:
+        process: None once it has ended.
+        described: what it says about itself: `payloads`, `modes`, `versions`.
+        devices: of all hosts together.
+    """
+
+    process: Asked | None
+    described: dict[str, Any]
+    devices: int
+
+    def seconds(
+        self, limit_s: float, mode: str, payload: str, count: int, expected: list[float] | None = None, **more: int
+    ) -> float:
+        """Seconds of a run.
+
+        Args:
+            expected: the values after it; by default START + count on every device.
+
+        Raises:
+            PeerError: it failed, or its values are wrong.
+        """
+        if self.process is None:
+            raise PeerEnded("its system is no longer running")
+        answer = self.process.ask("run", limit_s, mode=mode, payload=payload, count=count, **more)
+        expected = expected or [START + count] * self.devices
+        if answer["value"] != expected:
+            raise WrongValue(f"{mode}: after {count} computations the value is {answer['value']}, not {expected}")
+        return float(answer["seconds"])
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def start(system: SystemInfo, hosts: int, devices: int, limit_s: float = START_LIMIT_S) -> Running:
+    """Starts a system.
 
     Raises:
         PeerError: it did not start. Nothing of it is left.
     """
-    problem = system.problem()
-    if problem is not None:
+    if problem := system.problem():
         raise PeerError(problem)
-    process = PeerProcess(system.interpreter(), list(system.module), variables(devices))
+    process = PeerProcess(system.interpreter(), system.module, variables(devices))
     try:
-        return process, process.ask("configure", limit_s, hosts=hosts, devices=devices)
+        return Running(process, process.ask("configure", limit_s, hosts=hosts, devices=devices), hosts * devices)
     except BaseException:
         process.close()
         raise

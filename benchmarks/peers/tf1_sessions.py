@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from benchmarks.peers.jax_host import free_address
-from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, Peer, for_both_payloads, serve
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, System, for_both_payloads, serve
 
 PAYLOADS = {ALLREDUCE: "TensorFlow add_n on the first device, through its rendezvous", NOOP: "TensorFlow v + 1"}
 
@@ -40,10 +40,10 @@ def serve_host(hosts: list[str], host: int, devices: int, threads: int) -> None:
     server.join()
 
 
-class Tf1(Peer):
+class Tf1(System):
     packages = ("tensorflow-cpu", "numpy")
     payloads = PAYLOADS
-    modes = for_both_payloads(("opbyop-wait", "chained", "fused"))
+    modes = for_both_payloads("opbyop-wait", "chained", "fused")
 
     def configure(self, hosts: int, devices: int) -> None:
         import tensorflow.compat.v1 as v1
@@ -85,19 +85,14 @@ class Tf1(Peer):
 
     def _computation(self, values: list[Any], payload: str) -> list[Any]:
         """The values of all devices after one computation."""
-        v1 = self._v1
-        if payload == NOOP:
-            changed = []
-            for where, value in zip(self._where, values, strict=True):
-                with v1.device(where):
-                    changed.append(value + 1.0)
-            return changed
-        with v1.device(self._where[0]):
-            mean = v1.add_n(values) / len(values)
+        v1, values = self._v1, list(values)
+        if payload != NOOP:
+            with v1.device(self._where[0]):
+                values = [v1.add_n(values) / len(values)] * len(values)
         changed = []
-        for where in self._where:
+        for where, value in zip(self._where, values, strict=True):
             with v1.device(where):
-                changed.append(mean + 1.0)
+                changed.append(value + 1.0)
         return changed
 
     def _chain(self, variables: list[Any], payload: str, mode: str) -> Any:
@@ -155,4 +150,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--server"]:
         serve_host(*json.loads(sys.argv[2]))
     else:
-        serve(Tf1)
+        serve(Tf1())

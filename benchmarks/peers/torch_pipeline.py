@@ -59,12 +59,10 @@ class Torch:
         self.runs[case, microbatches] = schedule, optimizer
         return [loss for _ in range(steps) for loss in self._step(case, microbatches)]
 
-    def train(self, case: str, microbatches: int, steps: int) -> list[float]:
+    def train(self, case: str, microbatches: int, steps: int) -> None:
         """As `trainers.Trainer`."""
-        found: list[float] = []
         for _ in range(steps):
-            found = self._step(case, microbatches)
-        return found
+            self._step(case, microbatches)
 
     def _step(self, case: str, microbatches: int) -> list[float]:
         schedule, optimizer = self.runs[case, microbatches]
@@ -90,50 +88,90 @@ def token_loss(logits: Any, targets: Any) -> Any:
 
 def stage_of(arrays: dict[str, Any], sizes: dict[str, Any], rank: int, ranks: int) -> Any:
     """The layers of one stage as a module, filled with a copy of the given arrays."""
+    from torch import nn
+
+    make = Make(arrays, sizes["hidden"])
+    each = sizes["layers"] // ranks
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            numbers = range(rank * each, (rank + 1) * each)
+            self.layers = nn.ModuleList(layer_of(make, sizes["heads"], number) for number in numbers)
+            self.tokens: Any = None
+            self.head: Any = None
+            if rank == 0:
+                self.tokens = nn.Embedding.from_pretrained(arrays["embedding/tokens"].clone(), freeze=False)
+                self.positions = make.decaying(arrays["embedding/positions"])
+                self.tokens.weight.decays = True
+            if rank == ranks - 1:
+                self.final = make.norm("final")
+                self.head = nn.Linear(sizes["hidden"], sizes["vocabulary"], bias=False)
+                self.head.weight = make.decaying(arrays["head/tokens"])
+
+        def forward(self, x: Any) -> Any:
+            if self.tokens is not None:
+                x = self.tokens(x) + self.positions
+            for layer in self.layers:
+                x = layer(x)
+            return x if self.head is None else self.head(self.final(x))
+
+    return Stage()
+
+
+class Make:
+    """Modules filled with copies of arrays; weights that decay are marked."""
+
+    def __init__(self, arrays: dict[str, Any], hidden: int) -> None:
+        self.arrays, self.hidden = arrays, hidden
+
+    def decaying(self, array: Any) -> Any:
+        from torch import nn
+
+        made = nn.Parameter(array.contiguous().clone())
+        made.decays = True
+        return made
+
+    def linear(self, weight: Any, bias: Any) -> Any:
+        """A linear layer with the weights of a matrix [in, out]."""
+        from torch import nn
+
+        made = nn.Linear(*weight.shape)
+        made.weight, made.bias = self.decaying(weight.T), nn.Parameter(bias.clone())
+        return made
+
+    def norm(self, path: str, *layer: int) -> Any:
+        from torch import nn
+
+        made = nn.LayerNorm(self.hidden, eps=1e-5)
+        made.weight, made.bias = (nn.Parameter(self.arrays[f"{path}/{p}"][layer].clone()) for p in ("scale", "bias"))
+        return made
+
+
+def layer_of(make: Make, heads: int, number: int) -> Any:
+    """One layer; queries, keys and values come out of one matrix."""
     import torch
     from torch import nn
     from torch.nn import functional
 
-    each = sizes["layers"] // ranks
-    heads, hidden = sizes["heads"], sizes["hidden"]
+    def of(path: str) -> Any:
+        return make.arrays[f"layers/{path}"][number]
 
-    def linear(weight: Any, bias: Any) -> nn.Linear:
-        """A linear layer with the weights of a matrix [in, out]."""
-        made = nn.Linear(*weight.shape)
-        made.weight = nn.Parameter(weight.T.contiguous().clone())
-        made.bias = nn.Parameter(bias.clone())
-        made.weight.decays = True
-        return made
-
-    def norm(path: str, *layer: int) -> nn.LayerNorm:
-        made = nn.LayerNorm(hidden, eps=1e-5)
-        made.weight = nn.Parameter(arrays[f"{path}/scale"][layer].clone())
-        made.bias = nn.Parameter(arrays[f"{path}/bias"][layer].clone())
-        return made
-
-    def table(path: str) -> nn.Embedding:
-        made = nn.Embedding.from_pretrained(arrays[path].clone(), freeze=False)
-        made.weight.decays = True
-        return made
+    def query_key_value(kind: str, *rows: int) -> Any:
+        """The arrays of all three beside each other, each as a matrix of so many rows, or as a vector."""
+        parts = [of(f"attention/{name}/{kind}").reshape(*rows, -1) for name in ("query", "key_value")]
+        return torch.cat(parts, -1)
 
     class Layer(nn.Module):
-        """Queries, keys and values come out of one matrix."""
-
-        def __init__(self, number: int) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            path = "layers/attention"
-            query, query_bias = (arrays[f"{path}/query/{name}"][number] for name in ("weight", "bias"))
-            rest, rest_bias = (arrays[f"{path}/key_value/{name}"][number] for name in ("weight", "bias"))
-            self.attention_norm, self.ffn_norm = (norm(f"layers/{name}_norm", number) for name in ("attention", "ffn"))
-            self.query_key_value = linear(
-                torch.cat([query.reshape(hidden, -1), rest.reshape(hidden, -1)], 1),
-                torch.cat([query_bias.reshape(-1), rest_bias.reshape(-1)]),
+            self.attention_norm, self.ffn_norm = (
+                make.norm(f"layers/{name}_norm", number) for name in ("attention", "ffn")
             )
-            out = arrays[f"{path}/out/weight"][number]
-            self.out = linear(out.reshape(-1, hidden), arrays[f"{path}/out/bias"][number])
+            self.query_key_value = make.linear(query_key_value("weight", make.hidden), query_key_value("bias"))
+            self.out = make.linear(of("attention/out/weight").reshape(-1, make.hidden), of("attention/out/bias"))
             self.ffn_in, self.ffn_out = (
-                linear(arrays[f"layers/ffn/{way}/weight"][number], arrays[f"layers/ffn/{way}/bias"][number])
-                for way in ("in", "out")
+                make.linear(of(f"ffn/{way}/weight"), of(f"ffn/{way}/bias")) for way in ("in", "out")
             )
 
         def forward(self, x: Any) -> Any:
@@ -145,32 +183,7 @@ def stage_of(arrays: dict[str, Any], sizes: dict[str, Any], rank: int, ranks: in
             y = functional.gelu(self.ffn_in(self.ffn_norm(x)), approximate="tanh")
             return x + self.ffn_out(y)
 
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Layer(number) for number in range(rank * each, (rank + 1) * each))
-            self.tokens: Any = None
-            self.positions: Any = None
-            self.final: Any = None
-            self.head: Any = None
-            if rank == 0:
-                self.tokens = table("embedding/tokens")
-                self.positions = nn.Parameter(arrays["embedding/positions"].clone())
-                self.positions.decays = True
-            if rank == ranks - 1:
-                self.final = norm("final")
-                self.head = nn.Linear(hidden, sizes["vocabulary"], bias=False)
-                self.head.weight = nn.Parameter(arrays["head/tokens"].clone())
-                self.head.weight.decays = True
-
-        def forward(self, x: Any) -> Any:
-            if self.tokens is not None:
-                x = self.tokens(x) + self.positions
-            for layer in self.layers:
-                x = layer(x)
-            return x if self.head is None else self.head(self.final(x))
-
-    return Stage()
+    return Layer()
 
 
 if __name__ == "__main__":

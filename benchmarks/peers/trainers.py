@@ -1,14 +1,11 @@
 """The words of the peers of `benchmarks.training`: one process that is asked, and one for each device.
 
-    {"configure": {"sizes": {...}, "parameters": "parameters.npz", "cores": [0, 1]}}
-        -> {"versions": {...}}
-    {"prepare": {"case": "1f1b", "microbatches": 8, "steps": 3}}        the first losses, from the given parameters on
-        -> {"losses": [5.6, 5.5, 5.4]}
-    {"train": {"case": "1f1b", "microbatches": 8, "steps": 4}}          goes on from there
-        -> {"seconds": 0.8, "loss": 5.3}
+    configure(sizes={...}, parameters="parameters.npz", cores=[0, 1])  -> {"python": "3.11.7", ...}, the versions
+    prepare(case="1f1b", microbatches=8, steps=3)   -> [5.6, 5.5, 5.4], the first losses, from the given parameters on
+    train(case="1f1b", microbatches=8, steps=4)     -> 0.8, the seconds of further steps
 
-The protocol is that of `protocol`. The process that is asked only passes the words on to the processes of the devices,
-which all do the same, and waits for them. Imports nothing but the standard library, as all peers use it.
+The process that is asked only passes the words on to the processes of the devices, which all do the same, and waits for
+them. Imports nothing but the standard library, as all peers use it.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from benchmarks.peers.jax_host import free_address
-from benchmarks.peers.protocol import answer_requests, versions
-from benchmarks.workers import Worker, answers, ask_all
+from benchmarks.peers.protocol import versions
+from benchmarks.workers import Worker, answer_requests, answers, ask_all
 
 ANSWER_LIMIT_S = 170.0
 """For all processes to answer; below the limit of the benchmark, which then receives the reason."""
@@ -32,8 +29,8 @@ class Trainer(Protocol):
     def prepare(self, case: str, microbatches: int, steps: int) -> list[float]:
         """Restarts a case and takes the first steps; returns their losses, or [] if this process does not have them."""
 
-    def train(self, case: str, microbatches: int, steps: int) -> list[float]:
-        """Takes steps and waits for all of them; returns the last loss, or []."""
+    def train(self, case: str, microbatches: int, steps: int) -> None:
+        """Takes steps and waits for all of them."""
 
 
 Make = Callable[[int, int, str, dict[str, Any], str], Trainer]
@@ -54,25 +51,20 @@ class Trainers:
         self._make, self._packages, self._ranks = make, packages, ranks
         self._workers: list[Worker] = []
 
-    def configure(self, sizes: dict[str, Any], parameters: str, cores: list[int]) -> dict[str, Any]:
+    def configure(self, sizes: dict[str, Any], parameters: str, cores: list[int]) -> dict[str, str]:
         where = (self._ranks, free_address(), sizes, parameters)
         self._workers = [Worker(on_one_core, self._make, cores, rank, *where) for rank in range(self._ranks)]
         answers(self._workers, ANSWER_LIMIT_S)
-        return {"versions": versions(self._packages)}
+        return versions(self._packages)
 
-    def prepare(self, **arguments: Any) -> dict[str, Any]:
-        return {"losses": self._ask("prepare", arguments)}
-
-    def train(self, **arguments: Any) -> dict[str, Any]:
-        start = time.perf_counter()
-        losses = self._ask("train", arguments)
-        return {"seconds": time.perf_counter() - start, "loss": losses[-1]}
-
-    def _ask(self, word: str, arguments: dict[str, Any]) -> list[float]:
-        if not self._workers:
-            raise RuntimeError("it was not configured")
-        found = ask_all(self._workers, word, limit_s=ANSWER_LIMIT_S, **arguments)
+    def prepare(self, **arguments: Any) -> list[float]:
+        found = ask_all(self._workers, "prepare", limit_s=ANSWER_LIMIT_S, **arguments)
         return [loss for losses in found for loss in losses]
+
+    def train(self, **arguments: Any) -> float:
+        start = time.perf_counter()
+        ask_all(self._workers, "train", limit_s=ANSWER_LIMIT_S, **arguments)
+        return time.perf_counter() - start
 
     def close(self) -> None:
         for worker in self._workers:

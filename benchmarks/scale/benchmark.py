@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks import measure, printing
-from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, option
+from benchmarks import measure
+from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, drawn_by, option
+from benchmarks.printing import Table, shows
 from benchmarks.scale import fanout
 from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
 from benchmarks.scale.plans import CUTS, DEVICES_PER_HOST, ISLAND, over_islands, planning
@@ -53,24 +52,20 @@ SMOKE = Settings(hosts=(2, 16, 32), batches=(1, 4), devices=(2, 64), streams=(2,
 
 
 def run(settings: Settings, progress: Progress = QUIET) -> Result:
-    shown = {
-        "rounds": settings.rounds,
-        "batches": " and ".join(map(str, settings.batches)),
-        "devices": DEVICES_PER_HOST,
-    }
+    batches = " and ".join(map(str, settings.batches))
     result: dict[str, Any] = {
         "benchmark": "scale",
         "machine": measure.machine(),
-        "measured": MEASURED.format(**shown),
+        "measured": MEASURED.format(rounds=settings.rounds, batches=batches, devices=DEVICES_PER_HOST),
         "settings": asdict(settings),
     }
     if "launches" in settings.parts:
-        result["launches"], result["ratios"] = asyncio.run(launches(settings))
+        result["launches"], result["ratios"] = launches(settings)
     if "plans" in settings.parts:
         result["plans"] = [planning(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
         result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
     if "streams" in settings.parts:
-        took = asyncio.run(fanout.measured(settings.streams, settings.batches, settings.rounds))
+        took = fanout.measured(settings.streams, settings.batches, settings.rounds)
         rows = fanout.rows(took)
         result["streams"] = {"rows": rows, **fanout.trees(rows)}
         per_host = {
@@ -93,27 +88,33 @@ def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
     }
 
 
-async def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def launches(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of costs for each cluster and batch, and the ratios between many hosts and few."""
     rows, per_host = [], {}
-    for name, clusters in shapes(settings.hosts).items():
-        planes = {shape: ControlPlane(shape) for shape in clusters}
-        cases = [(shape, batch) for shape in clusters for batch in settings.batches]
-        found: dict[tuple[Shape, int], list[Costs]] = {case: [] for case in cases}
-        gc.collect()
-        for number in range(-1, settings.rounds):
-            for shape, batch in cases[number % len(cases) :] + cases[: number % len(cases)]:
-                # Of cross-island launches, an island takes 64 at a time; others have a window for each island.
-                count = batch * (1 if shape.cross_island else shape.islands)
-                costs = await planes[shape].launch(count)
-                if number >= 0:
-                    found[shape, batch].append(costs)
-        for (shape, batch), ones in found.items():
-            rows.append(row(name, shape, batch, ones, planes[shape]))
-            per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
-        for plane in planes.values():
-            plane.close()
+    with asyncio.Runner() as runner:
+        for name, clusters in shapes(settings.hosts).items():
+            planes = {shape: runner.run(started(shape)) for shape in clusters}
+
+            def launch(case: tuple[Shape, int], planes: Mapping[Shape, ControlPlane] = planes) -> Costs:
+                return runner.run(planes[case[0]].launch(launches_of(*case)))
+
+            gc.collect()
+            found = measure.interleaved(list(itertools.product(clusters, settings.batches)), launch, settings.rounds)
+            for (shape, batch), ones in found.items():
+                rows.append(row(name, shape, batch, ones, planes[shape]))
+                per_host[name, shape.hosts, batch] = [scheduler_us(one, shape, batch) for one in ones]
+            for plane in planes.values():
+                plane.close()
     return rows, ratios(per_host)
+
+
+async def started(shape: Shape) -> ControlPlane:
+    return ControlPlane(shape)
+
+
+def launches_of(shape: Shape, batch: int) -> int:
+    """Of cross-island launches, an island takes 64 at a time; others have a window for each island."""
+    return batch * (1 if shape.cross_island else shape.islands)
 
 
 def scheduler_us(costs: Costs, shape: Shape, batch: int) -> float:
@@ -124,7 +125,7 @@ def scheduler_us(costs: Costs, shape: Shape, batch: int) -> float:
 def row(name: str, shape: Shape, batch: int, ones: Sequence[Costs], plane: ControlPlane) -> dict[str, Any]:
     """`microseconds` are per launch and process; those of schedulers and hosts are of all of them together. `joining`
     is what the last host to join cost the controller: its decision, and what it sent to all islands."""
-    count = batch * (1 if shape.cross_island else shape.islands)
+    count = launches_of(shape, batch)
     return {
         "islands_are": name,
         "hosts": shape.hosts,
@@ -152,62 +153,27 @@ def ratios(per_host: Mapping[tuple[str, int, int], list[float]]) -> list[dict[st
     return found
 
 
-# --- printing ---------------------------------------------------------------------------------------------------------
+PER_HOST = "scheduler_us_per_host.median:,.2f"
+show = shows(
+    Table(
+        "CPU us per launch",
+        "launches",
+        *("islands_are", "hosts", "batch", *(f"microseconds.{name}.median:,.0f" for name in PROCESSES), PER_HOST),
+    ),
+    Table(
+        "a program on two slices",
+        "plans",
+        *("edge", "devices", "graph_bytes", "plan_bytes", "planning_ms.median:.2f", "deriving_ms.median:.2f"),
+    ),
+    Table(
+        "over links, us per batch",
+        "streams.rows",
+        *("hosts", "batch", "latency_us.median", "scheduler_us.median", PER_HOST, "most_per_second.median"),
+    ),
+    Table("hosts from which on a tree is quicker than a star", "streams.trees", "branching", "pays_from"),
+    Table("ratios, round by round", "ratios", "name", ".:.2f"),
+)
 
-
-def show(result: Mapping[str, Any], console: Console) -> None:
-    printing.heading(result, console)
-    if "launches" in result:
-        show_launches(result, console)
-    if "plans" in result:
-        show_plans(result, console)
-    if "streams" in result:
-        show_streams(result["streams"], console)
-    for one in result.get("ratios", ()):
-        console.print(f"{one['name']}: {printing.with_range(one, '.2f')}", highlight=False)
-
-
-def show_launches(result: Mapping[str, Any], console: Console) -> None:
-    columns = ["hosts", "at once", *PROCESSES, "per host"]
-    costs = printing.table("CPU us per launch", ["islands"], columns)
-    for one in result["launches"]:
-        costs.add_row(
-            one["islands_are"],
-            str(one["hosts"]),
-            str(one["batch"]),
-            *(f"{one['microseconds'][process]['median']:,.0f}" for process in PROCESSES),
-            f"{one['scheduler_us_per_host']['median']:.2f}",
-        )
-    console.print(costs)
-
-
-def show_plans(result: Mapping[str, Any], console: Console) -> None:
-    columns = ["devices", "graph B", "plan B", "planning ms", "deriving ms, a host"]
-    made = printing.table("a program on two slices", ["edge"], columns)
-    for one in result["plans"]:
-        deriving = f"{one['deriving_ms']['median']:.2f}" if one["deriving_ms"] else "not run"
-        sizes = (f"{one[key]:,}" for key in ("devices", "graph_bytes", "plan_bytes"))
-        made.add_row(one["edge"], *sizes, f"{one['planning_ms']['median']:.2f}", deriving)
-    console.print(made)
-
-
-def show_streams(found: Mapping[str, Any], console: Console) -> None:
-    columns = ["at once", "until done", "scheduler CPU", "per host", "most/s"]
-    made = printing.table("over links, us per batch", ["hosts"], columns)
-    for one in found["rows"]:
-        keys = ("latency_us", "scheduler_us", "scheduler_us_per_host", "most_per_second")
-        numbers = (one[key]["median"] for key in keys)
-        made.add_row(str(one["hosts"]), str(one["batch"]), *(f"{number:,.0f}" for number in numbers))
-    console.print(made)
-    for tree in found["trees"]:
-        when = f"from {tree['pays_from']} hosts" if tree["pays_from"] else "never"
-        console.print(f"A tree with {tree['branching']} branches is quicker than a star {when}.", highlight=False)
-
-
-def draw(result: Result, path: Path) -> None:
-    from benchmarks.scale import figure  # matplotlib is not needed to measure
-
-    figure.draw(result, path)
-
-
-BENCHMARK = Benchmark("scale", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", draw, "scale.png"),))
+BENCHMARK = Benchmark(
+    "scale", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", drawn_by("scale"), "scale.png"),)
+)

@@ -7,35 +7,26 @@ process, which answer every launch with `Done` at once. The CPU time is that of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 import multiprocessing
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from benchmarks import measure
-from pathways_ray import limits
-from pathways_ray.scheduler.core import SchedulerCore
-from pathways_ray.scheduler.events import ControllerMessage, Event, HostConnected, HostMessage, ToController, ToHosts
-from pathways_ray.transport import links, outboxes, streams
-from pathways_ray.transport.messages import (
-    FROM_HOST,
-    TO_HOST,
-    Done,
-    DropSession,
-    HostUp,
-    IslandLaunch,
-    Program,
-    encode,
-)
+from benchmarks.scale.controlplane import Scheduler
+from pathways_ray.scheduler.events import HostConnected
+from pathways_ray.transport import links, streams
+from pathways_ray.transport import messages as wire
 
 JOIN_LIMIT_S = 60.0
 JOIN_AT_ONCE = 64
 """A server accepts a limited number of connections that have not yet shaken hands (256)."""
 
-END = DropSession(0)
+END = wire.DropSession(0)
 """Ends the hosts of the benchmark."""
 
 IN_A_ROW = 5
@@ -54,13 +45,13 @@ async def _be_hosts(address: str, hosts: int) -> None:
     async def be_host(host: int) -> None:
         async with joining:
             stream = await links.dial(address, streams.HOST_STREAM, {})
-            await stream.write(encode([HostUp(host, 1, "", "", 1, 1)]))
+            await stream.write(wire.encode([wire.HostUp(host, 1, "", "", 1, 1)]))
         ended = False
         while not ended and (data := await stream.read()) is not None:
-            messages = TO_HOST.decode_batch(data)
-            done = tuple(message.sequence for message in messages if isinstance(message, IslandLaunch))
+            messages = wire.TO_HOST.decode_batch(data)
+            done = tuple(message.sequence for message in messages if isinstance(message, wire.IslandLaunch))
             if done:
-                await stream.write(encode([Done(done, (100,) * len(done))]))
+                await stream.write(wire.encode([wire.Done(done, (100,) * len(done))]))
             ended = END in messages
         stream.close()
 
@@ -74,27 +65,22 @@ class Took(NamedTuple):
     cpu_us: float
 
 
-@dataclass
 class Island:
     """A scheduler with real streams to its hosts."""
 
-    hosts: int
-    core: SchedulerCore = field(init=False)
-    fan: outboxes.FanOut = field(init=False)
-    made: int = 0
-    over: int = 0
+    def __init__(self, hosts: int) -> None:
+        self.hosts, self.made, self.over = hosts, 0, 0
+        self.scheduler = Scheduler(0, range(hosts), self._reported)
+        self.changed = asyncio.Event()
 
     async def start(self) -> None:
-        self.core = SchedulerCore(0, range(self.hosts), limits.ISLAND_WINDOW)
-        self.fan = outboxes.FanOut(self.core.order.outstanding.__len__)
-        self.changed = asyncio.Event()
         self.server, address = await links.serve({streams.HOST_STREAM: self._host}, "127.0.0.1")
         self.process = multiprocessing.get_context("spawn").Process(target=be_hosts, args=(address, self.hosts))
         self.process.start()
         async with asyncio.timeout(JOIN_LIMIT_S):
-            while not self.core.members.complete:
+            while not self.scheduler.core.members.complete:
                 await self._change()
-        self._do(ControllerMessage(Program(1, b"", {}, "add", self.hosts)))
+        self.scheduler.from_controller([wire.Program(1, b"", {}, "add", self.hosts)])
 
     async def _change(self) -> None:
         self.changed.clear()
@@ -103,82 +89,67 @@ class Island:
     async def _host(self, context: links.AsyncLink) -> None:
         data = await context.read()
         assert data is not None
-        (hello,) = FROM_HOST.decode_batch(data)
-        assert isinstance(hello, HostUp)
-        branch = self.fan.open(hello.host)
-        self._do(HostConnected(hello))
+        (hello,) = wire.FROM_HOST.decode_batch(data)
+        assert isinstance(hello, wire.HostUp)
+        branch = self.scheduler.fan.open(hello.host)
+        self.scheduler.do(HostConnected(hello))
         pump = asyncio.ensure_future(branch.carry(context))
         self.changed.set()
         while (data := await context.read()) is not None:
-            for message in FROM_HOST.decode_batch(data):
-                self._do(HostMessage(hello.host, 1, message))
+            self.scheduler.from_host(hello.host, data)
         pump.cancel()
 
-    def _do(self, event: Event) -> None:
-        for command in self.core.handle(event, time.monotonic()):
-            match command:
-                case ToHosts(message):
-                    self.fan.send(message)
-                case ToController(Done(sequences)):
-                    self.over += len(sequences)
-                    self.changed.set()
+    def _reported(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Done):
+            self.over += len(message.sequences)
+            self.changed.set()
 
     async def launch(self, count: int) -> Took:
         """Launches at once, until all hosts are done with all of them."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.made += 1
-            self._do(ControllerMessage(IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)))
+            self.scheduler.from_controller([wire.IslandLaunch(self.made, 1, 1, (self.made,), self.made + 1)])
         while self.over < self.made:
             await self._change()
         return Took(1e6 * (time.perf_counter() - wall), 1e6 * (time.process_time() - cpu))
 
+    async def launches(self, count: int) -> Took:
+        """The mean of some batches in a row, after one that does not count: with few hosts, the first after a pause
+        takes twice as long, as everything has to come into the caches again."""
+        await self.launch(count)
+        took = [await self.launch(count) for _ in range(IN_A_ROW)]
+        return Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
+
     async def stop(self) -> None:
-        self.fan.send(END)
+        self.scheduler.fan.send(END)
         await asyncio.to_thread(self.process.join)
         self.server.close()
 
 
-async def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
-    """The time of batches on islands, all of them alive and measured in turn: by hosts and batch.
-
-    A sample is the mean of some batches in a row, after one that does not count: with few hosts, the first after a
-    pause takes twice as long, as everything has to come into the caches again.
-    """
-    islands = [Island(hosts) for hosts in sizes]
-    started: list[Island] = []
-    try:
-        for island in islands:
-            await island.start()
-            started.append(island)
-        found: dict[tuple[int, int], list[Took]] = {(one.hosts, batch): [] for one in islands for batch in batches}
-        for number in range(-1, rounds):
-            for island in islands:
-                for batch in batches:
-                    await island.launch(batch)
-                    took = [await island.launch(batch) for _ in range(IN_A_ROW)]
-                    if number >= 0:
-                        mean = Took(*(statistics.fmean(values) for values in zip(*took, strict=True)))
-                        found[island.hosts, batch].append(mean)
-    finally:
-        for island in started:
-            await island.stop()
-    return found
+def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:
+    """The time of batches on islands, all of them alive and measured in turn: by hosts and batch."""
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        islands = {hosts: Island(hosts) for hosts in sizes}
+        for island in islands.values():
+            runner.run(island.start())
+            stack.callback(lambda island: runner.run(island.stop()), island)
+        cases = list(itertools.product(sizes, batches))
+        return measure.interleaved(cases, lambda case: runner.run(islands[case[0]].launches(case[1])), rounds)
 
 
 def rows(found: Mapping[tuple[int, int], Sequence[Took]]) -> list[dict[str, Any]]:
     """`most_per_second` are the launches that one core can send and receive the outcome of, in batches of this size."""
-    return [
-        {
-            "hosts": hosts,
-            "batch": batch,
-            "latency_us": measure.spread([one.latency_us for one in ones]),
-            "scheduler_us": measure.spread([one.cpu_us for one in ones]),
-            "scheduler_us_per_host": measure.spread([one.cpu_us / hosts for one in ones]),
-            "most_per_second": measure.spread([1e6 * batch / one.cpu_us for one in ones]),
+    made = []
+    for (hosts, batch), ones in found.items():
+        values = {
+            "latency_us": [one.latency_us for one in ones],
+            "scheduler_us": [one.cpu_us for one in ones],
+            "scheduler_us_per_host": [one.cpu_us / hosts for one in ones],
+            "most_per_second": [1e6 * batch / one.cpu_us for one in ones],
         }
-        for (hosts, batch), ones in found.items()
-    ]
+        made.append({"hosts": hosts, "batch": batch, **{key: measure.spread(one) for key, one in values.items()}})
+    return made
 
 
 def trees(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.scale.controlplane import SESSION, Shape, chain, planned
-from pathways_ray.controller.programs import decode_graph, plan_program
+from benchmarks.scale.controlplane import Shape, chain, over, planned
+from pathways_ray.controller.programs import decode_graph
 from pathways_ray.ir.exchange import exchange
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result
+from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec
 from pathways_ray.transport.messages import encode
@@ -33,26 +33,18 @@ def two_slices(devices: int, cut: tuple[Spec, Spec]) -> tuple[Graph, list[Placed
         for k in range(2)
     ]
     array = ArrayType((devices, devices), "float32")
-    one, two = Layout(1, cut[0]), Layout(2, cut[1])
-    recipe = Recipe((Part("add", "add", (Ref(-1),)),), (Ref(0),))
-    nodes = (
-        Argument(0, array, one),
-        Compute("add", 0, 1, (Ref(0),), (one,), (array,), (one,)),
-        Compute("add", 0, 2, (Ref(1),), (two,), (array,), (two,)),
-        Result((Ref(2),)),
-    )
-    return Graph("two slices", tuple(s.mesh for s in slices), (recipe,), nodes), slices
+    return chain("two slices", slices, array, [Layout(1, cut[0]), Layout(2, cut[1])]), slices
 
 
 def planning(devices: int, cut: str, rounds: int) -> dict[str, Any]:
     """Bytes and milliseconds of a program, by the devices of its slices."""
     graph, slices = two_slices(devices, CUTS[cut])
-    data, placement = encode(graph), {s.mesh.id: s for s in slices}
+    data = encode(graph)
     found: dict[str, list[float]] = {"planning_ms": [], "deriving_ms": []}
     parcels = devices * min(devices, DEVICES_PER_HOST)
     for _ in range(rounds):
         before = time.thread_time()
-        made = plan_program(1, SESSION, decode_graph(data), {"add": b""}, placement, fusion=True)
+        made = planned(decode_graph(data), slices, fusion=True)
         found["planning_ms"].append(1e3 * (time.thread_time() - before))
         if cut != "all to all" or parcels < MOST_PARCELS:
             (edge,) = made.plans[0].edges
@@ -76,11 +68,11 @@ def over_islands(hosts: int) -> dict[str, Any]:
     shape = Shape(hosts, ISLAND, DEVICES_PER_HOST, cross_island=True)
     slices = [shape.slice(island) for island in range(shape.islands)]
     before = time.thread_time()
-    made = planned(1, slices)
+    made = planned(over(slices), slices)
     return {
         "hosts": hosts,
         "islands": shape.islands,
-        "graph_bytes": len(encode(chain(slices))),
+        "graph_bytes": len(encode(over(slices))),
         "plan_bytes": sum(len(message.plan) for message in made.messages.values()),
         "planning_ms": 1e3 * (time.thread_time() - before),
     }

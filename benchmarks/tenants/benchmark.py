@@ -13,14 +13,14 @@ import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
+from benchmarks import measure
 from benchmarks.cores import devices_apart
-from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, option
+from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, drawn_by, option
+from benchmarks.printing import Table, shows
 from benchmarks.tenants.clients import JaxAlone
 from benchmarks.tenants.sharing import WEIGHTS, Bench, Load, equal, start, weighted
 from benchmarks.workers import Worker
@@ -28,7 +28,6 @@ from benchmarks.workers import Worker
 PARTS = ("throughput", "timelines", "shares", "switching", "unfused")
 FUSED_S = 0.00125  # at least 4 launches of at most 5 ms leave as one: those of shorter computations
 TRACED_S = 1.0
-SWITCHING = {"two_to_one": ".3f", "microseconds_per_switch": "+.0f"}
 
 MEASURED = (
     "Clients are processes, each with a tenant of its own, on the same {devices} CPU devices of one host. A computation"
@@ -91,9 +90,8 @@ def measured(settings: Settings, apart: bool) -> dict[str, Any]:
         jax.answer()
         steps = dict(zip(settings.lengths, jax.ask("calibrate", settings.lengths), strict=True))
         result["computations"] = [{"length_ms": 1e3 * length, "steps": n} for length, n in steps.items()]
-        processes = max(*settings.clients, len(WEIGHTS))
         if set(settings.parts) - {"unfused"}:
-            with start(settings.devices, processes, jax, steps, True) as bench:
+            with start(settings.devices, max(*settings.clients, len(WEIGHTS)), jax, steps, True) as bench:
                 result |= on_a_cluster(bench, settings)
         if "unfused" in settings.parts:
             short = {length: n for length, n in steps.items() if length <= FUSED_S}
@@ -116,9 +114,8 @@ def on_a_cluster(bench: Bench, settings: Settings) -> dict[str, Any]:
         shortest = min(settings.lengths)
         found["timelines"] = [bench.timeline(shortest, n, min(TRACED_S, settings.seconds)) for n in settings.clients]
     if "shares" in settings.parts:
-        found["shares"] = [
-            bench.shares(loads, settings.share_seconds, alone) for loads in loads_to_share(settings.lengths)
-        ]
+        loads = loads_to_share(settings.lengths)
+        found["shares"] = [bench.shares(ones, settings.share_seconds, alone) for ones in loads]
     if "switching" in settings.parts:
         found["switching"] = switching(bench, settings)
     return found
@@ -134,10 +131,11 @@ def rates(
     bench: Bench, lengths: Sequence[float], clients: Sequence[int], settings: Settings
 ) -> dict[Case, list[float]]:
     """Computations a second of each case in each round."""
-    cases = [Case(length, n) for length in lengths for n in clients]
-    return measure.interleaved(
-        cases, lambda case: bench.rate(case.length, case.clients, settings.seconds), settings.rounds
-    )
+
+    def rate(case: Case) -> float:
+        return bench.rate(case.length, case.clients, settings.seconds)
+
+    return measure.interleaved([Case(length, n) for length in lengths for n in clients], rate, settings.rounds)
 
 
 def loads_to_share(lengths: Sequence[float]) -> list[list[Load]]:
@@ -155,9 +153,11 @@ def loads_to_share(lengths: Sequence[float]) -> list[list[Load]]:
 def switching(bench: Bench, settings: Settings) -> dict[str, Any]:
     """Throughput of computations of 1 ms issued by one process, for two tenants in turn, against those for one."""
     length = min(bench.steps, key=lambda length: abs(length - 0.001))
-    samples = measure.interleaved(
-        (1, 2), lambda tenants: bench.switching_rate(length, tenants, settings.seconds), settings.rounds
-    )
+
+    def rate(tenants: int) -> float:
+        return bench.switching_rate(length, tenants, settings.seconds)
+
+    samples = measure.interleaved((1, 2), rate, settings.rounds)
     return {
         "length_ms": 1e3 * length,
         "one_tenant": measure.spread(samples[1]),
@@ -169,12 +169,8 @@ def switching(bench: Bench, settings: Settings) -> dict[str, Any]:
 
 def rows(samples: Mapping[Case, list[float]]) -> list[dict[str, Any]]:
     return [
-        {
-            "length_ms": 1e3 * case.length,
-            "system": case.system,
-            "clients": case.clients,
-            "computations_per_second": measure.spread(values),
-        }
+        {"length_ms": 1e3 * case.length, "system": case.system, "clients": case.clients}
+        | {"computations_per_second": measure.spread(values)}
         for case, values in samples.items()
     ]
 
@@ -198,77 +194,29 @@ def ratios(samples: Mapping[Case, list[float]]) -> list[dict[str, Any]]:
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
+RATES = (
+    Table("rates", "rows", "length_ms", "system", "computations_per_second"),
+    Table("ratios, round by round", "ratios", "length_ms", "name", ".:.2f"),
+    Table("two tenants in turn / one", "switching", "length_ms", "two_to_one:.3f", "microseconds_per_switch:+.0f"),
+)
+TRACED = ("utilisation:.1%", "switches_per_second:,.0f", "turn_ms.median:.2f", "away_ms.median:.2f", "away_ms.p99:.2f")
+SHARES = ("length_ms", "weights", "device_seconds.achieved:.1%", "device_seconds.error:.1%")
+TABLES = shows(
+    *RATES,
+    Table("what was on the devices", "timelines", "clients", "length_ms", *TRACED),
+    Table("shares of four clients", "shares", *SHARES, "traced_seconds.error:.1%", "computations.error:.1%"),
+    Table("turns meanwhile", "shares", "weights", *(f"interleaving.{column}" for column in TRACED)),
+)
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
-    printing.heading(result, console)
-    for found, title in ((result, ""), (result.get("unfused", {}), ", without fusion")):
-        if "rows" in found:
-            show_rates(found, title, console)
-        if "switching" in found:
-            show_switching(found["switching"], title, console)
-    if "timelines" in result:
-        show_timelines(result["timelines"], console)
-    if "shares" in result:
-        show_shares(result["shares"], console)
+    TABLES(result, console)
+    if "unfused" in result:
+        console.print("Without fusion:")
+        for table in RATES:
+            table.show(result["unfused"], console)
 
 
-def show_rates(found: Mapping[str, Any], title: str, console: Console) -> None:
-    values = ["per second", "/ JAX alone", "/ 1 client"]
-    table = printing.table(f"computations per second{title}", ["ms", "system"], values)
-    for row in found["rows"]:
-        against = {
-            ratio["against"]: printing.with_range(ratio, ".2f")
-            for ratio in found["ratios"]
-            if (ratio["length_ms"], ratio["clients"]) == (row["length_ms"], row["clients"])
-        }
-        rate = f"{row['computations_per_second']['median']:,.0f}"
-        table.add_row(f"{row['length_ms']:g}", row["system"], rate, against.get(0, ""), against.get(1, ""))
-    console.print(table)
-
-
-def show_switching(found: Mapping[str, Any], title: str, console: Console) -> None:
-    ratio, cost = (printing.with_range(found[key], form) for key, form in SWITCHING.items())
-    console.print(
-        f"Two tenants in turn / one, {found['length_ms']:g} ms{title}: {ratio}; us per switch {cost}", highlight=False
-    )
-
-
-def show_timelines(found: Sequence[Mapping[str, Any]], console: Console) -> None:
-    title = f"what was on the devices, computations of {found[0]['length_ms']:g} ms"
-    table = printing.table(title, ["clients"], ["busy", "switches/s", "turn ms", "away ms", "99 %"])
-    for one in found:
-        table.add_row(str(one["clients"]), *interleaved(one))
-    console.print(table)
-
-
-def interleaved(found: Mapping[str, Any]) -> list[str]:
-    away = found["away_ms"]
-    return [
-        f"{found['utilisation']:.1%}",
-        f"{found['switches_per_second']:,.0f}",
-        f"{found['turn_ms']['median']:.2f}",
-        *([f"{away['median']:.2f}", f"{away['p99']:.2f}"] if away else ["", ""]),
-    ]
-
-
-def show_shares(found: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Errors are the largest of a tenant: by the runtime's account, by the trace, and by computations done."""
-    columns = ["weights", "ms", "achieved", "error", "trace", "work", "away ms", "99 %"]
-    table = printing.table("shares of four clients, percent of the device time", [], columns, padding=0)
-    for one in found:
-        table.add_row(
-            ":".join(f"{weight:g}" for weight in one["weights"].values()),
-            ", ".join(dict.fromkeys(f"{length:g}" for length in one["length_ms"].values())),
-            " ".join(f"{100 * share:.1f}" for share in one["device_seconds"]["achieved"].values()),
-            *(f"{one[name]['error']:.1%}" for name in ("device_seconds", "traced_seconds", "computations")),
-            *interleaved(one["interleaving"])[-2:],
-        )
-    console.print(table)
-
-
-def draw(result: Result, folder: Path) -> None:
-    from benchmarks import figures  # matplotlib is not needed to measure
-
-    figures.tenants(result, folder)
-
-
-BENCHMARK = Benchmark("tenants", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figures", draw),))
+BENCHMARK = Benchmark(
+    "tenants", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figures", drawn_by("tenants")),)
+)

@@ -71,11 +71,15 @@ def in_flight(length: float, clients: int = 1) -> int:
     return max(lower, min(upper, round(IN_FLIGHT_S / length / clients))) // GROUPS * GROUPS
 
 
-def repeated(steps: int, devices: int, v: Any) -> Any:
-    """A computation as one device sees it, inside `jax.shard_map`: (1,) -> (1,)."""
+def spread(steps: int, devices: int, mesh: Any) -> Any:
+    """A computation over all devices of a mesh: (devices,) -> (devices,)."""
     import jax
+    from jax.sharding import PartitionSpec as P
 
-    return jax.lax.fori_loop(0, steps, lambda _, v: computation(v, ALLREDUCE, devices), v)
+    def repeated(v: Any) -> Any:
+        return jax.lax.fori_loop(0, steps, lambda _, v: computation(v, ALLREDUCE, devices), v)
+
+    return jax.shard_map(repeated, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
 
 
 @dataclass
@@ -95,8 +99,13 @@ class Series:
         function, value = self.function, self.value
         for _ in range(count):
             value = function(value)
-        self.value = value
-        self.count += count
+        self.value, self.count = value, self.count + count
+
+    def try_out(self, steps: int) -> None:
+        """Runs one computation, which compiles it."""
+        self.reset()
+        self.issue(1)
+        self.check(steps)
 
     def check(self, steps: int) -> None:
         value, expected = np.asarray(self.value), self.count * steps
@@ -104,7 +113,7 @@ class Series:
             raise AssertionError(f"after {expected} steps the value is {value}")
 
 
-def drive(all_series: Sequence[Series], task: Task) -> Outcome:
+def drive(all_series: list[Series], task: Task) -> Outcome:
     """Issues computations of all series in turn for the task's time, and waits for all of them."""
     group, turns = max(1, task.in_flight // GROUPS), len(all_series)
     for one in all_series:
@@ -117,10 +126,8 @@ def drive(all_series: Sequence[Series], task: Task) -> Outcome:
     while time.perf_counter() < task.start + task.seconds:
         if turns == 1:
             all_series[0].issue(group)
-        else:
-            for _ in range(group):
-                for one in all_series:
-                    one.issue(1)
+        for one in all_series * group if turns > 1 else ():
+            one.issue(1)
         issued += group * turns
         waiting.append((issued, [one.value for one in all_series]))
         if len(waiting) == GROUPS:
@@ -161,8 +168,7 @@ class JaxAlone:
         from jax.sharding import PartitionSpec as P
 
         if steps not in self.series:
-            function = functools.partial(repeated, steps, self.devices)
-            gang = jax.jit(jax.shard_map(function, mesh=self.mesh, in_specs=P("x"), out_specs=P("x")))
+            gang = jax.jit(spread(steps, self.devices, self.mesh))
             start = jax.device_put(np.zeros(self.devices, np.float32), jax.NamedSharding(self.mesh, P("x")))
             self.series[steps] = Series(gang, start)
         return self.series[steps]
@@ -173,15 +179,9 @@ class JaxAlone:
     def length(self, steps: int, guess: float) -> float:
         """Seconds of a computation with these steps, one after the other, when nothing disturbs it."""
         one = self.one(steps)
-        one.reset()
-        one.issue(1)
-        one.check(steps)  # it is compiled now
-        found = []
-        for _ in range(5):
-            task = Task(("",), steps, time.perf_counter(), CALIBRATION_S, in_flight(guess))
-            outcome = self.run(task)
-            found.append((outcome.ended - outcome.began) / outcome.computations)
-        return min(found)
+        one.try_out(steps)
+        tasks = (Task(("",), steps, time.perf_counter(), CALIBRATION_S, in_flight(guess)) for _ in range(5))
+        return min((outcome.ended - outcome.began) / outcome.computations for outcome in map(self.run, tasks))
 
     def calibrate(self, lengths: Sequence[float]) -> list[int]:
         """The steps of computations that take about these seconds."""
@@ -213,7 +213,6 @@ class Client:
 
     def prepare(self, steps: Sequence[int]) -> None:
         """Connects as each tenant, registers the computations of these lengths, and runs each once."""
-        import jax
         from jax.sharding import PartitionSpec as P
 
         import pathways_ray as pw
@@ -223,14 +222,11 @@ class Client:
             devices = session.virtual_slice((self.devices,), ("x",))
             start = pw.put(np.zeros(self.devices, np.float32), slice=devices, spec=P("x"))
             for number in steps:
-                function = functools.partial(repeated, number, self.devices)
-                spread = jax.shard_map(function, mesh=devices.mesh, in_specs=P("x"), out_specs=P("x"))
-                gang = pw.compiled(spread, slice=devices, in_specs=P("x"), out_specs=P("x"))
+                function = spread(number, self.devices, devices.mesh)
+                gang = pw.compiled(function, slice=devices, in_specs=P("x"), out_specs=P("x"))
                 # Lowered now: a call would take the session that is connected last.
                 one = self.series[name, number] = Series(launching(gang.lower(start)), start)
-                one.reset()
-                one.issue(1)
-                one.check(number)
+                one.try_out(number)
 
     def run(self, task: Task) -> Outcome:
         return drive([self.series[name, task.steps] for name in task.series], task)

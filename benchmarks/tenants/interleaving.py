@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import measure
 
 
 class Gang(NamedTuple):
@@ -19,56 +23,36 @@ class Gang(NamedTuple):
     end: float
 
 
-def within(gangs: Sequence[Gang], start: float, end: float) -> list[Gang]:
-    """The gangs that ended in a span."""
-    return [gang for gang in gangs if start <= gang.end < end]
-
-
-def utilisation(gangs: Sequence[Gang]) -> float:
-    """The part of the time, from the first gang to the last, in which a gang was on the devices."""
-    return sum(gang.end - gang.start for gang in gangs) / (gangs[-1].end - gangs[0].start)
-
-
-def turns(gangs: Sequence[Gang]) -> list[list[Gang]]:
-    """Neighbouring gangs of one tenant together."""
-    return [list(group) for _, group in itertools.groupby(gangs, key=lambda gang: gang.tenant)]
-
-
 def describe(gangs: Sequence[Gang]) -> dict[str, Any]:
-    """Utilisation of the devices, and how finely tenants were interleaved.
+    """Utilisation of the devices, from the first gang to the last, and how finely tenants were interleaved.
 
     A *turn* is what runs of one tenant before another's; `away_ms` is how long tenants were off the devices between two
     turns.
     """
     if len(gangs) < 2:
         return {"gangs": len(gangs)}
-    found = turns(gangs)
+    turns = [list(group) for _, group in itertools.groupby(gangs, key=lambda gang: gang.tenant)]
     span = gangs[-1].end - gangs[0].start
     away: list[float] = []
     last: dict[str, float] = {}
-    for turn in found:
+    for turn in turns:
         if (since := last.get(turn[0].tenant)) is not None:
             away.append(1e3 * (turn[0].start - since))
         last[turn[0].tenant] = turn[-1].end
     return {
         "gangs": len(gangs),
         "seconds": span,
-        "utilisation": utilisation(gangs),
+        "utilisation": sum(by_tenant(gangs).values()) / span,
         "gang_ms": quantiles([1e3 * (gang.end - gang.start) for gang in gangs]),
-        "switches_per_second": (len(found) - 1) / span,
-        "turn_ms": quantiles([1e3 * (turn[-1].end - turn[0].start) for turn in found]),
+        "switches_per_second": (len(turns) - 1) / span,
+        "turn_ms": quantiles([1e3 * (turn[-1].end - turn[0].start) for turn in turns]),
         "away_ms": quantiles(away) if away else None,
     }
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
     """Median, the value that 99 in 100 do not exceed, and the largest."""
-    ordered = sorted(values)
-    return {
-        "median": statistics.median(ordered),
-        "p99": ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))],
-        "max": ordered[-1],
-    }
+    return {"median": statistics.median(values), "p99": measure.p99(values), "max": max(values)}
 
 
 def shares(used: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, Any]:
@@ -79,31 +63,23 @@ def shares(used: Mapping[str, float], weights: Mapping[str, float]) -> dict[str,
     total, weight = sum(used.values()), sum(weights.values())
     achieved = {name: used.get(name, 0.0) / total if total else 0.0 for name in weights}
     target = {name: weights[name] / weight for name in weights}
-    return {
-        "used": {name: used.get(name, 0.0) for name in weights},
-        "achieved": achieved,
-        "target": target,
-        "error": max(abs(achieved[name] / target[name] - 1) for name in weights),
-    }
+    error = max(abs(achieved[name] / target[name] - 1) for name in weights)
+    mine = {name: used.get(name, 0.0) for name in weights}
+    return {"used": mine, "achieved": achieved, "target": target, "error": error}
 
 
 def by_tenant(gangs: Sequence[Gang]) -> dict[str, float]:
     """Seconds on the devices of each tenant."""
-    seconds: dict[str, float] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
     for gang in gangs:
-        seconds[gang.tenant] = seconds.get(gang.tenant, 0.0) + gang.end - gang.start
-    return seconds
+        seconds[gang.tenant] += gang.end - gang.start
+    return dict(seconds)
 
 
 def count_at(seen: Sequence[tuple[float, int]], moment: float) -> float:
     """The number of computations that were over at a moment, interpolated between observations."""
-    after = bisect_right(seen, moment, key=lambda entry: entry[0])
-    if after == 0:
-        return 0.0
-    if after == len(seen):
-        return float(seen[-1][1])
-    (t0, n0), (t1, n1) = seen[after - 1], seen[after]
-    return n0 + (n1 - n0) * (moment - t0) / (t1 - t0)
+    moments, counts = zip(*seen, strict=True)
+    return float(np.interp(moment, moments, counts, left=0.0))
 
 
 def sample(gangs: Sequence[Gang], milliseconds: float) -> list[list[Any]]:
@@ -113,11 +89,7 @@ def sample(gangs: Sequence[Gang], milliseconds: float) -> list[list[Any]]:
     start = max(gangs[0].start, (gangs[0].start + gangs[-1].end - milliseconds / 1e3) / 2)
     end = start + milliseconds / 1e3
     return [
-        [
-            gang.tenant,
-            round(1e3 * (max(gang.start, start) - start), 4),
-            round(1e3 * (gang.end - start), 4),
-        ]
+        [gang.tenant, round(1e3 * (max(gang.start, start) - start), 4), round(1e3 * (gang.end - start), 4)]
         for gang in gangs
         if gang.end > start and gang.start < end
     ]

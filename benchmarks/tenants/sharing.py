@@ -17,7 +17,7 @@ import ray
 import pathways_ray as pw
 from benchmarks import measure
 from benchmarks.tenants import interleaving
-from benchmarks.tenants.clients import Client, Outcome, Task, in_flight
+from benchmarks.tenants.clients import Client, Task, in_flight
 from benchmarks.tenants.interleaving import Gang
 from benchmarks.workers import Worker, answers, ask_all
 
@@ -67,35 +67,24 @@ class Bench:
 
     def rate(self, length: float, clients: int, seconds: float) -> float:
         """Computations a second of all clients together, over this time; 0 clients is JAX alone."""
-        start, issued = time.perf_counter() + LEAD_S, RAMP_S + seconds
-        names = [equal(client) for client in range(clients)]
-        if names:
-            found = self._together([self._task((name,), length, start, issued, clients) for name in names])
-        else:
-            found = [self.jax.ask("run", self._task(("",), length, start, issued))]
-        return _rate(found, start + RAMP_S, seconds)
+        workers = self.clients[:clients] or [self.jax]
+        return self._rate(workers, [(equal(k),) for k in range(len(workers))], length, seconds, len(workers))
 
     def switching_rate(self, length: float, tenants: int, seconds: float) -> float:
         """Computations a second of one client process, which issues them for one tenant, or for two in turn."""
-        start = time.perf_counter() + LEAD_S
-        names = (equal(0), OTHER)[:tenants]
-        found = self._together([self._task(names, length, start, RAMP_S + seconds, tenants)])
-        return _rate(found, start + RAMP_S, seconds)
+        return self._rate(self.clients[:1], [(equal(0), OTHER)[:tenants]], length, seconds, tenants)
+
+    def _rate(
+        self, workers: Sequence[Worker], series: Sequence[tuple[str, ...]], length: float, seconds: float, sharing: int
+    ) -> float:
+        """Computations a second that were over in a span in which all processes were at work."""
+        start, at = time.perf_counter() + LEAD_S, interleaving.count_at
+        begin(workers, [self._task(names, length, start, RAMP_S + seconds, sharing) for names in series])
+        since, until = start + RAMP_S, start + RAMP_S + seconds
+        return sum(at(one.seen, until) - at(one.seen, since) for one in answers(workers)) / seconds
 
     def _task(self, series: tuple[str, ...], length: float, start: float, seconds: float, sharing: int = 1) -> Task:
         return Task(series, self.steps[length], start, seconds, in_flight(length, sharing))
-
-    def _together(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Runs the k-th task on the k-th client, all at once."""
-        self._begin(tasks)
-        return self._end(len(tasks))
-
-    def _begin(self, tasks: Sequence[Task]) -> None:
-        for client, task in zip(self.clients, tasks, strict=False):
-            client.tell("run", task)
-
-    def _end(self, count: int) -> list[Outcome]:
-        return answers(self.clients[:count])
 
     # --- traces -------------------------------------------------------------------------------------------------------
 
@@ -104,18 +93,13 @@ class Bench:
         margin = 0.3
         start = time.perf_counter() + LEAD_S
         names = [equal(client) for client in range(clients)]
-        self._begin([self._task((name,), length, start, seconds + 2 * margin, clients) for name in names])
+        workers, issued = self.clients[:clients], seconds + 2 * margin
+        begin(workers, [self._task((name,), length, start, issued, clients) for name in names])
         time.sleep(max(0.0, start + margin - time.perf_counter()))
         gangs = self._traced(self._trace(seconds))
-        self._end(clients)
-        return {
-            "clients": clients,
-            "length_ms": 1e3 * length,
-            **interleaving.describe(gangs),
-            "tenants": names,
-            "picture_ms": PICTURE_MS,
-            "picture": interleaving.sample(gangs, PICTURE_MS),
-        }
+        answers(workers)
+        described = interleaving.describe(gangs)
+        return {"clients": clients, "length_ms": 1e3 * length, **described, **pictured(gangs, names)}
 
     def shares(self, loads: Sequence[Load], seconds: float, alone: Mapping[float, float]) -> dict[str, Any]:
         """The share of the devices that each tenant gets while all of them want more: client k has load k.
@@ -127,15 +111,15 @@ class Bench:
             alone: seconds of a computation of each length by JAX alone.
         """
         start = time.perf_counter() + LEAD_S
-        issued = WARM_UP_S + seconds + 0.3
-        self._begin([self._task((load.tenant,), load.length, start, issued) for load in loads])
+        workers, issued = self.clients[: len(loads)], WARM_UP_S + seconds + 0.3
+        begin(workers, [self._task((load.tenant,), load.length, start, issued) for load in loads])
         time.sleep(max(0.0, start + WARM_UP_S - time.perf_counter()))
         trace = self._trace(seconds)
         began, before = time.perf_counter(), self._device_seconds()
         time.sleep(max(0.0, began + seconds - time.perf_counter()))
         ended, after = time.perf_counter(), self._device_seconds()
         gangs = self._traced(trace)
-        outcomes = self._end(len(loads))
+        outcomes = answers(workers)
         weights = {load.tenant: load.weight for load in loads}
         charged = {name: after[name] - before[name] for name in weights}
         done = {
@@ -153,9 +137,7 @@ class Bench:
             "computations": {**interleaving.shares(work, weights), "done": done},
             "seconds_one_by_one": one_by_one(gangs, weights, round(seconds)),
             "interleaving": interleaving.describe(gangs),
-            "tenants": list(weights),
-            "picture_ms": PICTURE_MS,
-            "picture": interleaving.sample(gangs, PICTURE_MS),
+            **pictured(gangs, list(weights)),
         }
 
     def _device_seconds(self) -> dict[str, float]:
@@ -172,10 +154,15 @@ class Bench:
         return [Gang(self.tenants[r.session], r.start, r.end) for r in ran if r.session in self.tenants]
 
 
-def _rate(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:
-    """Computations a second that were over in a span in which all processes were at work."""
-    at = interleaving.count_at
-    return sum(at(one.seen, start + seconds) - at(one.seen, start) for one in outcomes) / seconds
+def begin(workers: Sequence[Worker], tasks: Sequence[Task]) -> None:
+    """Lets the k-th process run the k-th task, all at once; `answers` waits for their outcomes."""
+    for worker, task in zip(workers, tasks, strict=True):
+        worker.tell("run", task)
+
+
+def pictured(gangs: Sequence[Gang], names: Sequence[str]) -> dict[str, Any]:
+    """A part of a trace, for a picture."""
+    return {"tenants": names, "picture_ms": PICTURE_MS, "picture": interleaving.sample(gangs, PICTURE_MS)}
 
 
 def one_by_one(gangs: Sequence[Gang], weights: Mapping[str, float], spans: int) -> dict[str, float] | None:
@@ -185,7 +172,7 @@ def one_by_one(gangs: Sequence[Gang], weights: Mapping[str, float], spans: int) 
     start, length = gangs[0].start, (gangs[-1].end - gangs[0].start) / spans
     errors = []
     for k in range(spans):
-        used = interleaving.by_tenant(interleaving.within(gangs, start + k * length, start + (k + 1) * length))
+        used = interleaving.by_tenant([g for g in gangs if k <= (g.end - start) / length < k + 1])
         errors.append(interleaving.shares(used, weights)["error"])
     return measure.spread(errors)
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.harness import Benchmark, Output, Progress, Result, option
+from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
 from benchmarks.training import model, results
 from benchmarks.training.model import Sizes
 from benchmarks.training.peers import Peers
@@ -96,13 +95,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     machine = measure.machine()
     with cores_listed() as cores, cluster(settings.fusion) as session, peers_of(settings, cores) as peers:
         found = Bench(Runtime(session, settings.sizes), peers, settings, progress.say).measured()
-    return {
-        "benchmark": "training",
-        "machine": machine,
-        "cores": cores,
-        "settings": asdict(settings),
-        **found,
-    }
+    return {"benchmark": "training", "machine": machine, "cores": cores, "settings": asdict(settings), **found}
 
 
 @contextlib.contextmanager
@@ -110,11 +103,8 @@ def peers_of(settings: Settings, cores: Sequence[int]) -> Iterator[Peers]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "parameters.npz"
         model.write(settings.sizes, max(settings.microbatches), file)
-        peers = Peers(settings.sizes, file, cores)
-        try:
+        with contextlib.closing(Peers(settings.sizes, file, cores)) as peers:
             yield peers
-        finally:
-            peers.close()
 
 
 class Bench:
@@ -131,72 +121,48 @@ class Bench:
         losses: dict[Case, list[float]] = {}
         cases = cases_of(settings)
         for number, case in enumerate(cases, 1):
-            start = time.monotonic()
-            found = self._prepared(case)
-            if found is not None:
+            self.say(f"[{number}/{len(cases)}] {case.name}")
+            if (found := self._of(case).prepare(case, FIRST_STEPS)) is not None:
                 losses[case] = found
-            self.say(f"[{number}/{len(cases)}] {case.name}: ready after {time.monotonic() - start:.0f} s")
+                step = self._of(case).seconds(case, 1)
+                self.steps[case] = max(1, round(settings.seconds / step)) if step > 0 else 1
         idle = measure.busy_cores(IDLE_S)
         self.say(f"{settings.rounds} rounds; {idle:.2f} cores are busy while nothing is measured")
-        samples = Samples(settings.sizes, losses)
         rates = measure.interleaved(list(losses), self._rate, settings.rounds)
-        samples.cpu = self.cpu
-        samples.rates = {case: values for case, values in rates.items() if not any(map(math.isnan, values))}
+        rates = {case: values for case, values in rates.items() if not any(map(math.isnan, values))}
+        samples = Samples(settings.sizes, losses, rates, self.cpu)
         self.say("single steps")
         if "bubbles" in settings.parts:
-            samples.bubbles = [self._bubble(case) for case in samples.rates if case.system == "pathways"]
-            samples.bubbles = [found for found in samples.bubbles if found]
+            own = [case for case in samples.rates if case.system == "pathways" and case.how != SPMD]
+            samples.bubbles = [self._bubble(case) for case in own if case.devices == 2]
         if "pipelines" in settings.parts and settings.four:
             samples.stages = self.runtime.stage_costs(4, max(settings.records, 3))
-        moved = self.runtime.moved(2, 2) if "bytes" in settings.parts else []
         return {
             "measured": results.described(settings, self.peers.cores),
             "versions": self.peers.versions,
             "errors": self.peers.errors,
             "busy_cores_between_rounds": idle,
             **samples.result(),
-            "bytes": moved,
+            "bytes": self.runtime.moved(2, 2) if "bytes" in settings.parts else [],
         }
 
-    def _prepared(self, case: Case) -> list[float] | None:
-        """The first losses of a case, and finds how many steps make a measurement; None if a peer cannot run it."""
-        if case.system != "pathways":
-            losses = self.peers.prepare(case, FIRST_STEPS)
-            if losses is None:
-                return None
-        else:
-            losses = self.runtime.prepare(case, FIRST_STEPS)
-        self.steps[case] = 1
-        step = self._seconds(case)
-        self.steps[case] = max(1, round(self.settings.seconds / step)) if step > 0 else 1
-        return losses
-
-    def _seconds(self, case: Case) -> float:
-        steps = self.steps[case]
-        if case.system == "pathways":
-            return self.runtime.seconds(case, steps)
-        return self.peers.seconds(case, steps)
+    def _of(self, case: Case) -> Runtime | Peers:
+        return self.runtime if case.system == "pathways" else self.peers
 
     def _rate(self, case: Case) -> float:
         """Tokens a second; nan of a peer that failed."""
-        before = measure.cpu_seconds()
-        seconds = self._seconds(case)
-        self.cpu.setdefault(case, []).append((measure.cpu_seconds() - before) / self.steps[case])
-        return self.steps[case] * self.settings.sizes.tokens(case.microbatches) / seconds
+        before, steps = measure.cpu_seconds(), self.steps[case]
+        seconds = self._of(case).seconds(case, steps)
+        self.cpu.setdefault(case, []).append((measure.cpu_seconds() - before) / steps)
+        return steps * self.settings.sizes.tokens(case.microbatches) / seconds
 
     def _bubble(self, case: Case) -> dict[str, Any]:
-        if case.how == SPMD or case.devices > 2:
-            return {}
         if case.place not in self.hops:
             self.hops[case.place] = self.runtime.hop(case.devices, case.place, self.settings.records)
         records = [self.runtime.recorded(case) for _ in range(self.settings.records)]
         return bubbles(case, records, self.hops[case.place])
 
 
-def draw(result: Result, folder: Path) -> None:
-    from benchmarks.training import figure  # matplotlib is not needed to measure
-
-    figure.draw(result, folder / "training.png")
-
-
-BENCHMARK = Benchmark("training", __doc__, Settings, SMOKE, run, results.show, outputs=(Output("--figures", draw),))
+BENCHMARK = Benchmark(
+    "training", __doc__, Settings, SMOKE, run, results.show, outputs=(Output("--figures", drawn_by("training")),)
+)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import environments
-from benchmarks.peers.process import ROOT, PeerError, PeerProcess
+from benchmarks.peers.process import PeerError, PeerProcess
+from benchmarks.peers.systems import SystemInfo
 from benchmarks.training.model import Sizes
 from benchmarks.training.runtime import Case
 
@@ -36,13 +35,12 @@ class Peers:
         """The first losses; None if the system is not installed, or failed."""
         if case.system not in self._processes:
             self._start(case.system)
-        answer = self._ask(case.system, "prepare", case=case.how, microbatches=case.microbatches, steps=steps)
-        return None if answer is None else [float(loss) for loss in answer["losses"]]
+        return self._ask(case.system, "prepare", case=case.how, microbatches=case.microbatches, steps=steps)
 
     def seconds(self, case: Case, steps: int) -> float:
         """The time of these steps; nan if the system failed."""
-        answer = self._ask(case.system, "train", case=case.how, microbatches=case.microbatches, steps=steps)
-        return math.nan if answer is None else float(answer["seconds"])
+        found = self._ask(case.system, "train", case=case.how, microbatches=case.microbatches, steps=steps)
+        return math.nan if found is None else found
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -51,23 +49,18 @@ class Peers:
     def _start(self, system: str) -> None:
         if system in self.errors:
             return
-        python: Path | str = sys.executable
-        if system == "torch":
-            problem = environments.problem(system)
-            if problem is not None:
-                self.errors[system] = problem
-                return
-            python = environments.interpreter(system)
-        self._processes[system] = PeerProcess(
-            python, [MODULES[system]], {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "NPROC": None}
-        )
-        answer = self._ask(
-            system, "configure", sizes=asdict(self.sizes), parameters=str(self.parameters), cores=self.cores
-        )
-        if answer is not None:
-            self.versions[system] = answer["versions"]
+        peer = SystemInfo("torch" if system == "torch" else "", (MODULES[system],))
+        if problem := peer.problem():
+            self.errors[system] = problem
+            return
+        variables = {"GLOO_SOCKET_IFNAME": "lo", "NPROC": None}
+        self._processes[system] = PeerProcess(peer.interpreter(), peer.module, variables)
+        sizes = asdict(self.sizes)
+        versions = self._ask(system, "configure", sizes=sizes, parameters=str(self.parameters), cores=self.cores)
+        if versions is not None:
+            self.versions[system] = versions
 
-    def _ask(self, system: str, word: str, **arguments: Any) -> dict[str, Any] | None:
+    def _ask(self, system: str, word: str, **arguments: Any) -> Any:
         if system in self.errors:
             return None
         try:

@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import measure, printing
-from benchmarks.report.aims import aim_of
+from benchmarks import measure
+from benchmarks.aims import verdict_of
+from benchmarks.printing import Table, shows
 from benchmarks.training.model import Sizes
 from benchmarks.training.runtime import SPMD, Case
 from megatron_ptdp.schedules import Costs, simulate
@@ -23,7 +24,6 @@ MEASURED = (
     "{seconds} s a case after one to warm up, all cases in turn, no step waited for before the last; ratios are taken "
     "round by round. All systems begin with the same parameters, and the losses of the first steps are compared."
 )
-MEDIAN_FIRST = ("median", "min", "max")
 UNPINNED = " There are fewer than two cores: devices are not pinned, and no ratio means anything."
 
 
@@ -36,7 +36,7 @@ class Samples:
         losses: of the first steps of each case
         rates: tokens a second of each case in each round
         cpu: CPU seconds of one step, of all systems, those that were idle too
-        bubbles: as `training_runtime.bubbles` gives them
+        bubbles: as `runtime.bubbles` gives them
         stages: for four stages, the costs of their actions alone on a core, and seconds of the rest of a step
     """
 
@@ -57,23 +57,22 @@ class Samples:
 
     def _row(self, case: Case, values: Sequence[float]) -> dict[str, Any]:
         rate = measure.spread(values)
-        tokens = self.sizes.tokens(case.microbatches)
         row = {
             "name": case.name,
-            "system": case.system,
-            "how": case.how,
-            "devices": case.devices,
-            "microbatches": case.microbatches,
+            **vars(case),
             "place": case.place if case.system == "pathways" else "",
             "tokens_per_second": rate,
-            "step_ms": 1e3 * tokens / rate["median"],
+            "step_ms": 1e3 * self.sizes.tokens(case.microbatches) / rate["median"],
             "losses": self.losses[case],
         }
         if case in self.cpu:
             row["cpu_ms"] = 1e3 * median(self.cpu[case])
         if self.stages is not None and case.devices == 4:
-            row["predicted_tokens_per_second"] = tokens / self.predicted_seconds(case)
+            row["predicted_tokens_per_second"] = self.predicted_rate(case)
         return row
+
+    def predicted_rate(self, case: Case) -> float:
+        return self.sizes.tokens(case.microbatches) / self.predicted_seconds(case)
 
     def predicted_seconds(self, case: Case) -> float:
         """A step on four cores: the schedule simulated with the times of stages that had a core each."""
@@ -86,24 +85,22 @@ class Samples:
     def ratios(self) -> Iterator[dict[str, Any]]:
         """Every ratio whose two cases were measured."""
         for case in self.rates:
-            m = case.microbatches
+            m, spmd = case.microbatches, Case("pathways", SPMD, case.microbatches)
             if case.system != "pathways":
                 continue
             if case.how == SPMD:
                 if case.place == "across":
                     name = f"two islands / one of twice the devices, data parallel, M {m}"
-                    yield from self._ratio(name, case, Case("pathways", SPMD, m))
-                else:
-                    for way in ("scan", "calls"):
-                        yield from self._ratio(f"pathways / plain JAX ({way}), SPMD, M {m}", case, Case("jax", way, m))
+                    yield from self._ratio(name, case, spmd)
+                    continue
+                for way in ("scan", "calls"):
+                    yield from self._ratio(f"pathways / plain JAX ({way}), SPMD, M {m}", case, Case("jax", way, m))
                 continue
             where = f"{case.how}, S {case.devices}, M {m}"
-            spmd = Case("pathways", SPMD, m)
             many = "oversubscribed pipeline" if case.devices > 2 else "pipeline"
             yield from self._ratio(f"{many} / SPMD, {where}, {case.place}", case, spmd)
-            yield from self._ratio(
-                f"{many} / ideal 1/(1+bubble) of SPMD, {where}, {case.place}", case, spmd, 1 + case.bubble
-            )
+            ideal = f"{many} / ideal 1/(1+bubble) of SPMD, {where}, {case.place}"
+            yield from self._ratio(ideal, case, spmd, 1 + case.bubble)
             if case.place == "across":
                 inside = Case("pathways", case.how, m, case.devices)
                 yield from self._ratio(f"pipeline across islands / inside one, {where}", case, inside)
@@ -126,7 +123,6 @@ class Samples:
             off = [abs(one["measured"] / one["predicted"] - 1) for one in found["records"] if one["predicted"]]
             if off:
                 yield {"name": f"bubble, off its prediction, {name}", **measure.spread(off)}
-        for name, found in of.items():
             other = of.get(name.replace("zb-h1", "1f1b"))
             if "zb-h1" in name and other:
                 both = zip(found["records"], other["records"], strict=True)
@@ -138,80 +134,44 @@ class Samples:
             if case != first:
                 differences = [abs(a - b) for a, b in zip(losses, self.losses[first], strict=True)]
                 yield {"name": f"loss, off the first: {case.name}", "median": max(differences)}
-        if self.stages is not None:
-            for case, rates in self.rates.items():
-                if case.devices == 4:
-                    predicted = self.sizes.tokens(case.microbatches) / self.predicted_seconds(case)
-                    yield {
-                        "name": f"oversubscribed / predicted for four cores, {case.name}",
-                        **measure.spread([rate / predicted for rate in rates]),
-                    }
+        for case, rates in self.rates.items() if self.stages is not None else ():
+            if case.devices == 4:
+                name = f"oversubscribed / predicted for four cores, {case.name}"
+                yield {"name": name, **measure.spread([rate / self.predicted_rate(case) for rate in rates])}
 
 
 def described(settings: Any, cores: Sequence[int]) -> str:
-    sizes = vars(settings.sizes)
-    text = MEASURED.format(**sizes, rounds=settings.rounds, seconds=settings.seconds)
+    text = MEASURED.format(**vars(settings.sizes), rounds=settings.rounds, seconds=settings.seconds)
     return text if cores else text + UNPINNED
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
+TABLES = shows(
+    Table(
+        "training", "rows", *("name", "tokens_per_second", "step_ms:.1f", "cpu_ms:.0f", "predicted_tokens_per_second")
+    ),
+    *(Table(title, title, "name", ".:.3g", "aim", "verdict") for title in ("ratios", "figures")),
+    Table(
+        "recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest",
+        "bubbles",
+        *("case", "hop_ms:.1f", "ideal:.1%", "predicted:.1%", "measured:.1%"),
+        *("predicted_ms:.1f", "makespan_ms:.1f", "busy_ms:.1f", "others_ms:.1f"),
+    ),
+    Table("bytes of a step between islands", "bytes", "tensor", "scatter_gather", "bytes_between_hosts"),
+)
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
-    printing.heading(result, console)
+    """Prints a result, with aims beside figures and with means over recorded steps."""
+    held = {key: [{**one, **verdict_of("training", one)} for one in result[key]] for key in ("ratios", "figures")}
+    means = [
+        {**one, **{name: fmean(record[name] for record in one["records"]) for name in one["records"][0]}}
+        for one in result["bubbles"]
+    ]
+    TABLES({**result, **held, "bubbles": means}, console)
     if "busy_cores_between_rounds" in result:
-        busy = result["busy_cores_between_rounds"]
-        console.print(f"Before the rounds, nothing measured, {busy:.2f} cores were busy.", highlight=False)
-    for system, error in result["errors"].items():
-        console.print(f"{system} is not measured: {error}", highlight=False, markup=False)
-    columns = [*MEDIAN_FIRST, "ms/step", "CPU ms", "predicted"]
-    table = printing.table("training, tokens per second", [""], columns, padding=0)
-    for row in result["rows"]:
-        rate = row["tokens_per_second"]
-        table.add_row(
-            row["name"],
-            *printing.numbers(rate, ",.0f", MEDIAN_FIRST),
-            f"{row['step_ms']:.1f}",
-            f"{row['cpu_ms']:.0f}" if "cpu_ms" in row else "",
-            f"{row['predicted_tokens_per_second']:,.0f}" if "predicted_tokens_per_second" in row else "",
-        )
-    console.print(table)
-    show_named(result["ratios"], "ratios, round by round", console)
-    show_named(result["figures"], "figures", console)
-    if result["bubbles"]:
-        show_bubbles(result["bubbles"], console)
-    for row in result["bytes"]:
         console.print(
-            f"bytes between islands of a step, tensor {row['tensor']}, "
-            f"{'with' if row['scatter_gather'] else 'without'} scatter/gather: {row['bytes_between_hosts']:,}",
-            highlight=False,
+            f"Before the rounds, nothing measured, {result['busy_cores_between_rounds']:.2f} cores were busy."
         )
-
-
-def show_named(found: Sequence[Mapping[str, Any]], title: str, console: Console) -> None:
-    if not found:
-        return
-    table = printing.table(title, [""], [*MEDIAN_FIRST, "aim", ""], padding=0)
-    for one in found:
-        aim = aim_of("training", one["name"])
-        verdict = ("met" if aim.met_by(one["median"]) else "missed") if aim else ""
-        values = [f"{one[key]:.3g}" if key in one else "" for key in MEDIAN_FIRST]
-        table.add_row(one["name"], *values, aim.bound_text if aim else "", verdict)
-    console.print(table)
-
-
-def show_bubbles(found: Sequence[Mapping[str, Any]], console: Console) -> None:
-    title = "recorded steps, means: bubble as idle / busy; ms of all actions, of those of a device, of the rest"
-    columns = ["hop ms", "formula", "predicted", "measured", "pred. ms", "ms", "busy", "rest"]
-    table = printing.table(title, [""], columns, padding=0)
-    names = ("predicted", "measured", "predicted_ms", "makespan_ms", "busy_ms", "others_ms")
-    for one in found:
-        means = {name: fmean(record[name] for record in one["records"]) for name in names}
-        table.add_row(
-            one["case"],
-            f"{one['hop_ms']:.1f}",
-            f"{one['ideal']:.1%}",
-            *(f"{means[name]:.1%}" for name in names[:2]),
-            *(f"{means[name]:.1f}" for name in names[2:]),
-        )
-    console.print(table)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,18 +63,12 @@ class Case:
         return schedules.build(self.how, self.devices, self.microbatches)
 
     def cut(self, examples: int) -> Cut:
+        made = self.schedule()
         if self.how == SPMD:
             islands = 2 if self.place == "across" else 1
-            return Cut(
-                data=self.devices, islands=islands, microbatches=self.microbatches // self.devices, examples=examples
-            )
-        made = self.schedule()
-        return Cut(
-            pipeline=self.devices,
-            chunks=made.stages // made.devices,
-            microbatches=self.microbatches,
-            examples=examples,
-        )
+            return Cut(data=self.devices, islands=islands, microbatches=made.microbatches, examples=examples)
+        chunks = made.stages // made.devices
+        return Cut(pipeline=self.devices, chunks=chunks, microbatches=self.microbatches, examples=examples)
 
     @property
     def islands(self) -> tuple[int, ...]:
@@ -131,13 +126,9 @@ class Runtime:
 
     def prepare(self, case: Case, steps: int) -> list[float]:
         """Compiles a case and takes the first steps from the given parameters; their losses."""
-        model = self.sizes.model()
-        layout = Layout.of(
-            model,
-            case.cut(self.sizes.examples),
-            placement="apart" if case.place == "across" and case.how != SPMD else "together",
-            islands=case.islands,
-        )
+        model, cut = self.sizes.model(), case.cut(self.sizes.examples)
+        apart = case.place == "across" and case.how != SPMD
+        layout = Layout.of(model, cut, placement="apart" if apart else "together", islands=case.islands)
         require_apart(layout)
         step = build_step(model, self.sizes.optimizer, layout, case.schedule(), Options(join=True))
         state = step.initial(self.whole)
@@ -173,18 +164,17 @@ class Runtime:
         """
         case = Case("pathways", "1f1b", 1, devices)
         self.prepare(case, 2)
-        forward: dict[int, list[float]] = {stage: [] for stage in range(devices)}
-        backward: dict[int, list[float]] = {stage: [] for stage in range(devices)}
+        took: defaultdict[tuple[bool, int], list[float]] = defaultdict(list)  # by whether it is a forward, and stage
         rest = []
         for _ in range(records):
             found = self.recorded(case)
             for span in found.timeline.started:
                 part = span.entry.parts[0]
-                (forward if part.kind == "F" else backward)[part.stage].append(span.end - span.start)
+                took[part.kind == "F", part.stage].append(span.end - span.start)
             rest.append(max(sum(o.end - o.start for o in found.others if o.device == d) for d in range(devices)))
+        forward, backward = (tuple(median(took[way, k] or [0.0]) for k in range(devices)) for way in (True, False))
         nothing = (0.0,) * devices
-        mean = [tuple(median(values) if values else 0.0 for values in kind.values()) for kind in (forward, backward)]
-        return Costs(mean[0], nothing, nothing, mean[1]), median(rest)
+        return Costs(forward, nothing, nothing, backward), median(rest)
 
     def hop(self, devices: int, place: str, records: int) -> float:
         """Seconds from the end of an action to the begin of the next one on another device, which waits for it alone.
@@ -196,10 +186,8 @@ class Runtime:
             self.prepare(case, 2)
         hops = []
         for _ in range(records):
-            spans = sorted(self.recorded(case).timeline.started, key=lambda span: span.start)
-            hops += [
-                max(0.0, after.start - before.end) for before, after in pairwise(spans) if before.device != after.device
-            ]
+            spans = pairwise(sorted(self.recorded(case).timeline.started, key=lambda span: span.start))
+            hops += [max(0.0, after.start - before.end) for before, after in spans if before.device != after.device]
         return median(hops)
 
     def moved(self, devices: int, tensor: int) -> list[dict[str, Any]]:
@@ -211,20 +199,14 @@ class Runtime:
         layout = Layout.of(model, sizes, placement="apart", islands=(INSIDE[0], FOUR[0]))
         try:
             step = build_step(model, self.sizes.optimizer, layout, schedules.build("1f1b", devices, 8))
-            rows = []
+            rows, edges = [], list(zip(step.shapes, layout.slices[0], layout.slices[0][1:], strict=False))
             for scatter in (True, False):
-                found = [
-                    transfer_bytes.boundary(shapes, here, there, scatter)
-                    for shapes, here, there in zip(step.shapes, layout.slices[0], layout.slices[0][1:], strict=False)
-                ]
-                rows.append(
-                    {
-                        "tensor": tensor,
-                        "scatter_gather": scatter,
-                        "bytes_between_hosts": 8 * sum(one.between_hosts for one in found),
-                        "bytes_to_devices": 8 * sum(one.to_devices for one in found),
-                    }
-                )
+                found = [transfer_bytes.boundary(*edge, scatter) for edge in edges]
+                moved = {
+                    "bytes_between_hosts": 8 * sum(one.between_hosts for one in found),
+                    "bytes_to_devices": 8 * sum(one.to_devices for one in found),
+                }
+                rows.append({"tensor": tensor, "scatter_gather": scatter, **moved})
             return rows
         finally:
             layout.release()
@@ -242,9 +224,8 @@ def wait(loss: Any, state: Any) -> None:
     import jax
 
     loss.block_until_ready(LIMIT_S)
-    for row in state.params:
-        for part in row:
-            jax.tree.leaves(part)[0].block_until_ready(LIMIT_S)
+    for part in (part for row in state.params for part in row):
+        jax.tree.leaves(part)[0].block_until_ready(LIMIT_S)
 
 
 def bubbles(case: Case, records: Sequence[timeline.Measured], hop_s: float) -> dict[str, Any]:
@@ -264,19 +245,9 @@ def bubbles(case: Case, records: Sequence[timeline.Measured], hop_s: float) -> d
                 "others_ms": 1e3 * sum(one.end - one.start for one in found.others) / len(ran.rows),
             }
         )
-    return {
-        "case": case.name,
-        "ideal": case.bubble,
-        "hop_ms": 1e3 * hop_s,
-        "records": rows,
-        "picture": spans(records[-1]),
-    }
-
-
-def spans(found: timeline.Measured) -> list[list[Any]]:
-    """[device, kind, microbatch, start, end] of each action, in ms."""
-    return [
+    picture = [  # in ms
         [span.device, part.kind, part.microbatch, round(1e3 * span.start, 3), round(1e3 * span.end, 3)]
-        for span in found.timeline.started
+        for span in records[-1].timeline.started
         for part in span.entry.parts
     ]
+    return {"case": case.name, "ideal": case.bubble, "hop_ms": 1e3 * hop_s, "records": rows, "picture": picture}

@@ -199,10 +199,27 @@ def logs_table(logs: Sequence[dict[str, str]]) -> Table:
 def tenants_table(tenants: Iterable[dict[str, Any]]) -> Table:
     """One row for each tenant: what it may have, and what it had; its share is of the device time of all."""
     table = Table("tenant", title="tenants")
-    for heading in ("weight", "priority", "device seconds", "share", "queued", "in flight", "waiting", "bytes"):
+    for heading in (
+        "weight",
+        "priority",
+        "launch limit",
+        "device seconds",
+        "share",
+        "queued",
+        "in flight",
+        "waiting",
+        "bytes",
+    ):
         table.add_column(heading, justify="right")
     for one in tenants:
-        times = (f"{one['weight']:g}", str(one["priority"]), f"{one['device_seconds']:.1f}", f"{one['share']:.0%}")
+        limit = f"{one['launch_limit_s']:g} s" if one.get("launch_limit_s") else "-"
+        times = (
+            f"{one['weight']:g}",
+            str(one["priority"]),
+            limit,
+            f"{one['device_seconds']:.1f}",
+            f"{one['share']:.0%}",
+        )
         counts = (one["queued"], one["in_flight"], one["waiting"], decimal(one["device_bytes"]))
         table.add_row(one["tenant"], *times, *map(str, counts))
     return table

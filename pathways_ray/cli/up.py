@@ -16,6 +16,7 @@ import click
 from pathways_ray import limits
 from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
+from pathways_ray.liveness import SILENCE_LIMIT_S
 
 NAME = "pathways"
 SHORTEST_TOKEN = 16
@@ -40,6 +41,22 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 )
 @click.option("--dispatch", type=click.Choice(["parallel", "sequential"]), default="parallel", show_default=True)
 @click.option("--policy", default="fifo", show_default=True, help="fifo, share, priority, or package.module:function.")
+@click.option(
+    "--launch-limit",
+    "launch_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=limits.LAUNCH_LIMIT_S,
+    show_default=True,
+    help="Seconds that a launch may keep its devices; tenants may have limits of their own.",
+)
+@click.option(
+    "--silence-limit",
+    "silence_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=SILENCE_LIMIT_S,
+    show_default=True,
+    help="Seconds of silence after which a process counts as lost.",
+)
 @click.option("--bind", default="", help="The address to serve on; left out, one that all Ray nodes reach.")
 @click.option("--tls-cert", default="", help="Certificate (PEM); the same path on every machine.")
 @click.option("--tls-key", default="", help="Its key.")
@@ -54,6 +71,12 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine although TLS or tenants are missing.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the controller; left out, a free one.")
+@click.option(
+    "--client-ports",
+    default="",
+    metavar="FIRST-LAST",
+    help="For clients beside --port, on the controller's machine and those of hosts; left out, free ones.",
+)
 @click.option(
     "--token-file",
     type=click.File(),
@@ -96,8 +119,11 @@ def up(
     placement: str,
     dispatch: str,
     policy: str,
+    launch_limit_s: float,
+    silence_limit_s: float,
     bind: str,
     port: int,
+    client_ports: str,
     tls_cert: str,
     tls_key: str,
     tls_ca: str,
@@ -139,10 +165,13 @@ def up(
         dispatch=dispatch,
         lost_after_s=lost_after,
         policy=policy,
+        launch_limit_s=launch_limit_s,
+        silence_limit_s=silence_limit_s,
         placement=placement,
         name=name,
         bind=bind,
         port=port,
+        client_ports=_ports(client_ports) if client_ports else (0, 0),
         token=_first_line(token_file) if token_file else "",
         tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
         tenants=os.path.abspath(tenants) if tenants else "",
@@ -191,6 +220,13 @@ def show(found: dict[str, Any]) -> None:
     if found.get("metrics"):
         click.echo(f"  metrics {found['metrics']} (Authorization: Bearer <token>)")
     click.echo("clients call pw.connect(url, token); 'pathways status' shows the runtime, 'pathways down' ends it")
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"--client-ports takes a first and a last port, such as 20000-20099, not {text!r}")
+    return int(first), int(last)
 
 
 def _first_line(file: TextIO) -> str:

@@ -84,11 +84,30 @@ class Array:
         self._buffer.session.wait(self._buffer.record, timeout)
         return self
 
+    def cancel(self) -> bool:
+        """Cancels the launch that makes the array, with all its other results.
+
+        A launch that waits, in this process, at the controller or in its island's scheduler, ends at once with
+        `Cancelled`, and so does what depends on it. One that hosts have cannot be stopped: its results count as
+        cancelled from now on, and are freed when it is over. So it is with one over several islands of which one has
+        begun.
+
+        Returns:
+            Whether the launch had not begun. False too where there is nothing to cancel any more.
+
+        Raises:
+            BufferDeleted: the array was deleted or donated.
+        """
+        self._check_not_deleted()
+        return self._buffer.session.cancel(self._buffer.record)
+
     def delete(self) -> None:
         """Frees the array on its devices now. Any later use raises `BufferDeleted`."""
         self._buffer.delete("it was deleted")
 
     def _check_not_deleted(self) -> None:
+        if self._buffer.record.undecided:
+            self._buffer.session.settle(self._buffer.record)
         if self._buffer.record.state is DELETED:
             raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.record.why_deleted}")
 

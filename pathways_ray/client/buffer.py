@@ -46,6 +46,11 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 
     `failure` is set when the launch that makes it, or its upload, failed, or its host was lost; `upload` when it is, or
     was, uploaded by the client.
+
+    While a launch that it was donated to has no outcome it is DELETED, and `donated` has the state that it returns to
+    if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
+    that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
+    that makes it was cancelled after it had begun.
     """
 
     id: int
@@ -53,6 +58,27 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     failure: Failure | None = None
     upload: Upload | None = None
     why_deleted: str = ""
+    donated: BufferState | None = None
+    dropped: bool = False
+    undecided: bool = False
+    late: bool = False
+
+    def donate(self, why: str) -> None:
+        """Notes that a launch may take its memory."""
+        self.donated, self.state, self.why_deleted = self.state, DELETED, why
+
+    def take_back(self) -> None:
+        """Notes that the launch did not take it."""
+        assert self.donated is not None
+        self.state = FAILED if self.failure is not None else self.donated
+        self.donated, self.undecided, self.why_deleted = None, False, ""
+
+    def become_ready(self) -> None:
+        """Notes that it is computed, or uploaded."""
+        if self.state is PENDING:
+            self.state = READY
+        elif self.donated is PENDING:
+            self.donated = READY
 
     def fail(self, failure: Failure) -> None:
         """Notes a failure. A deleted array stays deleted; launches that were called before still fail with it."""
@@ -69,6 +95,10 @@ class BufferOwner(Protocol):
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None: ...
 
     def fetch(self, array: Any) -> Any: ...
+
+    def settle(self, record: BufferRecord) -> None: ...
+
+    def cancel(self, record: BufferRecord) -> bool: ...
 
 
 class Buffer:
@@ -88,11 +118,13 @@ class Buffer:
     def delete(self, why: str) -> None:
         """Frees the array now; `why` completes the message of later errors. A second call does nothing."""
         record = self.record
+        record.dropped = True
         if record.state is not DELETED:
             record.state = DELETED
             record.why_deleted = why
             self.session.free(record)
 
     def __del__(self) -> None:
+        self.record.dropped = True  # before the look: who takes a donated one back looks here after changing the state
         if self.record.state is not DELETED:
             self.session.free(self.record)

@@ -1,9 +1,10 @@
 """Coalescing of repeated small launches: `y = f(y)` called again and again, each value dropped after its use.
 
 Launches that gather while earlier ones are under way leave the client in one batch. They form a chain where each takes
-what the one before it gave, and no handle to that is left (its `Free` is in the same batch). A segment of a chain
-leaves as one launch of a composed program: the same calls one after the other, as in a `@pw.program`. So a chain costs
-controller, scheduler and hosts what one launch costs, and hosts may execute it as one computation.
+what the one before it gave, and no handle to that is left (its `Free` is in the same batch) or it was donated. A
+segment of a chain leaves as one launch of a composed program: the same calls one after the other, as in a
+`@pw.program`. So a chain costs controller, scheduler and hosts what one launch costs, and hosts may execute it as one
+computation.
 
 Composed programs are registered while launches go on one by one, and used once the cluster has prepared them. Messages
 in, messages out; no thread, no clock.
@@ -101,6 +102,7 @@ class Coalescer:
         self._lengths = lengths
         self._fusion = fusion
         self._graphs: dict[int, Graph] = {}
+        self._donated: dict[int, tuple[int, ...]] = {}
         self._repetitions: dict[tuple[int, Feeds], Repetition] = {}
         self._registered: dict[int, tuple[Repetition, int]] = {}
         self._coalesced: dict[int, CoalescedLaunch] = {}
@@ -111,6 +113,7 @@ class Coalescer:
         """Adds a program. Launches of one on several slices are not coalesced: they overlap as they are."""
         if len(graph.slices) == 1:
             self._graphs[number] = graph
+            self._donated[number] = graph.donated_arguments
 
     def prepared(self, program: int) -> None:
         """Notes that the cluster has compiled a program; one that is not composed is ignored."""
@@ -134,7 +137,7 @@ class Coalescer:
 
     def coalesce(self, messages: list[Message]) -> list[Message]:
         """The same batch with segments of chains as one launch each, in an order with the same effect."""
-        if len(messages) < 2 * self._lengths[-1]:
+        if len(messages) < self._lengths[-1]:
             return messages
         found: list[Message] = []
         at = 0
@@ -150,7 +153,8 @@ class Coalescer:
             chain = _chain_from(messages, at, first, outputs)
             at = chain.end
             absorbed: set[int] = set()
-            for launches in _unobserved(chain.launches, set(chain.freed), outputs):
+            donated = {launch.arguments[k] for launch in chain.launches for k in self._donated[first.program]}
+            for launches in _unobserved(chain.launches, donated.union(chain.freed), outputs):
                 found += self._segments(launches, chain.feeds, outputs, absorbed)
             if freed := tuple(buffer for buffer in chain.freed if buffer not in absorbed):
                 found.append(Free(freed))

@@ -227,8 +227,8 @@ class Connection:
                         self._receive(message)
         except grpc.RpcError as error:
             reason = _details(error)
-        except PathwaysError as error:
-            self._lost(f"the controller is gone ({error})")
+        except Exception as error:
+            self._unreadable(error)
         self._step(Step.STREAM_ENDED)
         for reader in self._readers[1:]:
             reader.join(CLOSE_REASON_LIMIT_S)
@@ -242,9 +242,15 @@ class Connection:
                     if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                     self._receive(message)
-        except (links.LinkLost, PathwaysError) as error:
+        except Exception as error:
             self._step(Step.LINK_ENDED)
-            self._lost(f"the controller is gone ({error})")
+            self._unreadable(error)
+
+    def _unreadable(self, error: Exception) -> None:
+        """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""
+        known = isinstance(error, links.LinkLost | PathwaysError)
+        self._lost(f"the controller is gone ({error if known else f'{type(error).__name__}: {error}'})")
+        self._stream.cancel()  # the controller sees that too, and frees what the session has
 
     def close(self) -> None:
         """Hangs up, and waits for the threads that read."""

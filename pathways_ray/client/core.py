@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
@@ -69,6 +71,8 @@ class ClientCore:
         of the interpreter, so that a second Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
+        self.donated: dict[int, Sequence[BufferRecord]] = {}
+        """By launch without an outcome, what it may take the memory of."""
         self.ended: Failure | None = None
         self.closed_because = ""
         self.closing = False
@@ -107,9 +111,18 @@ class ClientCore:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def launch(
-        self, program: int, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord]
+        self,
+        program: int,
+        arguments: Sequence[BufferRecord],
+        results: Sequence[BufferRecord],
+        donated: Sequence[BufferRecord] = (),
+        why: str = "",
     ) -> wire.Launch | None:
         """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
+
+        Args:
+            donated: those of the arguments whose memory it may take. They count as deleted from here on, with the
+                reason `why`, and live again if the launch fails before it takes them.
 
         Returns:
             The message to send. None when it entered the queue, which is to be released; or when it failed at once, for
@@ -129,6 +142,10 @@ class ClientCore:
         self.pending[number] = results
         names = tuple([buffer.id for buffer in arguments])
         message = wire.Launch(number, program, names, results[0].id if results else 0)
+        if donated:
+            self.donated[number] = donated
+            for buffer in donated:
+                buffer.donate(why)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
             self._fail(number, self.ended, self._now)
             return None
@@ -162,6 +179,29 @@ class ClientCore:
         self._now = now
         return _HANDLERS[type(event)](self, event, now)
 
+    def maker_of(self, buffer: BufferRecord) -> int:
+        """The launch without an outcome that makes a buffer; 0 when nothing makes it any more."""
+        for launch, results in list(self.pending.items()):
+            if any(result is buffer for result in results):
+                return launch
+        return 0
+
+    def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
+        launch = self.maker_of(event.buffer)
+        if not launch:
+            return ()
+        if any(type(m := queued.message) is wire.Launch and m.launch == launch for queued in list(self.queue)):
+            return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
+        return (wire.Cancel(launch),)
+
+    def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
+        """The results count as failed from now on; of donated arguments the end of the launch decides."""
+        for buffer in self._results_of(message.launch):
+            if buffer.state is PENDING or buffer.donated is PENDING:
+                buffer.late = True
+                buffer.fail(message.failure)
+        return _WAKE_ALL
+
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
         return self._in_turn(event.message)
 
@@ -178,6 +218,15 @@ class ClientCore:
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether the first message of the queue waits for nothing but somebody to send it."""
+        try:
+            buffers = self.queue[0].buffers
+        except IndexError:
+            return False
+        return all(buffer.upload is None or buffer.upload.done for buffer in buffers)
+
     def head(self, now: float) -> Sequence[events.Command] | None:
         """The commands for the first message of the queue; None while it waits, or the queue is empty."""
         if not self.queue:
@@ -190,6 +239,8 @@ class ClientCore:
                     return None
                 failure = failure or buffer.upload.failure
         if type(message) is wire.Launch:
+            if message.launch not in self.pending:
+                return ()  # it was cancelled
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
             if failure is not None:
                 return self._fail(message.launch, failure, now)
@@ -206,8 +257,8 @@ class ClientCore:
         upload.done = True
         if upload.failure is not None:
             buffer.fail(upload.failure)
-        elif buffer.state is PENDING:
-            buffer.state = READY
+        else:
+            buffer.become_ready()
         return *_WAKE, *_RELEASE
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
@@ -219,31 +270,73 @@ class ClientCore:
             for buffer in self._results_of(launch):
                 if buffer.state is PENDING:
                     buffer.state = READY
+                elif buffer.donated is not None:
+                    buffer.become_ready()
+            if self.donated:
+                self._consume(self.donated.pop(launch, ()))
         return _WAKE
 
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
-        return self._fail(message.launch, message.failure, now)
+        return self._fail(message.launch, message.failure, now, message.consumed, message.undecided)
 
-    def _fail(self, launch: int, failure: Failure, now: float) -> Sequence[events.Command]:
+    def _fail(
+        self, launch: int, failure: Failure, now: float, consumed: Sequence[int] = (), undecided: Sequence[int] = ()
+    ) -> Sequence[events.Command]:
         self.story.note_launch(Entry(now, "launch failed", failure.message, failure.kind, self.session, launch))
-        for buffer in self._results_of(launch):
-            if buffer.state is PENDING:
+        results = self._results_of(launch)
+        donated = self.donated.pop(launch, ())
+        if donated and not consumed and not undecided:
+            text = f"{failure.message}; it had not taken the memory of what was donated to it, which lives on"
+            failure = msgspec.structs.replace(failure, message=text)
+        for buffer in results:
+            if buffer.state is PENDING or buffer.donated is PENDING:
                 buffer.fail(failure)
-        return _WAKE_ALL
+        if not donated:
+            return _WAKE_ALL
+        for buffer in donated:
+            buffer.undecided = buffer.id in undecided
+            if buffer.id in consumed:
+                buffer.why_deleted += f", which failed after it had taken the memory: {failure.message}"
+        self._consume([buffer for buffer in donated if buffer.id in consumed])
+        kept = [buffer for buffer in donated if buffer.id not in consumed and not buffer.undecided]
+        return *_WAKE_ALL, *self._take_back(kept)
+
+    def _consume(self, donated: Sequence[BufferRecord]) -> None:
+        """Donated buffers are gone: their launch took the memory."""
+        for buffer in donated:
+            buffer.donated, buffer.undecided = None, False
+            self.buffers.pop(buffer.id, None)
+
+    def _take_back(self, donated: Sequence[BufferRecord]) -> Sequence[events.Command]:
+        """Donated buffers live again; those without a handle are freed."""
+        for buffer in donated:
+            buffer.take_back()
+        unused = [buffer for buffer in donated if buffer.dropped]
+        return [message for buffer in unused if (message := self.free(buffer)) is not None]
+
+    def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
+        buffers = [buffer for number in message.buffers if (buffer := self.buffers.get(number)) is not None]
+        waiting = [buffer for buffer in buffers if buffer.undecided]
+        self._consume([buffer for buffer in waiting if buffer.id in message.consumed])
+        commands = self._take_back([buffer for buffer in waiting if buffer.id not in message.consumed])
+        return *_WAKE_ALL, *commands
 
     def _results_of(self, launch: int) -> Sequence[BufferRecord]:
-        """The results of a launch that has its outcome now. Launches that left with it have theirs too; they have no
-        results that anything refers to."""
+        """The results of a launch that has its outcome now, and of those that left with it and have theirs too. Of the
+        latter no handle is left, or they were donated to the next one."""
+        results = self.pending.pop(launch, ())
         for other in self.coalescer.take_covered(launch):
-            self.pending.pop(other, None)
-        return self.pending.pop(launch, ())
+            results = [*self.pending.pop(other, ()), *results]
+            if other in self.donated:
+                self.donated[launch] = [*self.donated.pop(other), *self.donated.get(launch, ())]
+        return results
 
     def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:
         self._note(now, "buffers lost", f"{len(message.buffers)} buffers", message.failure.message)
         for number in message.buffers:
             buffer = self.buffers.get(number)
-            if buffer is not None and buffer.state in (PENDING, READY):
+            if buffer is not None and (buffer.state in (PENDING, READY) or buffer.donated is not None):
                 buffer.fail(message.failure)
         return _WAKE_ALL
 
@@ -303,8 +396,11 @@ _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command
     events.Placed: ClientCore._placed,
     events.Registered: ClientCore._registered,
     events.Uploaded: ClientCore._uploaded,
+    events.Cancelling: ClientCore._cancelling,
+    wire.CancelRefused: ClientCore._cancel_refused,
     wire.Completed: ClientCore._completed,
     wire.LaunchFailed: ClientCore._failed,
+    wire.DonationsDecided: ClientCore._donations_decided,
     wire.BuffersLost: ClientCore._buffers_lost,
     wire.HostAddress: ClientCore._host_moved,
     wire.Prepared: ClientCore._prepared,

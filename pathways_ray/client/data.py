@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -55,7 +55,9 @@ class _Fetching:
         self.failure: Failure | None = None
 
     def add(self, part: wire.FetchPart) -> None:
-        buffer = self.parts.setdefault(part.device, bytearray(part.total))
+        buffer = self.parts.get(part.device)
+        if buffer is None:
+            buffer = self.parts[part.device] = bytearray(part.total)
         buffer[part.offset : part.offset + len(part.data)] = part.data
         if part.offset + len(part.data) >= part.total:
             self.missing.discard(part.device)
@@ -114,6 +116,9 @@ class _Link:
                     self._on_message(message)
         except (LinkLost, PathwaysError) as error:
             reason = str(error)
+        except Exception as error:  # whatever it is: what waits for this thread would wait without end
+            reason = f"its messages cannot be read ({type(error).__name__}: {error})"
+            self._wire.close()
         self.end(reason)
 
     def _on_message(self, message: wire.Message) -> None:
@@ -233,15 +238,17 @@ class DataLinks:
         upload = Upload(set(placed.hosts))
         sent = _Sent(upload, acknowledge)
         boxes = shard_boxes(kind, spec, placed.mesh)
+        copies = {box: _copy_of(array, box) for box in dict.fromkeys(boxes)}  # replicas on several hosts share one
         asked: list[tuple[_Link, int, list[wire.Message]]] = []
         for host in placed.hosts:
             request = next(self._requests)
             messages: list[wire.Message] = [wire.PutOpen(request, buffer, kind, spec, placed, tag)]
             held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
             for number, box in enumerate(held):
-                data = _bytes_of(array, box)
+                data = copies[box]
                 for offset in range(0, len(data), limits.PART_BYTES):
-                    part = bytes(data[offset : offset + limits.PART_BYTES])
+                    # A view: a part is copied when it is encoded, right before it leaves.
+                    part = cast(bytes, data[offset : offset + limits.PART_BYTES])
                     messages.append(wire.PutPart(request, number, offset, part))
             asked.append((self._link(host), request, messages))
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
@@ -296,6 +303,7 @@ class DataLinks:
             link.close()
 
 
-def _bytes_of(array: np.ndarray[Any, Any], box: Box) -> memoryview:
-    piece = np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)])
+def _copy_of(array: np.ndarray[Any, Any], box: Box) -> memoryview:
+    """The bytes of a box, in C order, in memory of their own."""
+    piece = np.array(array[tuple(slice(a, b) for a, b in box)], order="C")
     return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")

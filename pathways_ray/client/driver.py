@@ -25,6 +25,10 @@ WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen and a dead reader leaves no thread waiting."""
 
 
+CANCEL_LIMIT_S = 10.0
+"""A call to cancel waits this long for the controller's word."""
+
+
 class Driver:
     """Joins the core with the connection and the data streams of one session."""
 
@@ -43,12 +47,32 @@ class Driver:
         """Takes an event that may send or release messages of the queue."""
         with self.sending:
             self.handle(event)
+        self.sweep()
+
+    def cancel(self, record: BufferRecord) -> bool:
+        """Cancels the launch that makes a buffer; returns whether it had not begun."""
+        if record.state is not PENDING:
+            return False
+        self.call(events.Cancelling(record))
+        self.wait_until(lambda: record.state is not PENDING, CANCEL_LIMIT_S)
+        return record.failure is not None and record.failure.kind == "Cancelled" and not record.late
 
     def free(self, record: BufferRecord) -> None:
-        """Takes the end of a handle. Safe in a destructor: takes no lock."""
+        """Takes the end of a handle. Safe in a destructor: waits for no lock."""
         message = self.core.free(record)
         if message is not None:
             self.connection.outbox.send_later(message)
+        else:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Sends what a destructor put into the queue behind the thread that has just emptied it. Who has `sending` does
+        this after giving it back, so one of the two sends it."""
+        while self.core.may_leave and self.sending.acquire(blocking=False):
+            try:
+                self.release_queue()
+            finally:
+                self.sending.release()
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload."""

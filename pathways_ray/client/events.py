@@ -11,7 +11,7 @@ import msgspec
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Graph
-from pathways_ray.transport.messages import Free, HostAddress, Launch, Put, Register
+from pathways_ray.transport.messages import Cancel, Free, HostAddress, Launch, Put, Register
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -44,6 +44,12 @@ class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The connection to the controller ended."""
 
     reason: str
+
+
+class Cancelling(msgspec.Struct, frozen=True, gc=False):
+    """The user cancels the launch that makes a buffer."""
+
+    buffer: BufferRecord
 
 
 class Closing(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +85,7 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-Call = Register | Launch | Put | Free
+Call = Register | Launch | Put | Free | Cancel
 """A message for the controller, which is the command to send it."""
 
 Command = Call | Wake | ReleaseQueue | MoveHost | CloseData

@@ -112,6 +112,7 @@ class LoweredProgram:
         self._held: dict[int, Array] = {}
         self._returned: dict[int, Array] = {}
         self._encoded = encode(built.graph)
+        self._donated = built.graph.donated_arguments
         # A plain program hands on its results in order; then a call need not look at each output.
         self._plain = [output.result for output in built.outputs] == list(range(len(built.result_kinds)))
 
@@ -144,9 +145,9 @@ class LoweredProgram:
         if built.result_kinds:
             if self._number < 0:
                 self._number = session.register(built.graph, self._encoded, built.functions)
-            results = session.launch(self._number, buffers, built.result_kinds)
-        if built.donated_leaves:
-            self._donate(leaves)
+            donated = [buffers[k] for k in self._donated]
+            why = f"it was donated to {built.graph.name}" if donated else ""
+            results = session.launch(self._number, buffers, built.result_kinds, donated, why)
         outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
         return jax.tree.unflatten(self._output_tree, outputs)
 
@@ -156,11 +157,6 @@ class LoweredProgram:
                 raise UsageError(
                     f"{self._built.graph.name} donates argument {k}, which is passed or captured a second time"
                 )
-
-    def _donate(self, leaves: list[Any]) -> None:
-        for k in self._built.donated_leaves:
-            if isinstance(leaves[k], Array):
-                leaves[k]._buffer.delete(f"it was donated to {self._built.graph.name}")
 
     def _output(self, output: Output, results: list[Array], leaves: list[Any], placed: dict[int, Array]) -> Array:
         """A result, or a new handle to what was there before: an argument, a captured array, a constant."""

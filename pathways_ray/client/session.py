@@ -61,10 +61,8 @@ class Session:
         self.platforms = platforms
         self._core, self._connection, self._data = core, connection, data
         self._driver = Driver(core, connection, data)
-        self.free, self.wait = (
-            self._driver.free,
-            self._driver.wait,
-        )  # for handles (`BufferOwner`), without a call between
+        # For handles (`BufferOwner`), without a call between.
+        self.free, self.wait, self.cancel = self._driver.free, self._driver.wait, self._driver.cancel
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -174,8 +172,16 @@ class Session:
         self._driver.call(Registered(number, graph, encoded, functions))
         return number
 
-    def launch(self, program: int, arguments: list[BufferRecord], results: tuple[ArgumentType, ...]) -> list[Array]:
-        """Sends one launch, behind the uploads of its arguments; returns handles to its results at once.
+    def launch(
+        self,
+        program: int,
+        arguments: list[BufferRecord],
+        results: tuple[ArgumentType, ...],
+        donated: Sequence[BufferRecord] = (),
+        why: str = "",
+    ) -> list[Array]:
+        """Sends one launch, behind the uploads of its arguments; returns handles to its results at once. It may take
+        the memory of the `donated` ones.
 
         Waits only when the session has too many launches without an outcome.
         """
@@ -188,11 +194,13 @@ class Session:
         with driver.sending:
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            message = core.launch(program, arguments, made)
+            message = core.launch(program, arguments, made, donated, why)
             if message is not None:
                 self._connection.outbox.send(message)
             else:
                 driver.release_queue()
+        if core.queue:
+            driver.sweep()
         return arrays
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
@@ -205,6 +213,7 @@ class Session:
         check_layout(kind.array, spec, where.type, "put")
         with self._driver.sending:
             (record,) = self._core.new_buffers(1)
+        self._driver.sweep()
         buffer = Buffer(self, record)
         record.upload = self._data.upload(
             record.id, array, kind.array, spec, where.placed, where.tag, partial(self._driver.uploaded, record)
@@ -216,8 +225,14 @@ class Session:
         """Raises unless the buffer may be an argument of a launch of this session."""
         if buffer.session is not self:
             raise ForeignArray("the array belongs to another session; fetch it there and pass the NumPy array here")
+        self.settle(buffer.record)
         if buffer.record.state is DELETED:
             raise BufferDeleted(f"the array cannot be an argument: {buffer.record.why_deleted}")
+
+    def settle(self, record: BufferRecord) -> None:
+        """Waits until it is known whether a failed launch took the memory of a donated array."""
+        if record.undecided:
+            self._driver.wait_until(lambda: not record.undecided, _CAUSE_LIMIT_S)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -26,11 +26,13 @@ from pathways_ray import limits, names
 from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
-from pathways_ray.controller.core import MANAGER_LIMIT_S, TICK_S, ControllerCore
+from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
@@ -56,6 +58,8 @@ class Controller:
         token: the operator's.
         islands: the hosts of each island.
         isolation: whether each tenant has islands for itself.
+        silence_limit_s: silence after which another process counts as lost.
+        launch_limit_s: the schedulers' limit, to be shown.
     """
 
     def __init__(
@@ -70,9 +74,12 @@ class Controller:
         metrics_at: tuple[str, int] | None = None,
         islands: Mapping[int, Sequence[int]] | None = None,
         isolation: bool = False,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+        launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
+        self.silence_limit_s = silence_limit_s
         self.listen = listen
         data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
@@ -82,9 +89,10 @@ class Controller:
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process
-        self.core = ControllerCore(self.launches, clients, token, data_secret, expected, islands)
+        self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s, islands)
         dispatch = "parallel" if parallel else "sequential"
-        self.core.requests.about |= {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
+        self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.requests.isolation.enabled = isolation
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
@@ -129,6 +137,7 @@ class Controller:
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.listen.links),
             tls=self.listen.tls,
+            silence=links.silence_of(self.silence_limit_s),
         )
         self.client_address = await self.front.serve()
         clock = asyncio.ensure_future(self._tick())
@@ -139,7 +148,7 @@ class Controller:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(events.Tick())
+            self.handle(events.Tick(slowness()))
             self.front.refresh()
             await asyncio.sleep(TICK_S)
 
@@ -213,7 +222,7 @@ class Controller:
 
     async def _manager_answers(self, command: events.CallManager, result: Any) -> None:
         """Waits for a result. A call that did not get through is made again for a while; none does harm if it did."""
-        deadline = time.monotonic() + 2 * MANAGER_LIMIT_S
+        deadline = time.monotonic() + self.core.manager.limit_s * 2
         answer: Any
         while True:
             try:

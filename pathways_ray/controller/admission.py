@@ -166,6 +166,17 @@ class Admission:
             return []
         return commands
 
+    def cancel(self, session: Session, number: int, failure: Failure) -> list[Send] | None:
+        """Ends a launch that waits here; None when there is no such launch."""
+        backlog = self.backlogs[session.id]
+        for calls in (backlog.deferred, backlog.waiting):
+            for call in calls:
+                if isinstance(call, WaitingLaunch) and call.message.launch == number:
+                    calls.remove(call)
+                    commands = self._refuse(session, call, failure)
+                    return commands + self.resume((session,))
+        return None
+
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""
         commands = self.release()

@@ -22,6 +22,9 @@ from pathways_ray.errors import Failure
 MAX_DEATHS = 3
 """A program that is held responsible for this many deaths is refused."""
 
+MAX_KNOWN_GOOD = 1 << 16
+"""Programs known to have succeeded. One that is forgotten is suspected again until its next success."""
+
 
 @dataclass
 class CircuitBreaker:
@@ -31,7 +34,7 @@ class CircuitBreaker:
     by host, the programs (digest: name) at its last death, as long as it is open how it died.
     """
 
-    known_good: set[str] = field(default_factory=set)
+    known_good: dict[str, None] = field(default_factory=dict)
     confirmed: dict[str, list[str]] = field(default_factory=dict)
     ambiguous: dict[str, list[str]] = field(default_factory=dict)
     candidates: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -62,8 +65,10 @@ class CircuitBreaker:
     def clear(self, digest: str) -> None:
         """A launch of the program succeeded."""
         if digest not in self.known_good:
-            self.known_good.add(digest)
+            self.known_good[digest] = None
             self.ambiguous.pop(digest, None)
+            if len(self.known_good) > MAX_KNOWN_GOOD:
+                del self.known_good[next(iter(self.known_good))]
 
     def refusal(self, digest: str) -> Failure | None:
         return self.refused.get(digest) if self.refused else None

@@ -106,6 +106,7 @@ class ClientService:
         self.links, link_address = await links.serve(
             {streams.CLIENT_STREAM: self._client_link},
             streams.bind_address(self.listen.front),
+            self.listen.client_ports,
             tls=self.listen.tls,
             silence=limits.LINK_SILENCE_S,
         )

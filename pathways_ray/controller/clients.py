@@ -18,7 +18,7 @@ from pathways_ray.errors import PathwaysError, WireError, from_failure
 from pathways_ray.story import Entry
 from pathways_ray.transport import batcher
 from pathways_ray.transport.capabilities import authorised, session_of
-from pathways_ray.transport.messages import Register, SessionEnded, ToController, Upgrade
+from pathways_ray.transport.messages import Cancel, Register, SessionEnded, ToController, Upgrade
 
 STREAM_LIMIT_S = 20.0
 """A session whose stream does not come within this time is closed."""
@@ -163,6 +163,8 @@ class Clients:
                     commands += self._register(client, session, message)
                 elif isinstance(message, Upgrade):
                     commands += self._upgrade(client, is_last=k + 1 == len(event.messages))
+                elif isinstance(message, Cancel):
+                    commands += self.launches.cancellation.cancel(session, message)
                 else:
                     commands += take(session, message)
         except PathwaysError as error:

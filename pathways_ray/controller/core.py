@@ -18,23 +18,16 @@ from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
-from pathways_ray.liveness import Liveness
+from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
 TICK_S = 1.0
 """A `Tick` comes once in this time."""
 
-SCHEDULER_LIMIT_S = 8.0
-"""A scheduler that is silent for this long is treated as lost: it reports every second how much waits there."""
-
 SCHEDULER_ABSENCE_LIMIT_S = 60.0
 """A scheduler that does not join for this long is killed: one that was stopped when the controller before this one died
 is on no stream that could break. That is long, since Ray may take its time to start one on a busy machine."""
-
-MANAGER_LIMIT_S = 4.0
-"""A resource manager that twice does not answer for this long is treated as lost, and so is one that cannot be called
-for twice this time: some errors of Ray's calls pass."""
 
 _MANAGER = "resource manager"
 
@@ -48,6 +41,9 @@ class ControllerCore:
         token: the operator's.
         data_secret: signs what clients show to hosts.
         expected: islands whose schedulers run when the controller starts, and have to join.
+        silence_limit_s: a scheduler that is silent for this long is treated as lost: it reports every second how much
+            waits there. So is a resource manager that twice does not answer for half as long, or cannot be called for
+            this long: some errors of Ray's calls pass.
         islands: the hosts of each island. They are away until they join.
     """
 
@@ -58,6 +54,7 @@ class ControllerCore:
         token: str = "",
         data_secret: str = "",
         expected: Iterable[int] = (),
+        silence_limit_s: float = SILENCE_LIMIT_S,
         islands: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.launches = launches
@@ -66,11 +63,11 @@ class ControllerCore:
         self.requests = Requests(launches, clients, self.report, token, data_secret)
         self.story = launches.story
         self.islands: dict[int, int] = {}
-        self.schedulers: Liveness[int] = Liveness(SCHEDULER_LIMIT_S)
+        self.schedulers: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.expected = tuple(expected)
         self.unseen = dict(islands or {})
-        self.absent: Liveness[int] = Liveness(SCHEDULER_ABSENCE_LIMIT_S)
-        self.manager: Liveness[str] = Liveness(MANAGER_LIMIT_S)
+        self.absent: Liveness[int] = Liveness(max(silence_limit_s, SCHEDULER_ABSENCE_LIMIT_S), TICK_S)
+        self.manager: Liveness[str] = Liveness(silence_limit_s / 2, TICK_S)
         self.manager_incarnation = ""
         self.manager_missed = 0
         self.manager_gone_since: float | None = None
@@ -146,7 +143,8 @@ class ControllerCore:
             return [
                 events.CloseIsland(event.link)
             ]  # another scheduler took its place; it starts again when its stream ends
-        self.schedulers.hear(island, now)
+        said = event.messages[-1] if event.messages else None
+        self.schedulers.hear(island, now, said.slowness if type(said) is wire.Load else None)
         commands: list[events.Command] = []
         launches = self.launches
         for message in event.messages:
@@ -161,6 +159,8 @@ class ControllerCore:
                     commands += launches.stored(message)
                 case wire.Load():
                     self.report.load(message)
+                case wire.Begun():
+                    commands += launches.cancellation.begun(message.sequence)
                 case wire.Ready():
                     commands += launches.ready(message)
                 case wire.HostUp():
@@ -196,19 +196,19 @@ class ControllerCore:
                 commands += self.clients.end(client, f"{processes} have ended")
         return commands
 
-    def _watch_schedulers(self, now: float) -> list[events.Command]:
+    def _watch_schedulers(self, now: float, slowness: float) -> list[events.Command]:
         """Has schedulers killed that say nothing, or do not join. Ray starts them again; their hosts end with their
         streams and follow."""
         for island in self.expected:
             self.absent.hear(island, now)
         self.expected = ()
         commands: list[events.Command] = []
-        for island in self.schedulers.silent(now):
-            reason = f"its island's scheduler did not answer for {SCHEDULER_LIMIT_S:.0f} s"
+        for island in self.schedulers.silent(now, slowness):
+            reason = f"its island's scheduler did not answer for {self.schedulers.limit_s:.0f} s"
             commands += [*self._island_ended(island, reason), events.KillScheduler(island)]
-        for island in self.absent.silent(now):
+        for island in self.absent.silent(now, slowness):
             self.absent.hear(island, now)
-            reason = f"it did not join for {SCHEDULER_ABSENCE_LIMIT_S:.0f} s"
+            reason = f"it did not join for {self.absent.limit_s:.0f} s"
             self.story.note(Entry(now, "scheduler absent", f"island {island}", reason))
             commands.append(events.KillScheduler(island))
         return commands
@@ -229,7 +229,7 @@ class ControllerCore:
         if self.manager_gone_since is None:
             self.manager_gone_since = now
         self.manager.forget(_MANAGER)
-        if now - self.manager_gone_since <= 2 * MANAGER_LIMIT_S:
+        if now - self.manager_gone_since <= 2 * self.manager.limit_s:
             return []
         return self._exit(now, f"the resource manager is gone: {event.reason}")
 
@@ -237,21 +237,21 @@ class ControllerCore:
         self.story.note(Entry(now, "exit", cause=reason))
         return [events.Exit(reason)]
 
-    def _watch_manager(self, now: float) -> list[events.Command]:
+    def _watch_manager(self, now: float, slowness: float) -> list[events.Command]:
         """Reports once a second; asks again where no answer came in time, and has the resource manager killed where
         none came to that either. Twice: after a pause of this process the time may be over before an answer that is
         there is seen."""
-        if _MANAGER not in self.manager.heard:
-            self.manager.silent(now)
+        if _MANAGER not in self.manager:
+            self.manager.silent(now, slowness)
             self.manager.hear(_MANAGER, now)
             return [events.ReportToManager()]
-        if not self.manager.silent(now):
+        if not self.manager.silent(now, slowness):
             return []
         self.manager_missed += 1
         if self.manager_missed < 2:
             self.manager.hear(_MANAGER, now)
             return [events.ReportToManager()]
-        reason = f"the resource manager did not answer for {2 * MANAGER_LIMIT_S:.0f} s"
+        reason = f"the resource manager did not answer for {2 * self.manager.limit_s:.0f} s"
         return [events.KillManager(), *self._exit(now, reason)]
 
     # --- tenants and time ---------------------------------------------------------------------------------------------
@@ -264,8 +264,8 @@ class ControllerCore:
 
     def _tick(self, event: events.Tick, now: float) -> list[events.Command]:
         self.report.note(now, self.launches.ledger.usages.values())
-        commands = self._watch_schedulers(now)
+        commands = self._watch_schedulers(now, event.slowness)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         commands += self.requests.isolation.tick(self.clients.known.values(), now)
-        return commands + self._watch_manager(now)
+        return commands + self._watch_manager(now, event.slowness)

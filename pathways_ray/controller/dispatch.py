@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Session, Tables
@@ -39,6 +40,7 @@ class Dispatch:
             if producer and producer in in_flight:
                 producers += (producer,)
                 in_flight[producer].consumers.append(sequence)
+        donated = Donations.take(session, program, launch.arguments) if program.donated else ()
         for number, kind in enumerate(program.results, launch.results):
             session.keep(number, Buffer(kind, sequence))
         record = in_flight[sequence] = InFlight(
@@ -52,6 +54,7 @@ class Dispatch:
             set(program.plans),
             producers,
             after(state, LaunchEvent.ADMITTED),
+            donated=donated,
         )
         session.in_flight += 1
         tables.story.note_launch(Entry(tables.now, "admitted", program.name, "", session.id, sequence))

@@ -132,7 +132,9 @@ class IslandsHeld(Event, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """Time has passed; comes every `core.TICK_S`."""
+    """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
+
+    slowness: float = 1.0
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

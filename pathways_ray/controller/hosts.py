@@ -89,6 +89,7 @@ class Hosts:
             commands += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)
         commands += settled.commands
+        commands += self.outcomes.donations.island_lost(host.island)
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
             commands += self._lose_buffers(session, host.host, Failure("BufferLost", text, host=host.host))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from pathways_ray.controller import buffers
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
@@ -46,6 +47,8 @@ class Launches:
             tables, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
         )
 
+        self.cancellation = Cancellation(tables, self.admission)
+
     @property
     def sequence(self) -> int:
         """The number of the last launch of the cluster."""
@@ -56,7 +59,7 @@ class Launches:
     def open_session(self, session: int, tenant: Tenant | None = None) -> list[Send]:
         """A session of a tenant; without one, of a tenant of its own with weight 1 and no quota."""
         owner = tenant if tenant is not None else Tenant(f"session {session}")
-        self.ledger.open(session, owner.name, owner.weight, owner.priority)
+        self.ledger.open(session, owner.name, owner.weight, owner.priority, owner.launch_limit_s or 0.0)
         self.sessions[session] = Session(session, owner, self.ledger.of(session))
         self.admission.open(session)
         self.story.note(Entry(self.tables.now, "session opened", f"tenant {owner.name}", session=session))
@@ -72,11 +75,11 @@ class Launches:
         return len(self.admission.backlogs[session])
 
     def set_tenant(self, tenant: Tenant) -> list[Send]:
-        """The operator changed a tenant: weight and priority hold from now on, quotas for what is asked from now on."""
+        """The operator changed a tenant: all of it holds from now on, quotas for what is asked from now on."""
         mine = [s for s in self.sessions.values() if s.tenant.name == tenant.name]
         for session in mine:
             session.tenant = tenant
-            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority)
+            self.ledger.open(session.id, tenant.name, tenant.weight, tenant.priority, tenant.launch_limit_s or 0.0)
         return self._accounts(self.tables.islands(), [session.id for session in mine])
 
     def island_up(self, island: int) -> list[Send]:
@@ -85,7 +88,7 @@ class Launches:
 
     def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Send]:
         tenants = [(s, self.sessions[s].tenant) for s in sessions]
-        accounts = [wire.Account(s, tenant.name, tenant.weight, tenant.priority) for s, tenant in tenants]
+        accounts = [wire.Account(s, t.name, t.weight, t.priority, t.launch_limit_s or 0.0) for s, t in tenants]
         return [SendIsland(island, account) for island in islands for account in accounts]
 
     def close_session(self, session: int) -> list[Send]:
@@ -98,6 +101,7 @@ class Launches:
         for program in state.programs.values():
             self.programs.pop(program.key, None)
             commands += self.outcomes.drop_program(program)
+        self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
         self.story.note(Entry(self.tables.now, "session closed", session=session))

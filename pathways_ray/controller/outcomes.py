@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, SendIsland, Session, Tables
@@ -42,6 +43,7 @@ class Outcomes:
     def __init__(self, tables: Tables, window: CrossIslandWindow) -> None:
         self.tables = tables
         self.window = window
+        self.donations = Donations(tables)
 
     # --- reports of islands -------------------------------------------------------------------------------------------
 
@@ -49,9 +51,11 @@ class Outcomes:
         """Launches whose part on an island is complete."""
         in_flight, device_us = self.tables.in_flight, message.device_us
         ended = []
+        decided: list[Send] = []
         for k, sequence in enumerate(message.sequences):
             record = in_flight.get(sequence)
             if record is None:
+                decided += self.donations.reported(island, sequence, None)
                 continue
             if k < len(device_us):
                 record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
@@ -59,14 +63,19 @@ class Outcomes:
                 record.pending.remove(island)
                 if not record.pending:
                     ended.append(record)
-        return self.settle(ended)
+        settled = self.settle(ended)
+        return Settled(decided + settled.commands, settled.sessions) if decided else settled
 
     def failed(self, island: int, message: IslandLaunchFailed) -> Settled:
         """A launch whose part on an island failed."""
         record = self.tables.in_flight.get(message.sequence)
-        if record is None or island not in record.pending:
+        if record is None:
+            return Settled(self.donations.reported(island, message.sequence, message.consumed), [])
+        if island not in record.pending:
             return Settled([], [])
         record.pending.remove(island)
+        record.failed_on.add(island)
+        record.consumed.update(message.consumed)
         failure = message.failure
         if record.failure is None or (failure.node and not record.failure.node):
             record.failure = failure
@@ -105,8 +114,10 @@ class Outcomes:
                     launches.append(record.launch)
                     device_us.append(self._succeed(session, record))
                     contended[session.id] = len(in_flight) > session.in_flight
+                    if record.donated:
+                        failed += self.donations.consumed(session, record.donated)
                 else:
-                    failed.append(self._fail(session, record, record.failure))
+                    failed += self._fail(session, record, record.failure)
             if record.dependents:
                 over.extend(in_flight[s] for s in record.dependents if s in in_flight)
         commands: list[Send] = [
@@ -159,15 +170,15 @@ class Outcomes:
         """Marks the results as there; returns the microseconds that the launch took on each of its devices."""
         record.state = after(record.state, LaunchEvent.SUCCEEDED)
         for number in range(record.results, record.results + len(record.program.results)):
-            buffer = session.buffers.get(number)
+            buffer = session.find(number)
             if buffer is not None:
                 buffer.producer = 0
         return round(1e6 * record.device_seconds / record.program.devices)
 
-    def _fail(self, session: Session, record: InFlight, failure: Failure) -> SendClient:
+    def _fail(self, session: Session, record: InFlight, failure: Failure) -> list[Send]:
         record.state = after(record.state, LaunchEvent.FAILED)
         for number in record.arguments:
-            buffer = session.buffers.get(number)
+            buffer = session.find(number)
             if buffer is not None and buffer.failure is not None:
                 failure = buffer.failure
                 break
@@ -178,12 +189,12 @@ class Outcomes:
             if consumer is not None and consumer.root is None:
                 consumer.root = failure
         for number in range(record.results, record.results + len(record.program.results)):
-            buffer = session.buffers.get(number)
+            buffer = session.find(number)
             if buffer is not None:
                 session.fail(buffer, failure)
         now = self.tables.now
         self.tables.story.note_launch(Entry(now, "failed", failure.kind, failure.message, session.id, record.sequence))
-        return SendClient(session.id, LaunchFailed(record.launch, failure))
+        return self.donations.failed(session, record, failure)
 
     def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, PlacedSlice, Receive, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -43,7 +44,8 @@ class BufferType:
 class PlannedProgram:
     """A program with a plan for each island it touches, and what the controller needs to launch it.
 
-    `gang_islands[k]` are the islands with steps of gang k. `ready` are hosts that hold its compiled functions.
+    `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
+    `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
     `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
     compiled it.
@@ -54,6 +56,7 @@ class PlannedProgram:
     name: str
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
+    donated: tuple[int, ...] = ()
     plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
@@ -165,6 +168,7 @@ def plan_program(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
+        donated=graph.donated_arguments,
         plans={p.island: p for p in plans},
         messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
         hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
@@ -192,7 +196,22 @@ def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross
         devices=len(devices),
         device_set=zlib.crc32(encode(devices)),
         cross_island=cross_island,
+        computations=_computations(island),
     )
+
+
+def _computations(island: IslandPlan) -> int:
+    """The most computations that a launch puts on the queue of one device."""
+    counts: Counter[Device] = Counter()
+    for step in island.steps:
+        match step:
+            case Execute():
+                counts.update(island.placed(island.executables[step.executable].slice).devices)
+            case Receive():
+                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+            case Send() | Reshard():
+                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+    return max(counts.values(), default=1)
 
 
 def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:

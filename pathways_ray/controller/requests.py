@@ -164,7 +164,9 @@ class Requests:
         reply = wire.SessionOpened(
             session=client.session,
             secret=client.secret,
-            data_token=data_token(self.data_secret, client.session, client.tenant.quota.device_bytes),
+            data_token=data_token(
+                self.data_secret, client.session, client.tenant.quota.device_bytes, client.tenant.name
+            ),
             hosts=tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
             platforms=platforms,
             fusion=self.clients.fusion,

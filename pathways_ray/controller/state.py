@@ -49,7 +49,8 @@ class Session:
     `places` remembers released slices too, since buffers may outlive them. `arriving` has the buffers that its client
     uploads, with the hosts that have yet to report them; `early` what hosts reported of buffers that the client has not
     named yet; `burnt` numbers of uploads that were freed before they had arrived (see `buffers`). `device_bytes` is the
-    memory of its buffers on devices, `in_flight` counts its launches on islands.
+    memory of its buffers on devices, `in_flight` counts its launches on islands. `donated` are buffers whose memory a
+    launch may take.
     """
 
     id: int
@@ -62,6 +63,7 @@ class Session:
     arriving: dict[int, set[int]] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
+    donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
     device_bytes: int = 0
 
@@ -76,6 +78,10 @@ class Session:
         if buffer.failure is None:
             self.device_bytes += buffer.type.device_bytes
 
+    def find(self, number: int) -> Buffer | None:
+        """A buffer that is in the table, or was donated to a launch that has not ended."""
+        return self.buffers.get(number) or self.donated.get(number)
+
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
@@ -86,7 +92,7 @@ class Session:
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
-        if buffer.failure is None:
+        if buffer.failure is None and buffer not in self.donated.values():
             self.device_bytes -= buffer.type.device_bytes
         buffer.failure = failure
 
@@ -94,7 +100,9 @@ class Session:
 class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
-    `pending` are the islands that have not reported. `producers` are launches it consumes from that had no outcome at
+    `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
+    buffers whose memory it may take, `consumed` those of which an island said that it has.
+    `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
     outcome; `root` is the failure of the first producer that failed. `device_seconds` is its device time so far,
     `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch.
@@ -112,6 +120,9 @@ class InFlight(msgspec.Struct, eq=False):
     state: LaunchState
     estimate: float = 0.0
     device_seconds: float = 0.0
+    donated: tuple[int, ...] = ()
+    consumed: set[int] = msgspec.field(default_factory=set)
+    failed_on: set[int] = msgspec.field(default_factory=set)
     next_gang: int = 0
     awaiting: set[int] = msgspec.field(default_factory=set)
     failure: Failure | None = None

@@ -40,7 +40,8 @@ class Report:
         """One entry for each tenant, by name.
 
         `device_seconds` is the total, `share` the tenant's part of all device time of the last 10 s (0 to 1), `queued`
-        its launches that no device queue has yet, here (`waiting`) and on the islands.
+        its launches that no device queue has yet, here (`waiting`) and on the islands. `launch_limit_s` is null where
+        that of the runtime holds.
         """
         before = self.moments[0][1] if self.moments else {}
         accounts = sorted(launches.ledger.usages.values(), key=lambda usage: usage.tenant)
@@ -55,6 +56,7 @@ class Report:
                     "tenant": usage.tenant,
                     "weight": usage.weight,
                     "priority": usage.priority,
+                    "launch_limit_s": usage.launch_limit_s or None,
                     "device_seconds": usage.device_seconds,
                     "share": recent[usage.tenant] / total if total > 0 else 0.0,
                     "queued": waiting + sum(queued.get(usage.tenant, 0) for queued in self.queued.values()),

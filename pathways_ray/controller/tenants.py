@@ -45,13 +45,14 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """An entry of the table.
 
     `weight` is its part of the device time under the policy "share", `priority` its rank under "priority" (higher goes
-    first).
+    first). `launch_limit_s` are the seconds that one of its launches may keep its devices; None leaves the runtime's.
     """
 
     name: str
     weight: float = 1.0
     priority: int = 0
     quota: Quota = Quota()
+    launch_limit_s: float | None = None
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -63,6 +64,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     weight: float = 1.0
     priority: int = 0
     quota: Quota = Quota()
+    launch_limit_s: float | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +122,7 @@ def decode(data: bytes) -> TenantBook:
             raise UsageError(
                 f"{what} has a token of {len(entry.token)} characters; {MIN_TOKEN_CHARACTERS} are the least"
             )
-        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota)
+        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.launch_limit_s)
         try:
             book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
         except UsageError as error:
@@ -131,7 +133,8 @@ def decode(data: bytes) -> TenantBook:
 def encode(book: TenantBook) -> bytes:
     """The file of a table, with digests in place of tokens."""
     tenants = [
-        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota) for tenant, digest in book.entries
+        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota, tenant.launch_limit_s)
+        for tenant, digest in book.entries
     ]
     return msgspec.json.format(msgspec.json.encode({"tenants": tenants}), indent=2) + b"\n"
 
@@ -174,6 +177,9 @@ def _check(tenant: Tenant) -> None:
         raise UsageError(f"tenant {name!r} has weight {tenant.weight}; a weight is above 0")
     if not -(1 << 31) <= tenant.priority < 1 << 31:
         raise UsageError(f"tenant {name!r} has priority {tenant.priority}, which does not fit into 32 bits")
+    limit_s = tenant.launch_limit_s
+    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
+        raise UsageError(f"tenant {name!r} has launch_limit_s {limit_s}; a limit is above 0 seconds, or null")
     for field in tenant.quota.__struct_fields__:
         value = getattr(tenant.quota, field)
         if value is not None and not 0 <= value < 1 << 62:

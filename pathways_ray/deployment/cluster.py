@@ -26,11 +26,12 @@ from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.deployment import detached, placement
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
-from pathways_ray.deployment.ray_connection import connect_ray
+from pathways_ray.deployment.ray_connection import Leave, connect_ray
 from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.resource_manager.actor import ResourceManager
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
@@ -49,13 +50,15 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
-        launch_limit_s: seconds that a launch may keep its devices.
+        launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
         lost_after_s: seconds without one of its hosts after which an island gets no slices any more.
+        silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
         bind: the address at which the controller serves; "" is loopback while all Ray nodes are at one address, else
             where Ray reaches its machine.
         port: of the controller; 0 is a free one.
+        client_ports: first and last port for direct links and data streams, see `ListenConfig`.
         token: the operator's, which lets clients in as well; "" makes one.
         tls: files on every machine: a certificate, its key, and, where it is not the certificate itself, what vouches
             for it.
@@ -73,10 +76,12 @@ class Options:
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
     lost_after_s: float = limits.LOST_AFTER_S
+    silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
     name: str = ""
     bind: str = ""
     port: int = 0
+    client_ports: tuple[int, int] = (0, 0)
     token: str = ""
     tls: tuple[str, ...] = ()
     tenants: str = ""
@@ -99,6 +104,9 @@ class Options:
             raise UsageError(f"isolation must be 'shared' or 'process', not {self.isolation!r}")
         if self.isolation == "process" and not self.tenants:
             raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
+        for name in ("launch_limit_s", "silence_limit_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
         if self.name:
             names.check_name(self.name)
         if self.tls and len(self.tls) not in (2, 3):
@@ -125,7 +133,7 @@ class Options:
         TenantsFile(self.tenants, strict=True)
         here = LOOPBACK if len(machines) == 1 else ""
         front = self.bind or here
-        listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants)
+        listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants, self.client_ports)
         check_exposure(listen, machines, self.insecure)
         return listen
 
@@ -142,7 +150,7 @@ class Cluster:
     islands: list[IslandActors]
     actors: list[Any]
     groups: list[Any]
-    owns_ray: bool
+    leave_ray: Leave | None
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
@@ -171,8 +179,8 @@ class Cluster:
         kill(reversed(self.actors))  # hosts first
         placement.free(self.groups)
         crash_log.forget(self.runtime)
-        if self.owns_ray:
-            ray.shutdown()
+        if self.leave_ray is not None:
+            self.leave_ray()
 
 
 def start(
@@ -191,20 +199,20 @@ def start(
         PathwaysError: a process did not come up in time.
     """
     options.check()
-    owns_ray = connect_ray(address, ray_options)
+    leave_ray = connect_ray(address, ray_options)
     try:
         topology = topology_on([node["Resources"] for node in placement.alive_nodes()])
         others = ", ".join({island.platform for island in topology.islands} - {"cpu"})
         if options.isolation == "process" and others:
             raise UsageError(f"isolation='process' is there for platform cpu only, and the runtime has {others}")
-        return _start_actors(topology, owns_ray, options)
+        return _start_actors(topology, leave_ray, options)
     except BaseException:
-        if owns_ray:
-            ray.shutdown()
+        if leave_ray is not None:
+            leave_ray()
         raise
 
 
-def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Cluster:
+def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options) -> Cluster:
     outlives = bool(options.name)
     runtime = options.name or f"embedded-{secrets.token_hex(8)}"
     listen = options.listen(sorted({node["NodeManagerAddress"] for node in placement.alive_nodes()}))
@@ -215,7 +223,16 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
     link_secrets = (secrets.token_hex(16), secrets.token_hex(16))
     islands = topology.members()
     near = placement.here()
-    common = Processes(runtime, listen, options.policy, options.launch_limit_s, options.check_order, outlives, near)
+    common = Processes(
+        runtime,
+        listen,
+        options.policy,
+        options.launch_limit_s,
+        options.silence_limit_s,
+        options.check_order,
+        outlives,
+        near,
+    )
 
     made: list[Any] = []
     groups: list[Any] = []
@@ -224,7 +241,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
         first = actor(common, ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
         try:
-            settings = (runtime, islands, *link_secrets, options.lost_after_s)
+            settings = (runtime, islands, *link_secrets, options.silence_limit_s, options.lost_after_s)
             manager = first.options(scheduling_strategy=near).remote(*settings)
         except ValueError as error:
             raise AlreadyInitialized(
@@ -245,6 +262,8 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
             metrics_at,
             islands,
             options.isolation == "process",
+            options.silence_limit_s,
+            options.launch_limit_s,
         )
         made.append(controller)
         started: list[IslandActors] = []
@@ -262,7 +281,7 @@ def _start_actors(topology: Topology, owns_ray: bool, options: Options) -> Clust
         metrics = ""
         if metrics_at is not None:
             metrics = metrics_url(*metrics_at, listen.tls)
-        return Cluster(url, token, runtime, topology, controller, started, made, groups, owns_ray, ca, metrics)
+        return Cluster(url, token, runtime, topology, controller, started, made, groups, leave_ray, ca, metrics)
     except BaseException:
         if outlives and made:
             with contextlib.suppress(PathwaysError):

@@ -9,6 +9,7 @@ from pathways_ray import limits
 from pathways_ray.client import api
 from pathways_ray.deployment.topology import Island, topology_on
 from pathways_ray.errors import AlreadyInitialized
+from pathways_ray.liveness import SILENCE_LIMIT_S
 
 
 def init(
@@ -23,6 +24,7 @@ def init(
     check_order: bool = False,
     launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     lost_after_s: float = limits.LOST_AFTER_S,
+    silence_limit_s: float = SILENCE_LIMIT_S,
     platform: str = "auto",
     placement: str = "pack",
     bind: str = "",
@@ -46,10 +48,12 @@ def init(
             tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
         check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
             differ fails its launches with `OrderMismatch`.
-        launch_limit_s: seconds that a launch may keep its devices. One that takes longer (a loop without end, say) ends
-            with `LaunchTimeout`, and its island is restarted.
+        launch_limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own. One that
+            takes longer (a loop without end, say) ends with `LaunchTimeout`, and its island is restarted.
         lost_after_s: seconds without one of its hosts after which an island counts as lost: it gets no slices until it
             is back.
+        silence_limit_s: seconds without a word after which a process of the runtime counts as lost. On a machine that
+            is loaded they are stretched; raise them where machines stand still for longer.
         platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
@@ -81,6 +85,7 @@ def init(
         check_order=check_order,
         launch_limit_s=launch_limit_s,
         lost_after_s=lost_after_s,
+        silence_limit_s=silence_limit_s,
         placement=placement,
         bind=bind,
         tls=tuple(tls),

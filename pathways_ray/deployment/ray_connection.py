@@ -1,28 +1,38 @@
-"""Joining a Ray cluster, or starting one on this machine."""
+"""Joining a Ray cluster, or starting one on this machine.
+
+Who reaches Ray's ports runs code with the rights of its processes. So a Ray that starts here listens on loopback only,
+and asks every user of this machine for a token.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
 from pathways_ray.errors import AuthenticationError, UsageError
 
+Leave = Callable[[], None]
 
-def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
-    """Joins or starts Ray; True when this process was not connected before, so that `ray.shutdown()` is ours to call.
 
-    In a driver of an existing cluster `ray.shutdown()` ends the connection and nothing else.
+def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
+    """Joins or starts Ray.
+
+    Returns:
+        What ends that again: the connection to an existing cluster, or a cluster that was started here. None when this
+        process was connected before, which is then not ours to end.
     """
     if ray.is_initialized():
-        return False
+        return None
     if address is not None:
         try:
             _check_reachable(_found() if address == "auto" else address)
@@ -34,7 +44,7 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
                     "RAY_AUTH_TOKEN to what 'ray get-auth-token' prints where it was started"
                 ) from error
             raise UsageError(f"no Ray cluster at {address!r} ({error}); start one with 'ray start --head'") from error
-        return True
+        return ray.shutdown
     defaults = {
         "address": "local",
         "include_dashboard": False,
@@ -42,10 +52,33 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> bool:
         "logging_level": "ERROR",
         "object_store_memory": 100 << 20,  # no array goes through Ray
     }
-    # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their own hosts aside.
-    with _environment("RAY_worker_niceness", "0"):
-        _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
-    return True
+    leave = contextlib.ExitStack()
+    leave.enter_context(_token())
+    leave.callback(ray.shutdown)
+    try:
+        # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
+        with _environment({"RAY_worker_niceness": "0"}), ray_on_loopback():
+            _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
+    except BaseException:
+        leave.close()
+        raise
+    return leave.close
+
+
+@contextlib.contextmanager
+def _token() -> Iterator[None]:
+    """Has Ray ask for a token: the user's, where there is one, or else one of this cluster only, in this environment.
+    (Ray itself would write one into the user's home.) A user who has set a mode gets that."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        yield
+        return
+    known = {} if ray_has_token() else {"RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    try:
+        with _environment({"RAY_AUTH_MODE": "token", **known}):
+            ray_forgets_token()
+            yield
+    finally:
+        ray_forgets_token()
 
 
 def _in_a_thread_that_stays(call: Callable[[], Any]) -> None:
@@ -70,15 +103,15 @@ def _in_a_thread_that_stays(call: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable, unless the user has, for what is started meanwhile."""
-    before = os.environ.get(name)
-    os.environ.setdefault(name, value)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables, unless the user has, for what is started meanwhile."""
+    ours = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in ours})
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _found() -> str:

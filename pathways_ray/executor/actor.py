@@ -20,10 +20,13 @@ from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.os_process import started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
+from pathways_ray.transport.links import silence_of
 from pathways_ray.transport.messages import HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
 
@@ -55,11 +58,13 @@ class HostExecutor:
         check_order: bool = False,
         tenant: str = "",
         base: int = -1,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.tenant, self.base = tenant, base
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
         self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
+        self.silence = silence_of(silence_limit_s)
         self.timeline: Timeline | None = None
         self.bind = streams.bind_address(listen.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
@@ -112,7 +117,7 @@ class HostExecutor:
         self.epoch = reply.epoch
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
-        transfer = DeviceTransfer(self.host, local[0].client, self.bind)
+        transfer = DeviceTransfer(self.host, local[0].client, self.bind, link_secret)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
         self.dispatcher.core.story.sink = self.log.write
@@ -133,6 +138,7 @@ class HostExecutor:
             len(self.members),
             self.members.index(self.host),
             initialization_timeout=GROUP_LIMIT_S,
+            coordinator_bind_address=coordinator,  # left out, it would listen everywhere
         )
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
@@ -143,7 +149,8 @@ class HostExecutor:
             HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
         )
         shown = {"authorization": secret}
-        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust_of(self.listen.tls))
+        trust = trust_of(self.listen.tls)
+        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust, self.silence)
 
         def read() -> None:
             try:
@@ -157,7 +164,9 @@ class HostExecutor:
         threading.Thread(target=read, name="read", daemon=True).start()
         self.dispatcher.start()
         threading.Thread(
-            target=heartbeat, args=(self.outbox.send, Heartbeat(self.host), HEARTBEAT_S), daemon=True
+            target=heartbeat,
+            args=(self.outbox.send, lambda: Heartbeat(self.host, slowness()), HEARTBEAT_S),
+            daemon=True,
         ).start()
 
     def ready(self) -> int:

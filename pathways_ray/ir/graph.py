@@ -158,6 +158,12 @@ class Graph(msgspec.Struct, frozen=True):
         return last
 
     @property
+    def donated_arguments(self) -> tuple[int, ...]:
+        """The numbers of the arguments that a node may take the memory of."""
+        taken = {node.inputs[k] for node in self.nodes if isinstance(node, Compute) for k in node.donated}
+        return tuple(n.index for at, n in enumerate(self.nodes) if isinstance(n, Argument) and Ref(at) in taken)
+
+    @property
     def arguments(self) -> tuple[Argument, ...]:
         return tuple(node for node in self.nodes if isinstance(node, Argument))
 

@@ -20,6 +20,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import limits, names, os_process
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
@@ -42,6 +44,7 @@ class ResourceManager:
         islands: dict[int, list[int]],
         data_secret: str,
         link_secret: str,
+        silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
     ) -> None:
         self.runtime = runtime
@@ -49,7 +52,7 @@ class ResourceManager:
         # Hosts from before a restart have lower epochs.
         last_epoch = int(time.time()) if restarted else 0
         controller = names.controller(runtime) if restarted else ""
-        self.core = ManagerCore(islands, data_secret, last_epoch, lost_after_s, controller)
+        self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
         self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
@@ -179,7 +182,7 @@ class ResourceManager:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(events.Ticked())
+            self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""

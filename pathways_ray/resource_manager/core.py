@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
-from pathways_ray.liveness import Liveness
+from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
 from pathways_ray.story import Entry, Story
@@ -65,6 +65,7 @@ class ManagerCore:
         islands: the ids of the hosts of each island.
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
+        silence_limit_s: the operator's, where it is longer than those of this file.
         lost_after_s: seconds without one of its hosts after which an island is lost.
         controller: the name of the controller's actor, if that and the hosts run already: after a restart.
     """
@@ -74,6 +75,7 @@ class ManagerCore:
         islands: Mapping[int, Sequence[int]],
         data_secret: str = "",
         last_epoch: int = 0,
+        silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
         controller: str = "",
     ) -> None:
@@ -92,9 +94,9 @@ class ManagerCore:
         self.controller = events.ControllerServes("", "", controller)
         self.awaited = bool(controller)
         self.past_controllers: set[str] = set()
-        self.controllers: Liveness[str] = Liveness(MAX_CONTROLLER_SILENCE_S)
-        self.rejoining: Liveness[int] = Liveness(MAX_REJOIN_S)
-        self.starting: Liveness[int] = Liveness(lost_after_s)
+        self.controllers: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
+        self.rejoining: Liveness[int] = Liveness(max(silence_limit_s, MAX_REJOIN_S), TICK_S)
+        self.starting: Liveness[int] = Liveness(lost_after_s, TICK_S)
         self.schedulers: dict[int, str] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
@@ -147,9 +149,9 @@ class ManagerCore:
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
-            case events.Ticked():
+            case events.Ticked(slowness):
                 lost = self._look_at_islands(now)
-                silent = [*lost, *self._silent_controller(now), *self._silent_hosts(now)]
+                silent = [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
                 return [*silent, *self._answer_requests(now)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
@@ -172,28 +174,28 @@ class ManagerCore:
             return self._publish("controller", event.address, now)
         return []
 
-    def _silent_controller(self, now: float) -> list[events.Command]:
+    def _silent_controller(self, now: float, slowness: float) -> list[events.Command]:
         """Kills a controller that has been silent for too long, once."""
         commands: list[events.Command] = []
-        for incarnation in self.controllers.silent(now):
+        for incarnation in self.controllers.silent(now, slowness):
             self.controllers.forget(incarnation)
-            reason = f"it did not answer for {MAX_CONTROLLER_SILENCE_S:.0f} s"
+            reason = f"it did not answer for {self.controllers.limit_s:.0f} s"
             self.story.note(Entry(now, "controller killed", reason))
             commands.append(events.KillController(self.controller.actor, reason))
         return commands
 
-    def _silent_hosts(self, now: float) -> list[events.Command]:
+    def _silent_hosts(self, now: float, slowness: float) -> list[events.Command]:
         """Kills hosts that have not joined the successor of their scheduler in time, again and again until they do."""
         commands: list[events.Command] = []
-        for host in self.rejoining.silent(now):
+        for host in self.rejoining.silent(now, slowness):
             self.rejoining.hear(host, now)
-            reason = f"it did not join its new scheduler for {MAX_REJOIN_S:.0f} s"
+            reason = f"it did not join its new scheduler for {self.rejoining.limit_s:.0f} s"
             if (record := self.inventory.hosts.get(host)) is not None:
                 commands.append(self._kill(record, reason, now))
             else:
                 self.story.note(Entry(now, "host killed", "it never joined", reason, host=host))
                 commands.append(events.KillHost(host, reason))
-        for host in self.starting.silent(now):
+        for host in self.starting.silent(now, slowness):
             self.starting.hear(host, now)
             if (record := self.inventory.hosts.get(host)) is not None:
                 commands.append(self._kill(record, "it joined its island, and does not serve", now))
@@ -250,10 +252,12 @@ class ManagerCore:
             self.lookups.setdefault(name, []).append(event)
             return []
         waiting = self.forming.setdefault(host.island, {})
-        # A host that comes twice died while it waited; the sender of its first request is gone.
+        # A host that comes twice died while it waited: nobody listens to the answer to its first request.
+        abandoned = waiting.get(host.host)
         waiting[host.host] = Joining(event, scheduler)
         self.story.note(Entry(now, "host waits for its island", f"island {host.island}", host=host.host))
-        commands: list[events.Command] = [
+        commands: list[events.Command] = [] if abandoned is None else [events.Answer(abandoned.request.token, None)]
+        commands += [
             self._kill(other, "a member of its group restarted", now)
             for other in self.inventory.left_behind(host.host)
             if other.host not in waiting

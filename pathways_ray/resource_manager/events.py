@@ -100,7 +100,9 @@ class SessionReleased(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time has passed; comes every `core.TICK_S`."""
+    """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
+
+    slowness: float = 1.0
 
 
 Event = (
@@ -124,10 +126,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the event with this token."""
+    """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused
+    value: str | int | bool | JoinReply | SliceCreated | Refused | None
 
 
 @dataclass(frozen=True, slots=True)

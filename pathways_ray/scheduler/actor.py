@@ -13,6 +13,8 @@ from concurrent.futures import Future
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
@@ -39,10 +41,12 @@ class IslandScheduler:
         listen: ListenConfig,
         policy: str = "fifo",
         limit_s: float = math.inf,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.runtime = runtime
+        self.silence_limit_s = silence_limit_s
         self.listen = listen
-        self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s)
+        self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s, silence_limit_s)
         self.core.story.sink = ProcessLog(runtime, f"scheduler {island}").write
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)
@@ -80,11 +84,16 @@ class IslandScheduler:
             {streams.HOST_STREAM: self._host_link},
             streams.bind_address(self.listen.links),
             tls=self.listen.tls,
+            silence=links.silence_of(self.silence_limit_s),
         )
         controller = await self.resource_manager.lookup.remote("controller")
         try:
             link = await links.dial(
-                controller, streams.ISLAND_STREAM, {"authorization": self.link_secret}, trust_of(self.listen.tls)
+                controller,
+                streams.ISLAND_STREAM,
+                {"authorization": self.link_secret},
+                trust_of(self.listen.tls),
+                links.silence_of(self.silence_limit_s),
             )
             self._handle(events.ControllerConnected(address))
             self.address.set_result(address)
@@ -132,7 +141,7 @@ class IslandScheduler:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(events.Ticked())
+            self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> list[events.Command]:
         """Takes an event to the core, and carries out its commands; refused links are closed by their readers."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from pathways_ray.liveness import Liveness
+from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.membership import Membership
@@ -32,9 +32,6 @@ launches on a lost host have to end. Policies see the time in these steps as wel
 
 LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
-
-MAX_HOST_SILENCE_S = 8.0
-"""A host that says nothing for this long is lost; hosts send a heartbeat every second."""
 
 KILL_PERIOD_S = 1.0
 """A process that is to be killed is killed again after this time, and ever more seldom, until a successor joins: the
@@ -61,17 +58,24 @@ class SchedulerCore:
             launches are not dispatched.
         window: launches with the hosts at once.
         limit_s: seconds that a launch may be first in line on its devices; then the island restarts.
+        silence_limit_s: a host that says nothing for this long is lost; hosts send a heartbeat every second.
     """
 
     def __init__(
-        self, island: int, hosts: Iterable[int], window: int, policy: Policy = fifo, limit_s: float = math.inf
+        self,
+        island: int,
+        hosts: Iterable[int],
+        window: int,
+        policy: Policy = fifo,
+        limit_s: float = math.inf,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.island = island
         self.story = Story(f"scheduler {island}")
         self.members = Membership(frozenset(hosts))
         self.order = IslandOrder(self.members, window, policy, Deadlines(limit_s), self.story)
         self.check = OrderCheck()
-        self.liveness: Liveness[int] = Liveness(MAX_HOST_SILENCE_S)
+        self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.next_load = -math.inf
         self.condemned: dict[int, Condemned] = {}
 
@@ -84,10 +88,11 @@ class SchedulerCore:
             case events.HostMessage():
                 if not self.members.is_current(event.host, event.epoch):
                     return []  # of an older epoch: its launches have failed already
-                self.liveness.hear(event.host, now)
+                said = event.message
+                self.liveness.hear(event.host, now, said.slowness if type(said) is wire.Heartbeat else None)
                 return self._from_host(event.host, event.message)
             case events.Ticked():
-                return self._tick(now)
+                return self._tick(now, event.slowness)
             case events.HostConnected(hello):
                 return self._join(hello, now)
             case events.HostDisconnected(host, epoch):
@@ -104,9 +109,9 @@ class SchedulerCore:
                 withdraw = events.Withdraw("controller", address)
                 return [withdraw, events.Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
 
-    def load(self) -> wire.Load:
+    def load(self, slowness: float = 1.0) -> wire.Load:
         """Launches that wait here, by tenant."""
-        return wire.Load(self.island, self.order.queued())
+        return wire.Load(self.island, self.order.queued(), slowness)
 
     def _from_controller(self, message: wire.ToIsland) -> list[events.Command]:
         if isinstance(message, wire.Peers):
@@ -129,11 +134,11 @@ class SchedulerCore:
             case _:  # a heartbeat
                 return []
 
-    def _tick(self, now: float) -> list[events.Command]:
+    def _tick(self, now: float, slowness: float) -> list[events.Command]:
         overdue = self.order.overdue()
         commands = self._carry_out([overdue]) if overdue is not None else []
-        for host in self.liveness.silent(now):
-            reason = f"it did not answer for {MAX_HOST_SILENCE_S:.0f} s"
+        for host in self.liveness.silent(now, slowness):
+            reason = f"it did not answer for {self.liveness.limit_s:.0f} s"
             commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
         for host, one in self.condemned.items():
             if now >= one.again:
@@ -141,7 +146,7 @@ class SchedulerCore:
                 commands.append(events.Kill(host, one.epoch))
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
-            commands.append(events.ToController(self.load()))
+            commands.append(events.ToController(self.load(slowness)))
         return commands
 
     # --- hosts --------------------------------------------------------------------------------------------------------

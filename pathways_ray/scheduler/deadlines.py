@@ -21,7 +21,7 @@ class Deadlines:
     """Times at which launches were first seen at the head of their devices' queues.
 
     Args:
-        limit_s: seconds that a launch may stay there.
+        limit_s: seconds that a launch may stay there, unless its tenant has a limit of its own.
     """
 
     limit_s: float = math.inf
@@ -38,8 +38,9 @@ class Deadlines:
         for sequence, record in first.items():
             since = self.first_since[sequence]
             launch = f"launch {sequence} of program {record.program.name!r}"
-            if now - since > self.limit_s:
-                reason = f"{launch} was first on its devices for {now - since:.0f} s; the limit is {self.limit_s:.0f} s"
+            limit_s = record.usage.launch_limit_s or self.limit_s
+            if now - since > limit_s:
+                reason = f"{launch} was first on its devices for {now - since:.0f} s; the limit is {limit_s:.0f} s"
                 return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence)
             failed = record.failed
             if failed is None or now - max(since, failed.at) <= MAX_STRANDED_S:

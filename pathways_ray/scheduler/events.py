@@ -50,7 +50,9 @@ class HostDisconnected(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time has passed; comes every `core.TICK_S`."""
+    """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
+
+    slowness: float = 1.0
 
 
 Event = (

@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import msgspec
+
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
@@ -46,6 +48,10 @@ CONTENDED_WINDOW_S = 0.02
 
 MIN_DEVICE_LAUNCHES = 2
 """Launches on one set of devices that may be with the hosts however long they take, so that devices do not run dry."""
+
+MAX_DEVICE_COMPUTATIONS = 28
+"""Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
+the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
 
 QUANTUM_S = 0.004
 """Scheduling quantum: a session goes on for this much estimated device time, since hosts run neighbouring small
@@ -87,6 +93,7 @@ class IslandOrder:
         | wire.DropProgram
         | wire.DropSession
         | wire.Account
+        | wire.CancelLaunch
         | wire.Abort,
     ) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
@@ -104,15 +111,24 @@ class IslandOrder:
             case wire.Program():
                 known = self.programs.get(message.program) or ProgramState()
                 self.programs[message.program] = ProgramState(
-                    message.name, message.devices, message.device_set, message.cross_island, known.seconds
+                    message.name,
+                    message.devices,
+                    message.device_set,
+                    message.cross_island,
+                    known.seconds,
+                    message.computations,
                 )
                 return [ToHosts(message)]
             case wire.DropSession():
                 return self._drop_session(message)
             case wire.Abort():
                 return self._abort(message)
+            case wire.CancelLaunch():
+                return self._cancel(message)
             case wire.Account():
-                self.ledger.open(message.session, message.tenant, message.weight, message.priority)
+                self.ledger.open(
+                    message.session, message.tenant, message.weight, message.priority, message.launch_limit_s
+                )
                 return []
 
     def _enter(self, launch: wire.IslandLaunch) -> list[Command]:
@@ -123,6 +139,8 @@ class IslandOrder:
             # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
             return []
         queue = self.sessions.get(launch.session)
+        if queue is None and launch.first != 0:
+            return []  # a further gang of a launch that is over here, with its session
         if queue is None:
             usage = self.ledger.of(launch.session)
             queue = self.sessions[launch.session] = SessionQueue(launch.session, usage, Candidate(usage, 0, 0.0))
@@ -142,7 +160,7 @@ class IslandOrder:
         """A session ends: its launches of this island only are taken out of the queue.
 
         Cross-island ones stay: another island may have started its part, which would wait for this one for ever. They
-        find none of their arguments and end at once.
+        compute nothing, and end at once.
         """
         self.story.note(Entry(self.now, "session ended", session=message.session))
         commands: list[Command] = [ToHosts(message)]
@@ -158,11 +176,14 @@ class IslandOrder:
                 if item.first == 0:
                     dropped.add(item.sequence)
                     self.ledger.leave(queue.usage)
+            elif isinstance(item, wire.IslandLaunch):
+                kept.append(msgspec.structs.replace(item, cancelled=ended))
             elif not isinstance(item, wire.Drop):
                 kept.append(item)
         queue.items = kept
         if any(isinstance(item, wire.IslandLaunch) for item in kept):
             self.sessions[message.session] = queue
+            queue.ended = True
         commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
         return commands + self.advance()
@@ -183,6 +204,29 @@ class IslandOrder:
             if head.sequence == sequence:
                 self._flush(queue, commands)
         return commands + self.advance()
+
+    def _cancel(self, message: wire.CancelLaunch) -> list[Command]:
+        """Ends a launch that waits here. A cross-island one keeps its place, see `_drop_session`, and computes nothing.
+        One that is not here is over, or lost with the hosts."""
+        sequence = message.sequence
+        if sequence in self.outstanding:
+            return [ToController(wire.Begun(sequence))]
+        for queue in self.waiting.values():
+            found = [i for i in queue.items if isinstance(i, wire.IslandLaunch) and i.sequence == sequence]
+            if not found:
+                continue
+            if self._program_of(found[0]).cross_island:
+                for item in found:
+                    place = queue.items.index(item)
+                    queue.items[place] = msgspec.structs.replace(item, cancelled=message.failure)
+                return []
+            for item in found:
+                queue.items.remove(item)
+            self.ledger.leave(queue.usage)
+            commands: list[Command] = [ToController(wire.IslandLaunchFailed(sequence, message.failure))]
+            self._flush(queue, commands)
+            return commands + self.advance()
+        return []
 
     def _program_of(self, launch: wire.IslandLaunch) -> ProgramState:
         program = self.programs.get(launch.program)
@@ -231,7 +275,11 @@ class IslandOrder:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
         devices = self.device_queues.get(program.device_set)
-        if program.cross_island or devices is None or devices.launches < MIN_DEVICE_LAUNCHES:
+        if program.cross_island or devices is None or not devices.launches:
+            return True
+        if devices.computations + program.computations > MAX_DEVICE_COMPUTATIONS:
+            return False
+        if devices.launches < MIN_DEVICE_LAUNCHES:
             return True
         window = CONTENDED_WINDOW_S if self.ledger.active > 1 else SINGLE_TENANT_WINDOW_S
         return devices.seconds + program.seconds.estimate <= window
@@ -248,6 +296,7 @@ class IslandOrder:
             if devices is None:
                 devices = self.device_queues[program.device_set] = DeviceQueue()
             devices.launches += 1
+            devices.computations += program.computations
             devices.seconds += estimate
         self.ledger.start(queue.usage, estimate * program.devices)
         if self.policy is not fifo:
@@ -275,6 +324,8 @@ class IslandOrder:
                 commands.append(ToHosts(head))
             items.popleft()
         del self.waiting[queue.session]
+        if queue.ended:
+            del self.sessions[queue.session]
 
     def _to_head(self, queue: SessionQueue, launch: wire.IslandLaunch) -> None:
         queue.candidate.arrival = launch.sequence
@@ -320,7 +371,7 @@ class IslandOrder:
                 break
             elif not hosts:
                 self._over(record)
-                decisions.append(ToController(record.failed.report))
+                decisions.append(ToController(_report(record)))
         else:
             decisions += self.advance()
         return [ToController(wire.Done(tuple(finished), tuple(device_us))), *decisions] if finished else decisions
@@ -333,6 +384,9 @@ class IslandOrder:
         record.hosts.discard(host)
         if record.failed is None:
             record.failed = PartialFailure(message, self.now)
+        elif message.consumed:
+            consumed = dict.fromkeys((*record.failed.report.consumed, *message.consumed))
+            record.failed.report = msgspec.structs.replace(record.failed.report, consumed=tuple(consumed))
         record.failed.hosts.add(host)
         record.failed.affected.update(message.hosts or self.members.hosts)
         self.story.note_launch(Entry(self.now, "failed", message.failure.message, "", 0, message.sequence, host))
@@ -341,7 +395,7 @@ class IslandOrder:
         if record.hosts:
             return []
         self._over(record)
-        return [ToController(record.failed.report), *self.advance()]
+        return [ToController(_report(record)), *self.advance()]
 
     def _over(self, record: Outstanding) -> None:
         """A launch is over on all hosts: its room is free, and its tenant is charged with what it took."""
@@ -350,6 +404,7 @@ class IslandOrder:
         if not program.cross_island:
             devices = self.device_queues[program.device_set]
             devices.launches -= 1
+            devices.computations -= record.program.computations
             devices.seconds = devices.seconds - record.estimate if devices.launches else 0.0
         actual = record.estimate
         if record.failed is None:
@@ -381,6 +436,7 @@ class IslandOrder:
                 if isinstance(item, wire.IslandLaunch) and item.first == 0:
                     self.ledger.leave(queue.usage)
             queue.items.clear()
+        self.sessions = {number: queue for number, queue in self.sessions.items() if not queue.ended}
         self.outstanding.clear()
         self.waiting.clear()
         self.cross_island.clear()
@@ -429,6 +485,14 @@ def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:
         if isinstance(item, wire.IslandLaunch) and item.sequence == launch.sequence:
             queue.items.insert(k + 1, launch)
             return
+
+
+def _report(record: Outstanding) -> wire.IslandLaunchFailed:
+    """The report of a launch that is over everywhere, and failed on some hosts. One on which it succeeded has consumed
+    what it was to; that may be any argument, as far as is known here."""
+    assert record.failed is not None
+    report = record.failed.report
+    return msgspec.structs.replace(report, consumed=record.launch.arguments) if record.succeeded else report
 
 
 def _disagreement(host: int, failed: PartialFailure) -> RestartIsland:

@@ -26,7 +26,8 @@ class Usage:
     """A tenant's account.
 
     `virtual` is its device seconds divided by its weight, raised to those of the others whenever it has launches again
-    after it had none: unused time cannot be saved up. `busy` counts its launches that are not over.
+    after it had none: unused time cannot be saved up. `busy` counts its launches that are not over. `launch_limit_s` is
+    the limit of each launch on its devices, 0 where that of the runtime holds.
     """
 
     tenant: str
@@ -34,6 +35,7 @@ class Usage:
     priority: int = 0
     device_seconds: float = 0.0
     virtual: float = 0.0
+    launch_limit_s: float = 0.0
     sessions: int = 0
     busy: int = 0
 
@@ -96,10 +98,12 @@ class Ledger:
     clock: float = 0.0
     active: int = 0
 
-    def open(self, session: int, tenant: str, weight: float = 1.0, priority: int = 0) -> None:
-        """Notes a session, and its tenant's weight and priority, which may have changed."""
+    def open(
+        self, session: int, tenant: str, weight: float = 1.0, priority: int = 0, launch_limit_s: float = 0.0
+    ) -> None:
+        """Notes a session, and its tenant's weight, priority and limit, which may have changed."""
         usage = self.usages.setdefault(tenant, Usage(tenant))
-        usage.weight, usage.priority = weight, priority
+        usage.weight, usage.priority, usage.launch_limit_s = weight, priority, launch_limit_s
         if session not in self.tenant_of:
             self.tenant_of[session] = tenant
             usage.sessions += 1

@@ -37,24 +37,29 @@ class ProgramState:
     device_set: int = 0
     cross_island: bool = False
     seconds: MovingAverage = field(default_factory=MovingAverage)
+    computations: int = 1
 
 
 @dataclass(slots=True)
 class DeviceQueue:
-    """Launches of this island only, on one set of devices, that are with the hosts, and their estimated seconds."""
+    """Launches of this island only, on one set of devices, that are with the hosts, with their computations on each
+    device and their estimated seconds."""
 
     launches: int = 0
+    computations: int = 0
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class SessionQueue:
-    """Messages of a session that wait; `candidate` describes the launch at the head."""
+    """Messages of a session that wait; `candidate` describes the launch at the head. It goes with the last one once the
+    session has `ended`."""
 
     session: int
     usage: Usage
     candidate: Candidate
     items: deque[IslandLaunch | Drop | DropProgram] = field(default_factory=deque)
+    ended: bool = False
 
     @property
     def head(self) -> IslandLaunch:
@@ -76,8 +81,8 @@ class InputBarrier:
 class PartialFailure:
     """A launch that has failed on some hosts.
 
-    `report` is the first host's, which came at time `at`. `hosts` have failed so far; `affected` hosts hold shards of
-    the value that failed, and must fail too.
+    `report` is the first host's, which came at time `at`, with what any of them consumed. `hosts` have failed so far;
+    `affected` hosts hold shards of the value that failed, and must fail too.
     """
 
     report: IslandLaunchFailed

@@ -158,6 +158,9 @@ class Checker:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
         elif (failure.kind == "BufferDeleted" and record.strange) or (failure.kind in OF_UPLOADS and record.amiss):
             pass
+        elif failure.kind == "Cancelled":
+            if not self.world.settings.cancels:
+                self.report(f"{name} was cancelled, and nobody did")
         elif failure.kind not in OF_LOSSES and failure.kind != "ExecutionError":
             self.report(f"{name} failed with what should not happen: {failure}")
         elif not self._something_was_lost():
@@ -193,7 +196,9 @@ class Checker:
         if any(shard != expected for shard in shards.values()):
             self.report(f"session {session} sees a wrong value in buffer {buffer}")
 
-    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
+    def fetch_failed(self, session: int, buffer: int, failure: Failure, revived: bool = False) -> None:
+        if revived and failure.kind == "BufferDeleted":
+            self.report(f"session {session} has buffer {buffer} back, and its memory was taken: {failure}")
         expected = self.expected.get((session, buffer))
         doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
@@ -337,17 +342,28 @@ class Checker:
             yield "the controller", "a launch in flight"
         if any(key[0] == session for key in world.manager.core.inventory.slices):
             yield "the resource manager", "a slice"
+        if session in launches.admission.window.queued:
+            yield "the controller", "a place in the queue for islands"
         for scheduler in world.schedulers.values():
             if scheduler.process.alive:
-                if session in scheduler.core.order.waiting:
+                order = scheduler.core.order
+                if session in order.waiting:
                     yield f"scheduler {scheduler.island}", "launches that wait"
-                if any(record.launch.session == session for record in scheduler.core.order.outstanding.values()):
+                if any(record.launch.session == session for record in order.outstanding.values()):
                     yield f"scheduler {scheduler.island}", "a launch with its hosts"
+                if session in order.sessions:
+                    yield f"scheduler {scheduler.island}", "its queue"
+                if session in order.ledger.tenant_of:
+                    yield f"scheduler {scheduler.island}", "its account"
+                if stray := order.programs.keys() - launches.programs.keys():
+                    yield f"scheduler {scheduler.island}", f"programs {sorted(stray)[:4]}"
         for host in world.hosts.values():
             if not host.process.alive or not host.under_epoch:
                 continue
-            if host.store.sessions.get(session):
-                yield f"host {host.host}", f"{len(host.store.sessions[session])} buffers"
+            if session in host.store.sessions:
+                yield f"host {host.host}", f"a table of {len(host.store.sessions[session])} buffers"
+            if stray := (host.core.wanted | host.core.programs.keys()) - launches.programs.keys():
+                yield f"host {host.host}", f"programs {sorted(stray)[:4]}"
             if any(active.launch.session == session for active in host.core.active.values()):
                 yield f"host {host.host}", "a launch that is not over"
             if session in host.core.producers:

@@ -6,6 +6,7 @@ outcome before it has made its last launch; an impatient one does not even wait 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -15,7 +16,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.buffer import BufferRecord, BufferState
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller.tenants import Tenant
@@ -61,6 +62,9 @@ class SimulatedClient:
         self.loop: Drawn | None = None
         self.impatient = self.random.random() < world.settings.impatient
         self.handles: dict[int, Handle] = {}
+        self.donated: dict[int, Handle] = {}
+        self.refused: set[int] = set()
+        self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self._handle)
         self.last_drop = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
@@ -151,6 +155,8 @@ class SimulatedClient:
             self._name_what_is_not_mine()
         if random.random() < 0.05:
             self._upload_amiss()
+        if self.world.settings.cancels:
+            self._cancel_some()
         self._drop_some()
         self._fetch_some()
         if self.left:
@@ -179,17 +185,39 @@ class SimulatedClient:
             self._handle_to(record, layout, outcome, doubtful)
             for record, layout, outcome in zip(records, program.results, expected, strict=True)
         )
-        message = self.core.launch(program.number, [handle.record for handle in arguments], records)
+        donated = [arguments[index] for index in sorted(program.donated)]
+        message = self.core.launch(
+            program.number,
+            [handle.record for handle in arguments],
+            records,
+            [handle.record for handle in donated],
+            "it was donated",
+        )
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
             checker.launched(self.session, launch, fails, doubtful)
             for handle in results:
                 handle.launch = launch
+        for handle in donated:
+            checker.donated(self.session, handle.launch)
+            if handle.record.donated is None:
+                self._drop(handle)  # the launch failed at once
+            else:
+                self.donated[handle.number] = self.handles.pop(handle.number)
+                handle.record.dropped = handle.number % 3 == 0  # as in x = f(x)
+                self.last_drop = self.world.clock.now
         self._do((message or events.ReleaseQueue(),))
-        for index in sorted(program.donated):
-            checker.donated(self.session, arguments[index].launch)
-            self._drop(arguments[index])
         return results
+
+    def _take_back(self) -> None:
+        """Donated arrays whose launch failed before it took them live again, and have their values."""
+        for handle in list(self.donated.values()):
+            record = handle.record
+            if record.donated is None:
+                del self.donated[handle.number]
+                if record.state is not BufferState.DELETED and not record.dropped:
+                    handle.revived = True
+                    self.handles[handle.number] = handle
 
     def _chosen(self, program: Drawn) -> list[Handle]:
         """Arguments for a call: late results more often than early ones, so that launches chain up."""
@@ -219,6 +247,14 @@ class SimulatedClient:
         for handle in list(self.handles.values())[:-2]:
             if not handle.fetches and self.random.random() < 0.6:
                 self._drop(handle)
+
+    def _cancel_some(self) -> None:
+        for handle in list(self.handles.values()):
+            if handle.record.state is BufferState.PENDING and self.random.random() < self.world.settings.cancels:
+                before = list(self.core.pending)
+                self._handle(events.Cancelling(handle.record))
+                self._take_back()
+                self._report(before, Failure("Cancelled", "by its user"))
 
     def _drop(self, handle: Handle) -> None:
         if self.handles.pop(handle.number, None) is not None:
@@ -294,7 +330,7 @@ class SimulatedClient:
     def _do(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
-                case wire.Launch() | wire.Put() | wire.Register() | wire.Free():
+                case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
                     self.end.send(command)
                 case events.ReleaseQueue():
                     self._release_queue()
@@ -309,6 +345,7 @@ class SimulatedClient:
         while (commands := self.core.head(self.world.clock.now)) is not None:
             self._do(commands)
             self.core.remove_head()
+        self._take_back()
         self._report(before, Failure("HostLost", "an upload failed"), by_client=True)
 
     def _received(self, batch: list[Any]) -> None:
@@ -316,10 +353,17 @@ class SimulatedClient:
             named: tuple[int, ...] = ()
             if isinstance(message, wire.Completed):
                 named = message.launches
+            elif isinstance(message, wire.LaunchFailed) and message.launch in self.refused:
+                self.refused.remove(message.launch)  # it has its outcome
             elif isinstance(message, wire.LaunchFailed):
                 named = (message.launch,)
+            elif isinstance(message, wire.CancelRefused) and message.launch in self.core.pending:
+                named = (message.launch,)
+                self.refused.add(message.launch)
+                self.cancelled["late"] += 1
             covered = [launch for launch in self.core.pending if launch not in named] if named else []
             self._handle(message)
+            self._take_back()
             self._report([*named, *covered], getattr(message, "failure", None))
 
     def _report(self, launches: Sequence[int], failure: Failure | None, by_client: bool = False) -> None:
@@ -327,6 +371,7 @@ class SimulatedClient:
         for launch in launches:
             if launch not in self.core.pending:
                 self.world.checker.outcome(self.session, launch, failure, by_client)
+                self.cancelled["all"] += failure is not None and failure.kind == "Cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

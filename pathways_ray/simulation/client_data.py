@@ -24,7 +24,7 @@ class Handle:
     """A handle of the user: the array it stands for, where that lies, and what it should be.
 
     It is `doubtful` when its launch fails, but not the calls that it comes from: a launch that takes it fails with it,
-    or was over before.
+    or was over before. It is `revived` once a launch that it was donated to has failed without taking it.
     """
 
     record: BufferRecord
@@ -33,6 +33,7 @@ class Handle:
     doubtful: bool = False
     launch: int = 0
     fetches: int = 0
+    revived: bool = False
 
     @property
     def number(self) -> int:
@@ -137,7 +138,7 @@ class ClientData:
             return
         handle = fetch.handle
         if isinstance(found, Failure):
-            self.world.checker.fetch_failed(self.session, handle.number, found)
+            self.world.checker.fetch_failed(self.session, handle.number, found, handle.revived)
             self._end_fetch(fetch)
             return
         fetch.waiting.discard(host)

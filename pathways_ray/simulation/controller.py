@@ -54,7 +54,7 @@ class SimulatedController:
         world.network.after(self.process, 0.0, self._tick)
 
     def _tick(self) -> None:
-        self.handle(events.Tick())
+        self.handle(events.Tick(self.world.machine_slowness))
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def handle(self, event: events.Event) -> None:

@@ -54,8 +54,8 @@ class Observer(Protocol):
     def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
         """A client fetched a buffer."""
 
-    def fetch_failed(self, session: int, buffer: int, failure: Failure) -> None:
-        """A client's fetch failed."""
+    def fetch_failed(self, session: int, buffer: int, failure: Failure, revived: bool = False) -> None:
+        """A client's fetch failed; of an array that it may count on to be there (`revived`)."""
 
     def host_serves(self, island: int, host: int, epoch: int, devices: Devices) -> None:
         """A host begins to serve under an epoch."""
@@ -89,7 +89,9 @@ class Observer(Protocol):
 
 
 class Environment(Protocol):
-    """Everything that any process needs of its run."""
+    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine."""
+
+    machine_slowness: float
 
     settings: Settings
     random: Random

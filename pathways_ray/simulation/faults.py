@@ -12,6 +12,13 @@ from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import PING_LIMIT_S, RETRANSMIT_LIMIT_S, Process, Weather
 from pathways_ray.simulation.settings import Settings
 
+STARVED_SLOWNESS = 15.0
+"""The slowness that processes read while they get little time: 300 runnable threads on two cores."""
+
+STARVED_S = (2.0, 19.0)
+"""Lengths of the times for which a process that gets little time does not run at all. They are independent, so that a
+watcher may run several times while another process does not."""
+
 FAULT_SPAN_S = 8.0
 """Faults come within this time; clients are busy for about as long."""
 
@@ -155,6 +162,19 @@ class FaultEnvironment(Environment, Protocol):
 
     def lose_kills(self, until: float) -> None:
         """Until then, processes that are to be killed are not."""
+
+
+def starve(world: FaultEnvironment, until: float) -> None:
+    """Has every process of the runtime run for moments only, up to a time: nothing of it is lost."""
+    if world.clock.now >= until:
+        world.machine_slowness = 1.0
+        return
+    world.machine_slowness = STARVED_SLOWNESS
+    world.disturbed_until = max(world.disturbed_until, until)
+    for process in list(world.network.alive.values()):
+        if not process.paused and not process.name.startswith("client") and world.random.random() < 0.02:
+            world.network.pause(process, min(until - world.clock.now, world.random.uniform(*STARVED_S)))
+    world.clock.after(0.25, starve, world, until)
 
 
 class FaultInjector:

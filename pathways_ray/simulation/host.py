@@ -66,7 +66,7 @@ class SimulatedHost:
         self.under_epoch = False
         self.store = BufferStore()
         self.compiling: deque[Callable[[], None]] = deque()
-        self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float]]] = {}
+        self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float, tuple[int, ...]]]] = {}
         self.last_done = 0.0
         world.manager.join(self.process, island, host, self._joined)
 
@@ -108,7 +108,7 @@ class SimulatedHost:
         self._beat()
 
     def _beat(self) -> None:
-        self.end.send(Heartbeat(self.host))
+        self.end.send(Heartbeat(self.host, self.world.machine_slowness))
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:
@@ -168,10 +168,10 @@ class SimulatedHost:
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Devices of the simulator say themselves how long they take."""
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
-        queue.append((sequence, values, program, self.world.clock.now))
+        queue.append((sequence, values, program, self.world.clock.now, consumed))
         if len(queue) == 1:
             self._watch_first(key)
 
@@ -182,7 +182,7 @@ class SimulatedHost:
 
     def _complete(self, key: Any) -> None:
         queue = self.watched[key]
-        sequence, values, program, enqueued = queue.popleft()
+        sequence, values, program, enqueued, consumed = queue.popleft()
         now = self.world.clock.now
         seconds = now - max(enqueued, self.last_done)
         self.last_done = now
@@ -191,7 +191,7 @@ class SimulatedHost:
         if failure is None:
             self.send(Done((sequence,), (round(seconds * 1e6),)))
         else:
-            self.send(program.plan.failed(sequence, failure, failed))
+            self.send(program.plan.failed(sequence, failure, failed, consumed))
         if queue:
             self._watch_first(key)
 

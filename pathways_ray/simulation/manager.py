@@ -31,7 +31,12 @@ class SimulatedManager:
         self.world = world
         self.process = world.network.process("manager", "manager")
         settings = world.settings
-        self.core = ManagerCore(settings.islands, "", last_epoch, settings.lost_after_s, controller)
+        self.core = ManagerCore(
+            settings.islands,
+            last_epoch=last_epoch,
+            lost_after_s=settings.lost_after_s,
+            controller=controller,
+        )
         self.tokens = itertools.count()
         self.calls: dict[int, tuple[Process, Callable[[Any], None]]] = {}
         self._tick()
@@ -84,7 +89,7 @@ class SimulatedManager:
         self.world.network.post(caller, self.process, self._handle, event, twice=twice, in_order=True)
 
     def _tick(self) -> None:
-        self._handle(events.Ticked())
+        self._handle(events.Ticked(self.world.machine_slowness))
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def _handle(self, event: events.Event) -> None:

@@ -60,7 +60,7 @@ class SimulatedScheduler:
         self.world.checker.scheduler_bounded(self.core)
 
     def _tick(self) -> None:
-        self._handle(events.Ticked())
+        self._handle(events.Ticked(self.world.machine_slowness))
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def host_connects(self, near: End) -> None:

@@ -12,6 +12,9 @@ from pathways_ray.simulation.policies import POLICIES
 class Settings:
     """The cluster of a run, its clients and the number of its faults.
 
+    `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
+    of the runtime get little time on crowded cores.
+
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
 
@@ -34,6 +37,8 @@ class Settings:
     apart: float = 0.0
     launch_limit_s: float = 40.0
     lost_after_s: float = 40.0
+    starved_s: float = 0.0
+    cancels: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:

@@ -73,6 +73,9 @@ class Transfer:
         peer = self.peers.get(receiver)
         return peer is not None and peer.since < launch
 
+    def is_consumed(self, array: object) -> bool:
+        return isinstance(array, Future) and array.deleted
+
     def serve(self, name: int, pieces: Served) -> None:
         pull = self.asked.pop(name, None)
         if pull is None:

@@ -53,6 +53,7 @@ class World:
         self.groups: dict[tuple[int, int], Group] = {}
         self.forming: dict[tuple[int, int], list[tuple[Process, Callable[[], None]]]] = {}
         self.slowness: dict[int, float] = {}
+        self.machine_slowness = 1.0
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
         self.losses = 0
@@ -68,6 +69,8 @@ class World:
             for host in hosts:
                 self._start_host(island, host)
         self.clients = [SimulatedClient(self, number) for number in range(settings.clients)]
+        if settings.starved_s:
+            self.clock.at(1.0, faults.starve, self, 1.0 + settings.starved_s)
         self.faults = FaultInjector(self, faults.draw(Random(f"faults {seed}"), settings))
         self.clock.after(0.5, self._look_around)
 
@@ -172,6 +175,8 @@ class World:
         if restart is None:
             return
         self.losses += 1
+        if self.settings.starved_s and not self.settings.faults:
+            self.checker.report(f"{process} was slow, and was ended: {why}")
         self.clock.after(0.5 + self.random.random(), restart)
         for other, server in self.servers.values():
             if other.alive:

@@ -66,13 +66,17 @@ class Batcher:
         Args:
             compose: whether they may be said in fewer messages.
         """
+        return list(self.taken(most, compose))
+
+    def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
+        """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
         messages: list[Message] = []
         with contextlib.suppress(IndexError):
             while len(messages) < most:
                 messages.append(self._messages.popleft())
         if compose and self._compose is not None:
             messages = self._compose(messages)
-        return list(batches(messages))
+        return batches(messages)
 
     def clear(self) -> None:
         """Forgets the messages that wait."""
@@ -107,13 +111,15 @@ def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     count, size = 0, 0
     for number, body in bodies:
         if group and size + len(body) > MAX_BATCH_BYTES:
-            yield _header(count) + b"".join(group)
-            group, count, size = [], 0, 0
+            whole = b"".join((_header(count), *group))
+            group, count, size = [], 0, 0  # before the batch is sent, which may take its time
+            yield whole
+            del whole
         count += number
         size += len(body)
         group.append(body)
     if group:
-        yield _header(count) + b"".join(group)
+        yield b"".join((_header(count), *group))
 
 
 def _header(count: int) -> bytes:

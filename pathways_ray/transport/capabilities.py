@@ -3,7 +3,7 @@
 Hosts never ask the controller who a client is. They share the *data secret* with it, so a client that carries an
 HMAC-SHA256 made with it was sent by the controller, and cannot have changed a bit of what is signed:
 
-- a *data token* binds a session and how many bytes it may have uploaded on one host;
+- a *data token* binds a session, its tenant, and how many bytes the tenant may have uploaded on one host;
 - a *tag* binds a session and one of its slices, with its devices.
 """
 
@@ -21,32 +21,36 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class Grant:
-    """The content of a data token: its session, and the bytes of uploads a host may hold for it (None: no limit)."""
+    """The content of a data token: its session, the bytes of uploads a host may hold for its tenant (None: no limit),
+    and what stands for the tenant."""
 
     session: int
     allowance: int | None
+    tenant: str = ""
 
 
 def _sign(secret: str, *parts: object) -> str:
     return hmac.new(secret.encode(), encode(parts), hashlib.sha256).hexdigest()
 
 
-def data_token(secret: str, session: int, allowance: int | None) -> str:
-    """The token of a session's data streams."""
+def data_token(secret: str, session: int, allowance: int | None, tenant: str = "") -> str:
+    """The token of a session's data streams. It has a digest of the tenant's name, which may have any characters."""
     number = UNLIMITED if allowance is None else allowance
-    return f"{number}.{_sign(secret, 'data', session, number)}"
+    owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{number}.{owner}.{_sign(secret, 'data', session, number, owner)}"
 
 
 def grant_of(secret: str, session: int, token: str) -> Grant | None:
     """The grant of a session's data token; None unless the controller made it, for this session."""
-    text, _, signature = token.partition(".")
+    text, _, rest = token.partition(".")
+    owner, _, signature = rest.partition(".")
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(text) <= 20):
         return None
     number = int(text)
-    if not hmac.compare_digest(signature.encode(), _sign(secret, "data", session, number).encode()):
+    if not hmac.compare_digest(signature.encode(), _sign(secret, "data", session, number, owner).encode()):
         return None
-    return Grant(session, None if number == UNLIMITED else number)
+    return Grant(session, None if number == UNLIMITED else number, owner)
 
 
 def slice_tag(secret: str, session: int, placed: PlacedSlice) -> str:

@@ -37,6 +37,8 @@ class ListenConfig(msgspec.Struct, frozen=True):
         links: the address for the runtime's own processes.
         tls: None for no encryption.
         tenants: the file with the table of tenants, on the controller's machine; "" for no tenants.
+        client_ports: the first and the last of the ports for direct links and data streams, which a firewall has to
+            let clients to; (0, 0) for any that are free.
     """
 
     front: str = "127.0.0.1"
@@ -45,6 +47,7 @@ class ListenConfig(msgspec.Struct, frozen=True):
     links: str = "127.0.0.1"
     tls: Tls | None = None
     tenants: str = ""
+    client_ports: tuple[int, int] = (0, 0)
 
     @property
     def scheme(self) -> str:
@@ -70,6 +73,9 @@ def check_exposure(listen: ListenConfig, machines: Iterable[str], insecure: bool
     """
     if not 0 <= listen.port < 1 << 16:
         raise UsageError(f"port {listen.port} is invalid; choose one of 0 (a free one) to 65535")
+    first, last = listen.client_ports
+    if (first, last) != (0, 0) and not 0 < first <= last < 1 << 16:
+        raise UsageError(f"client ports {first}-{last} are invalid; choose a first and a last one of 1 to 65535")
     everywhere = list(machines)
     listening = [a for bind in (listen.front, listen.data, listen.links) for a in ([bind] if bind else everywhere)]
     open_to = sorted({address for address in listening if not is_loopback(address)})

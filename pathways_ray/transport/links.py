@@ -25,6 +25,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.tls import Trust, client_context, server_context
@@ -33,10 +34,21 @@ PING_S = 5.0
 SILENCE_S = 20.0
 """Two pings may be late, and a machine that stops for some seconds is not given up."""
 
+
+def silence_of(limit_s: float) -> float:
+    """The silence after which a link between processes of the runtime is given up, where a silent process counts as
+    lost after `limit_s`: longer, so that it is the process that is judged, and not its link."""
+    return max(SILENCE_S, 2.5 * limit_s)
+
+
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
 MAX_UNAUTHENTICATED = 256
-"""Connections without a handshake that a server holds: more would let any peer use up its file descriptors."""
+"""Connections without a handshake that a server holds: more would let any peer use up its file descriptors. A further
+one takes the place of the oldest, so that a port is never closed: a handshake comes within a round trip."""
+
+MAX_UNAUTHENTICATED_OF_ADDRESS = 64
+"""Those of one address; a further one takes the place of its oldest."""
 
 CONNECT_LIMIT_S = 10.0
 
@@ -65,6 +77,13 @@ _HANDSHAKE = msgspec.msgpack.Decoder(Handshake)
 
 def frame(batch: bytes) -> bytes:
     return len(batch).to_bytes(4, "big") + batch
+
+
+def framed(batch: bytes, apart: bool = True) -> tuple[bytes, ...]:
+    """A frame in pieces: a long batch is not copied behind its header where they may go `apart`."""
+    if apart and len(batch) >= MAX_COPIED_BYTES:
+        return len(batch).to_bytes(4, "big"), batch
+    return (frame(batch),)
 
 
 PING = frame(b"")
@@ -120,13 +139,13 @@ class AsyncLink(asyncio.Protocol):
         self,
         greeted: Callable[[AsyncLink], None] | None = None,
         silence: float = 0.0,
-        unauthenticated: set[AsyncLink] | None = None,
+        unauthenticated: dict[AsyncLink, str] | None = None,
     ) -> None:
         self.path = ""
         self.metadata: dict[str, str] = {}
         self.reason = ""
         self._greeted = greeted
-        self._unauthenticated: set[AsyncLink] = unauthenticated if unauthenticated is not None else set()
+        self._unauthenticated: dict[AsyncLink, str] = unauthenticated if unauthenticated is not None else {}
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(MAX_HANDSHAKE_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._batches: deque[bytes] = deque()
@@ -146,13 +165,26 @@ class AsyncLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's, which Ray brings along, is no subclass
         keep_alive(transport.get_extra_info("socket"))
         if self._greeted is not None:
-            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
-                self._hang_up(f"{MAX_UNAUTHENTICATED} other connections have not sent their handshake yet")
-                return
-            self._unauthenticated.add(self)
+            self._enter((transport.get_extra_info("peername") or ("",))[0])
             self._timer = self._loop.call_later(HANDSHAKE_LIMIT_S, self._hang_up, "no handshake came")
         else:
             self._live()
+
+    def _enter(self, address: str) -> None:
+        """Enters a connection without a handshake, for which another one may have to go."""
+        waiting = self._unauthenticated
+        of_address = [link for link, other in waiting.items() if other == address]
+        if len(of_address) >= MAX_UNAUTHENTICATED_OF_ADDRESS:
+            of_address[0]._displace()
+        elif len(waiting) >= MAX_UNAUTHENTICATED:
+            next(iter(waiting))._displace()
+        waiting[self] = address
+
+    def _displace(self) -> None:
+        self._unauthenticated.pop(self, None)
+        self._hang_up("a newer connection took the place of this one, which had sent no handshake yet")
+        if self._transport is not None:
+            self._transport.abort()  # not when the other end has read that: it may never do so
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -176,7 +208,7 @@ class AsyncLink(asyncio.Protocol):
 
     def _greet(self, handshake: Handshake, greeted: Callable[[AsyncLink], None]) -> None:
         self._greeted = None
-        self._unauthenticated.discard(self)
+        self._unauthenticated.pop(self, None)
         self.path, self.metadata = handshake.path, handshake.metadata
         self._frames.limit = limits.MAX_MESSAGE_BYTES
         self._live()
@@ -184,7 +216,7 @@ class AsyncLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
-        self._unauthenticated.discard(self)
+        self._unauthenticated.pop(self, None)
         self._gone.set()
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
@@ -264,11 +296,8 @@ class AsyncLink(asyncio.Protocol):
         transport = self._transport
         if self._closed or transport is None or transport.is_closing():
             return
-        if len(batch) < MAX_COPIED_BYTES:
-            transport.write(frame(batch))
-        else:
-            transport.write(len(batch).to_bytes(4, "big"))
-            transport.write(batch)
+        for piece in framed(batch):
+            transport.write(piece)
 
     def refuse(self, reason: str) -> NoReturn:
         """Hangs up with a reason. Raises `LinkLost`, which ends the handler."""
@@ -297,8 +326,8 @@ class AsyncLink(asyncio.Protocol):
             self._timer.cancel()
         if self._closed or self._transport is None:
             return
-        if not self._paused and self._loop.time() - self._heard > self._silence:
-            self.reason = f"it was silent for {self._silence:.0f} s"
+        if not self._paused and (silent := self._loop.time() - self._heard) > self._silence * slowness():
+            self.reason = f"it was silent for {silent:.0f} s"
             self._transport.abort()
             return
         if self._room is None:
@@ -310,19 +339,24 @@ Handler = Callable[[AsyncLink], Awaitable[None]]
 
 
 async def serve(
-    handlers: dict[str, Handler], bind: str, port: int = 0, tls: Tls | None = None, silence: float = 0.0
+    handlers: dict[str, Handler],
+    bind: str,
+    ports: tuple[int, int] = (0, 0),
+    tls: Tls | None = None,
+    silence: float = 0.0,
 ) -> tuple[asyncio.Server, str]:
-    """Serves links on a port (0: a free one) of address `bind`; returns the server and `address:port`.
+    """Serves links at address `bind`, on the first free port of those from the first to the last of `ports`, or on any
+    one for (0, 0); returns the server and `address:port`.
 
     A handler gets each link whose handshake names its path, and has to look at the metadata before it reads. The link
     ends with it, or when the other end is silent for `silence` seconds (0: `SILENCE_S`).
 
     Raises:
-        OSError: the port is taken, or the address is not one of this machine.
+        OSError: all ports are taken, or the address is not one of this machine.
         UsageError: a file of `tls` cannot be read.
     """
     tasks: set[asyncio.Task[None]] = set()
-    unauthenticated: set[AsyncLink] = set()
+    unauthenticated: dict[AsyncLink, str] = {}
 
     async def handled(link: AsyncLink, handler: Handler) -> None:
         try:
@@ -340,17 +374,22 @@ async def serve(
         task.add_done_callback(tasks.discard)
 
     context = server_context(tls) if tls is not None else None
-    server = await asyncio.get_running_loop().create_server(
-        lambda: AsyncLink(greeted, silence, unauthenticated),
-        bind.strip("[]"),
-        port,
-        ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_LIMIT_S if context is not None else None,
-    )
-    return server, joined(bind, server.sockets[0].getsockname()[1])
+    for port in range(ports[0], ports[1] + 1):
+        with contextlib.suppress(OSError) if port < ports[1] else contextlib.nullcontext():
+            server = await asyncio.get_running_loop().create_server(
+                lambda: AsyncLink(greeted, silence, unauthenticated),
+                bind.strip("[]"),
+                port,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_LIMIT_S if context is not None else None,
+            )
+            return server, joined(bind, server.sockets[0].getsockname()[1])
+    raise OSError(f"there is no port from {ports[0]} to {ports[1]}")
 
 
-async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust | None = None) -> AsyncLink:
+async def dial(
+    address: str, path: str, metadata: dict[str, str], trust: Trust | None = None, silence: float = 0.0
+) -> AsyncLink:
     """A link to the server of `path` at `address`. Raises `LinkLost` when nothing listens there, or it refuses."""
     host, port = endpoint(address)
     context = client_context(trust) if trust is not None else None
@@ -358,7 +397,7 @@ async def dial(address: str, path: str, metadata: dict[str, str], trust: Trust |
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             _, link = await asyncio.get_running_loop().create_connection(
-                AsyncLink, host, port, ssl=context, server_hostname=name
+                lambda: AsyncLink(silence=silence), host, port, ssl=context, server_hostname=name
             )
     except (OSError, TimeoutError, ssl.SSLError) as error:
         raise LinkLost(f"no answer at {address}: {error or type(error).__name__}") from None

@@ -72,7 +72,13 @@ class Upgrade(Message, tag=5):
     """
 
 
-ToController = Register | Launch | Put | Free | Upgrade
+class Cancel(Message, tag=91):
+    """The user cancels a launch. Answered by its outcome, or by `CancelRefused`."""
+
+    launch: int
+
+
+ToController = Register | Launch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ---------------------------------------------------------------------------------------------
@@ -88,10 +94,24 @@ class Completed(Message, tag=10):
 
 
 class LaunchFailed(Message, tag=11):
-    """A launch that ended in an error."""
+    """A launch that ended in an error.
+
+    Of the buffers that it was to take over (donated ones), `consumed` are those whose memory it took; `undecided` those
+    of which `DonationsDecided` will tell. The others live again.
+    """
 
     launch: int
     failure: Failure
+    consumed: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+
+
+class DonationsDecided(Message, tag=90):
+    """Whether a failed launch took the memory of `undecided` buffers: of those in `consumed`; the others in `buffers`
+    live again."""
+
+    buffers: tuple[int, ...]
+    consumed: tuple[int, ...]
 
 
 class BuffersLost(Message, tag=12):
@@ -125,7 +145,25 @@ class Upgraded(Message, tag=16):
     """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
 
 
-ToClient = Completed | LaunchFailed | BuffersLost | HostAddress | SessionEnded | Prepared | Upgraded
+class CancelRefused(Message, tag=92):
+    """A launch that was to be cancelled has begun, or is over. It is marked: its results are freed when they come, and
+    count as failed with `failure` from now on."""
+
+    launch: int
+    failure: Failure
+
+
+ToClient = (
+    Completed
+    | LaunchFailed
+    | DonationsDecided
+    | CancelRefused
+    | BuffersLost
+    | HostAddress
+    | SessionEnded
+    | Prepared
+    | Upgraded
+)
 
 
 # --- controller → scheduler → hosts ----------------------------------------------------------------------------------
@@ -150,7 +188,8 @@ class Program(Message, tag=21):
     """A plan to prepare; the functions are those it names.
 
     The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
-    them (`device_set`), and whether its launches run on other islands too.
+    them (`device_set`), whether its launches run on other islands too, and the computations that a launch puts on one
+    device's queue (`computations`).
     """
 
     program: int
@@ -160,10 +199,12 @@ class Program(Message, tag=21):
     devices: int = 1
     device_set: int = 0
     cross_island: bool = False
+    computations: int = 1
 
 
 class IslandLaunch(Message, tag=22):
-    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0."""
+    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
+    `cancelled` computes nothing: its values are that failure."""
 
     sequence: int
     session: int
@@ -172,6 +213,7 @@ class IslandLaunch(Message, tag=22):
     results: int
     first: int = 0
     gangs: int = 0
+    cancelled: Failure | None = None
 
 
 class Drop(Message, tag=23):
@@ -203,12 +245,22 @@ class BarrierReleased(Message, tag=26):
 
 
 class Account(Message, tag=27):
-    """Controller to schedulers: whose a session is, and what the operator gave that tenant."""
+    """Controller to schedulers: whose a session is, and what the operator gave that tenant; `launch_limit_s` is 0 where
+    that of the runtime holds."""
 
     session: int
     tenant: str
     weight: float
     priority: int
+    launch_limit_s: float = 0.0
+
+
+class CancelLaunch(Message, tag=93):
+    """Controller to schedulers: a launch is not needed any more. One that waits ends in `failure`, one that hosts have
+    is answered with `Begun`."""
+
+    sequence: int
+    failure: Failure
 
 
 class Abort(Message, tag=60):
@@ -220,7 +272,7 @@ class Abort(Message, tag=60):
 
 
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | Abort
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -278,11 +330,13 @@ class IslandLaunchFailed(Message, tag=34):
     """A launch whose part on this host ended in an error. Counts as its completion there.
 
     `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
+    `consumed` are the arguments whose memory it took before.
     """
 
     sequence: int
     failure: Failure
     hosts: tuple[int, ...] = ()
+    consumed: tuple[int, ...] = ()
 
 
 class Enqueued(Message, tag=35):
@@ -293,9 +347,10 @@ class Enqueued(Message, tag=35):
 
 
 class Heartbeat(Message, tag=36):
-    """The host's process runs."""
+    """The host's process runs. `slowness` is that of its machine."""
 
     host: int
+    slowness: float = 1.0
 
 
 class BarrierReached(Message, tag=38):
@@ -330,10 +385,18 @@ class Ordered(Message, tag=39):
 
 
 class Load(Message, tag=40):
-    """Scheduler to controller, now and then: launches of each tenant that wait on the island."""
+    """Scheduler to controller, now and then: launches of each tenant that wait on the island, and the slowness of the
+    scheduler's machine."""
 
     island: int
     queued: dict[str, int]
+    slowness: float = 1.0
+
+
+class Begun(Message, tag=94):
+    """A launch that was to be cancelled is with the hosts already."""
+
+    sequence: int
 
 
 class Stored(Message, tag=61):
@@ -348,7 +411,7 @@ class Stored(Message, tag=61):
 
 
 FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Stored
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Stored
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------

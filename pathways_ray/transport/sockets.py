@@ -7,7 +7,9 @@ import socket
 import ssl
 import struct
 import threading
+from collections.abc import Iterator
 
+from pathways_ray.machine_load import slowness
 from pathways_ray.transport.tls import Trust, client_context
 
 READ_BYTES = 1 << 18
@@ -31,10 +33,10 @@ class PlainSocket:
 
     def read(self) -> bytes:
         """The bytes that have come; b"" at the end. Raises `OSError` after too long a silence."""
-        try:
-            return self._connection.recv(READ_BYTES)
-        except BlockingIOError:
-            raise OSError(f"it was silent for {self._silence:.0f} s") from None
+        for _ in silences():
+            with contextlib.suppress(BlockingIOError):
+                return self._connection.recv(READ_BYTES)
+        raise OSError(f"it was silent for {self._silence:.0f} s")
 
     def write(self, data: bytes, wait: bool) -> bool:
         """Sends `data` behind the rest from before. Returns False, and keeps the data, where that would take waiting.
@@ -57,7 +59,16 @@ class PlainSocket:
                 self._unsent = memoryview(b""), []
                 hang_up(self._connection)
                 return False
+        self._unsent = memoryview(b""), []
         return True
+
+
+def silences() -> Iterator[int]:
+    """Counts the silences that are waited for: one, and on a machine that is slow as many as it is slow by."""
+    waited = 0
+    while waited < slowness():
+        yield waited
+        waited += 1
 
 
 class EncryptedSocket:
@@ -94,14 +105,17 @@ class EncryptedSocket:
             with self._lock, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
                 if data := self._tls.read(READ_BYTES):
                     return data
-            try:
-                received = self._connection.recv(READ_BYTES)
-            except TimeoutError:
-                raise OSError(f"it was silent for {self._silence:.0f} s") from None
+            received = self._received()
             if not received:
                 return b""
             with self._lock:
                 self._coming.write(received)
+
+    def _received(self) -> bytes:
+        for _ in silences():
+            with contextlib.suppress(TimeoutError):
+                return self._connection.recv(READ_BYTES)
+        raise OSError(f"it was silent for {self._silence:.0f} s")
 
     def write(self, data: bytes, wait: bool) -> bool:
         """Always waits: only the link's own thread writes."""

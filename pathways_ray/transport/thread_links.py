@@ -22,7 +22,7 @@ from pathways_ray.transport.links import (
     Handshake,
     LinkLost,
     endpoint,
-    frame,
+    framed,
     keep_alive,
 )
 from pathways_ray.transport.messages import Message, encode
@@ -107,8 +107,9 @@ class Outbox:
             return False
         if not write(b"", wait):
             return False  # something from before is not out yet
-        while batches := self._batcher.take(MAX_MESSAGES if wait else MAX_DIRECT_MESSAGES, compose=wait):
-            written = [write(frame(batch), wait) for batch in batches]  # it keeps what it cannot send
+        while self._batcher:
+            batches = self._batcher.taken(MAX_MESSAGES if wait else MAX_DIRECT_MESSAGES, compose=wait)
+            written = [write(piece, wait) for batch in batches for piece in framed(batch, wait)]  # it keeps the rest
             if not all(written):
                 return False
         return True
@@ -173,7 +174,7 @@ class ThreadLink:
     ) -> None:
         self.address = address
         self._silence = silence or SILENCE_S
-        self._handshake = frame(encode(Handshake(path, metadata)))
+        self._handshake = b"".join(framed(encode(Handshake(path, metadata))))
         self._outbox = outbox
         self._trust = trust
         self._host, self._port = endpoint(address)

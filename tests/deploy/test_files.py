@@ -145,26 +145,69 @@ def test_the_ray_cluster_of_kuberay() -> None:
     for worker in spec["workerGroupSpecs"]:
         assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
         assert worker["groupName"]
-    # Ray's ports stay below those that clients may reach.
-    fixed = [int(value) for key, value in head["rayStartParams"].items() if key.endswith("port")]
-    assert max(fixed) < 32768
     page = (DEPLOY / "kuberay" / "README.md").read_text()
     assert head["template"]["spec"]["volumes"][0]["secret"]["secretName"] in page
 
 
+EVERY_PORT = range(1, 1 << 16)
+RAYS = {6379, 6380, 6381, 8265, 10001, 52365, *range(10010, 20000)}
+"""Ray's ports there: its store, node and object managers, dashboard, client, agent, and workers."""
+
+
+def open_to(policy: dict[str, Any], labels: dict[str, str], namespace: str = "default") -> set[int]:
+    """The ports that a network policy opens to pods with these labels, in a namespace."""
+
+    def chosen(selector: dict[str, Any]) -> bool:
+        assert selector.keys() <= {"matchLabels", "matchExpressions"}
+        for wanted in selector.get("matchExpressions", ()):
+            assert wanted["operator"] == "In"
+            if labels.get(wanted["key"]) not in wanted["values"]:
+                return False
+        return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+    def let_in(source: dict[str, Any]) -> bool:
+        assert source.keys() <= {"podSelector", "namespaceSelector"}
+        return ("namespaceSelector" in source or namespace == "default") and chosen(source["podSelector"])
+
+    ports: set[int] = set()
+    for rule in policy["spec"]["ingress"]:
+        assert rule.keys() <= {"from", "ports"}
+        assert rule["from"], "a rule without sources lets everybody in"
+        if any(let_in(source) for source in rule["from"]):
+            for port in rule.get("ports", [{"protocol": "TCP", "port": 1, "endPort": 65535}]):
+                assert port["protocol"] == "TCP"
+                ports |= set(range(port["port"], port.get("endPort", port["port"]) + 1))
+    return ports
+
+
 def test_the_network_policy_of_kuberay() -> None:
+    """Clients reach what is served to clients, and nothing else; the pods of the cluster reach each other."""
     (cluster,), (policy,) = documents("raycluster.yaml"), documents("networkpolicy.yaml")
     assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
-    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": cluster["metadata"]["name"]}
-    (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    name = cluster["metadata"]["name"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": name}
+    head = cluster["spec"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    rules = policy["spec"]["ingress"]
-    assert all(rule.keys() <= {"from", "ports"} and rule["from"] for rule in rules)
-    clients = next(r for r in rules if "pathways-client" in r["from"][0]["podSelector"]["matchLabels"])
-    assert [port["port"] for port in clients["ports"]] == [ports["pathways"], 32768]
-    ours = {ports[name] for name in ("gcs-server", "dashboard", "client")}
-    for port in clients["ports"]:
-        assert not ours & set(range(port["port"], port.get("endPort", port["port"]) + 1))
-    assert any(port["port"] == ports["metrics"] for rule in rules for port in rule.get("ports", ()))
-    assert f"--port {ports['pathways']}" in container["args"][0]
+    for group in [head, *cluster["spec"]["workerGroupSpecs"]]:
+        params = {key: int(value) for key, value in group["rayStartParams"].items() if key.endswith("port")}
+        used = {*params.values(), *range(params["min-worker-port"], params["max-worker-port"] + 1)}
+        assert used <= RAYS
+    assert {ports["gcs-server"], ports["dashboard"], ports["client"]} <= RAYS
+
+    given = re.search(r"--port (\d+) --client-ports (\d+)-(\d+)", container["args"][0])
+    assert given is not None
+    service, first, last = map(int, given.groups())
+    clients = open_to(policy, {"pathways-client": "true"})
+    assert clients == {service, *range(first, last + 1)}
+    assert service == ports["pathways"]
+    assert not clients & RAYS
+
+    operators = [open_to(policy, {"app.kubernetes.io/name": n}, "ray") for n in ("kuberay-operator", "kuberay")]
+    assert operators == [{ports["dashboard"]}] * 2
     assert f"--metrics-port {ports['metrics']}" in container["args"][0]
+    assert open_to(policy, {"app.kubernetes.io/name": "prometheus"}, "monitoring") == {ports["metrics"]}
+    assert open_to(policy, {"ray.io/cluster": name}) == set(EVERY_PORT)
+    assert open_to(policy, {"ray.io/cluster": name}, "elsewhere") == set()
+    assert open_to(policy, {"app": "anything"}) == open_to(policy, {"pathways-client": "true"}, "elsewhere") == set()

@@ -1,8 +1,8 @@
 """Tests on the real runtime: one embedded cluster of two islands, four devices each, for the whole run.
 
-`session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `python`
-runs a file of `scripts/` in a process of its own, for what one process can do only once: a second client, other
-options, a signal.
+`session` is that cluster; a test that takes it must leave it computing, and with as many buffers as before. `pairs` is
+another one for the whole run, of islands of two hosts, in a process of its own. `python` runs a file of `scripts/` in a
+process of its own, for what one process can do only once: a second client, other options, a signal.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import os
 import signal
 import socket
@@ -238,6 +239,43 @@ class Scripts:
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"still running: {left}"
+
+
+class Cluster:
+    """A cluster in a process of its own."""
+
+    def __init__(self, python: Scripts, options: dict[str, Any], **environment: Any) -> None:
+        self._process = python.start("cluster", json.dumps(options), **environment)
+        self._python = python
+        self.url, self.token = self._line().split()
+
+    def tables(self) -> dict[str, Any]:
+        """What its hosts and its controller hold, and the process ids of the hosts."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._line())
+        return found
+
+    def end(self) -> None:
+        self._python.finish(self._process)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._process.communicate()[1]
+        return line
+
+
+@pytest.fixture(scope="session")
+def pairs() -> Iterator[Cluster]:
+    """Two islands of two hosts with two devices each, which compare the order of gangs; clients share the devices."""
+    scripts = Scripts()
+    options = {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2, "check_order": True, "policy": "share"}
+    cluster = Cluster(scripts, {**options, "launch_limit_s": 60.0})
+    yield cluster
+    cluster.end()
+    scripts.stop()
 
 
 def linked(

@@ -20,21 +20,19 @@ def test_back_and_forth_between_two_islands(session, equal) -> None:
     assert ping_pong.ROUND_TRIPS == 100
 
 
-@pytest.fixture(scope="module")
-def trained(cluster) -> language_model.Training:
-    return language_model.train_pathways()
+@pytest.fixture(scope="module", params=[40, pytest.param(language_model.STEPS, marks=pytest.mark.long)])
+def trained(request, cluster) -> language_model.Training:
+    return language_model.train_pathways(request.param)
 
 
 def test_language_model_learns(session, trained) -> None:
-    assert trained.losses.shape == (200,)
     assert np.isfinite(trained.losses).all()
     assert trained.losses[:5].mean() > 5, "before it has learnt anything a byte costs ln 256 nats"
     assert trained.losses[-10:].mean() < 2.9
-    assert trained.losses[-1] < 2.9
 
 
 def test_language_model_has_the_bits_of_plain_jax(session, trained) -> None:
-    reference = language_model.train_reference()
+    reference = language_model.train_reference(len(trained.losses))
     assert np.array_equal(trained.losses, reference.losses)
     assert language_model.same_bits(trained, reference)
 
@@ -49,17 +47,13 @@ def test_same_bits_sees_a_difference(trained) -> None:
     assert not language_model.same_bits(trained, off)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
         ("figure2", (), "f([1. 2.]) = [3. 5.], [2. 4.]"),
-        pytest.param("ping_pong", (), "bit-equal to plain JAX: True", marks=pytest.mark.long),
-        pytest.param(
-            "language_model",
-            ("--steps", "3"),
-            "losses and parameters bit-equal to plain JAX: True",
-            marks=pytest.mark.long,  # compiles the model twice
-        ),
+        ("ping_pong", (), "bit-equal to plain JAX: True"),
+        ("language_model", ("--steps", "3"), "losses and parameters bit-equal to plain JAX: True"),
     ],
 )
 def test_each_runs_as_a_program(python, name, arguments, said) -> None:

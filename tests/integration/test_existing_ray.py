@@ -44,8 +44,8 @@ def test_beside_ray_start(python, apart, head) -> None:
     """1. Somebody starts Ray, with a token. 2. A driver without that token is refused. 3. One that has it runs the
     runtime there, and ends. 4. The cluster is as it was, and works."""
     impatient = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # tries of a wrong token, once a second
-    stranger = {**apart, "RAY_AUTH_TOKEN": uuid.uuid4().hex, **impatient}
-    kind, message = last_line(python.run("existing_ray_refused", "auto", **stranger))
+    other = {**apart, "RAY_AUTH_TOKEN": uuid.uuid4().hex, **impatient}
+    kind, message = last_line(python.run("existing_ray_refused", "auto", **other))
     assert kind == "AuthenticationError"
     assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in message
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ROOT, Scripts
+from tests.integration.conftest import ROOT, Cluster, Scripts
 
 CLIENTS = 4
 
@@ -27,14 +27,9 @@ def tell(client: subprocess.Popen[str], word: str) -> None:
     client.stdin.flush()
 
 
-def together(
-    python: Scripts, launches: int, check: str, policy: str, limit: float, **environment: Any
-) -> list[dict[str, Any]]:
+def together(python: Scripts, cluster: Cluster, launches: int) -> list[dict[str, Any]]:
     """What each of four clients says after `launches` launches at the same time as the others."""
-    cluster = python.start("gangs_cluster", check, policy, str(limit), **environment)
-    assert cluster.stdout is not None
-    url, token = cluster.stdout.readline().split()
-    clients = [python.start("gangs_client", url, token, str(seed), str(launches)) for seed in range(CLIENTS)]
+    clients = [python.start("gangs_client", cluster.url, cluster.token, str(k), str(launches)) for k in range(CLIENTS)]
     for client in clients:
         assert client.stdout is not None
         # One after the other: what each computes first, it computes alone.
@@ -44,31 +39,42 @@ def together(
     for client in clients:
         tell(client, "go")
     found = [json.loads(client.stdout.readline()) for client in clients if client.stdout is not None]
-    for process in [*clients, cluster]:
-        python.finish(process)
+    for client in clients:
+        python.finish(client)
     return found
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("policy", ["share"])
-def test_two_thousand_launches_of_four_clients_give_the_bits_of_each_alone(python: Scripts, policy: str) -> None:
+@pytest.mark.parametrize("launches", [250, pytest.param(1000, marks=pytest.mark.long)])
+def test_launches_of_four_clients_together_give_the_bits_of_each_alone(
+    python: Scripts, pairs: Cluster, launches: int
+) -> None:
     """With the order of every host compared as well: one digest, one order."""
-    for found in together(python, 500, "checked", policy, 60.0):
+    for found in together(python, pairs, launches):
         assert found == {"wrong": 0, "errors": [], "example": ""}
+
+
+def disordered(python: Scripts, **options: Any) -> list[dict[str, Any]]:
+    """The same on a cluster of its own, whose hosts ignore the order."""
+    shape = {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2, "policy": "share"}
+    cluster = Cluster(python, {**shape, **options}, PYTHONPATH=DISORDERED)
+    found = together(python, cluster, 200)
+    cluster.end()
+    return found
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_without_one_order_collectives_corrupt_each_other_or_hang(python: Scripts) -> None:
     """Hosts that ignore the order. What hangs is ended by the limit of a launch."""
-    found = together(python, 200, "unchecked", "share", 5.0, PYTHONPATH=DISORDERED)
+    found = disordered(python, check_order=False, launch_limit_s=5.0)
     assert sum(client["wrong"] for client in found) > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hosts_that_differ_are_found_and_the_two_launches_named(python: Scripts) -> None:
-    found = together(python, 200, "checked", "share", 60.0, PYTHONPATH=DISORDERED)
+    found = disordered(python, check_order=True, launch_limit_s=60.0)
     examples = " ".join(client["example"] for client in found)
     assert "OrderMismatch" in examples
     assert "enqueued gangs in different orders: one had gang" in examples

@@ -11,22 +11,24 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="module")
-def expected(cluster, python) -> dict[str, Any]:
-    """What the shared cluster computes: parallel dispatch, fused."""
-    return run(python, url=cluster.url, token=cluster.token)
-
-
-def run(python, **options) -> dict[str, Any]:
-    return json.loads(python.run("options_battery", json.dumps(options), timeout=110).splitlines()[-1])
+def run(python, training: str, **options) -> dict[str, Any]:
+    return json.loads(python.run("options_battery", json.dumps(options), training, timeout=110).splitlines()[-1])
 
 
 @pytest.mark.timeout(240)  # two runs
 @pytest.mark.parametrize(
-    "options", [{"dispatch": "sequential"}, pytest.param({"fusion": False}, marks=pytest.mark.long)], ids=str
+    ("options", "training"),
+    [
+        ({"dispatch": "sequential"}, ""),
+        pytest.param({"dispatch": "sequential"}, "training", marks=pytest.mark.long),
+        pytest.param({"fusion": False}, "training", marks=pytest.mark.long),
+    ],
+    ids=str,
 )
-def test_options_do_not_change_a_bit(python, expected, options) -> None:
-    found = run(python, **options)
+def test_options_do_not_change_a_bit(python, cluster, options, training) -> None:
+    """Against the shared cluster, which has parallel dispatch and fuses."""
+    expected = run(python, training, url=cluster.url, token=cluster.token)
+    found = run(python, training, **options)
     assert found.pop("dispatch") == options.get("dispatch", "parallel")
     assert found == {name: value for name, value in expected.items() if name != "dispatch"}
     assert found["failures"] == [True, True]

@@ -95,10 +95,14 @@ def test_clients_and_islands_work_encrypted(cluster: dict[str, Any]) -> None:
             np.testing.assert_array_equal(np.asarray(doubled(x)), np.arange(1 << 16, dtype=np.float32) * 2)
 
 
-def test_the_variable_and_the_scheme(cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_may_name_the_certificate_in_a_variable_and_leave_the_scheme_to_it(
+    cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pw.connect(cluster["url"].replace("grpcs://", "grpc://"), TOKEN, ca=cluster["ca"]) as session:
+        assert len(session.status()["islands"]) == 2
     monkeypatch.setenv("PATHWAYS_CA", cluster["ca"])
-    pw.connect(cluster["url"], TOKEN).close()
-    pw.connect(cluster["url"].replace("grpcs://", "grpc://"), TOKEN, ca=cluster["ca"]).close()
+    with pw.connect(cluster["url"], TOKEN) as session:
+        assert len(session.status()["islands"]) == 2
 
 
 def test_unencrypted_connections_and_untrusted_certificates_are_refused(

@@ -20,9 +20,11 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import pathways_ray as pw
 from megatron_ptdp.schedules import Costs, one_f_one_b, simulate
+from megatron_ptdp.train import cli
 
 STEPS = 20
 LIMIT_S = 300.0
@@ -51,13 +53,21 @@ class Trainer:
         self.python, self.tokens = python, tokens
 
     def start(self, directory: Path, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        words = itertools.chain.from_iterable(
-            ("--set", setting) for setting in (*SETTINGS, f"path={self.tokens}", f"directory={directory}", *settings)
-        )
+        words = self._words(directory, settings)
         process: subprocess.Popen[str] = self.python.command(
-            "-m", "megatron_ptdp.train.cli", "run", *words, *options, RAY_ADDRESS=""
+            "-m", "megatron_ptdp.train.cli", *words, *options, RAY_ADDRESS=""
         )
         return process
+
+    def refused(self, directory: Path, *settings: str) -> str:
+        """What is said on stderr of settings that cannot be, in this process, where the command must start nothing."""
+        found = CliRunner().invoke(cli.commands, self._words(directory, settings), prog_name=cli.NAME)
+        assert found.exit_code == 2, found.output
+        return found.stderr
+
+    def _words(self, directory: Path, settings: tuple[str, ...]) -> list[str]:
+        given = (*SETTINGS, f"path={self.tokens}", f"directory={directory}", *settings)
+        return ["run", *itertools.chain.from_iterable(("--set", setting) for setting in given)]
 
     def run(self, directory: Path, *settings: str, options: tuple[str, ...] = (), status: int = 0) -> str:
         """Runs to the end; what it said on stderr."""
@@ -179,19 +189,19 @@ def test_what_is_damaged_or_of_another_model_is_refused_before_anything_starts(
 ) -> None:
     cut = tmp_path / "cut.tokens"
     cut.write_bytes(trainer.tokens.read_bytes()[:-100])
-    err = trainer.run(tmp_path / "a", f"path={cut}", status=2)
+    err = trainer.refused(tmp_path / "a", f"path={cut}")
     assert "pathways-train: TokenFileError: token file" in err
     assert "is truncated" in err
-    assert "TokenFileError: " in trainer.run(tmp_path / "a", "vocabulary=300", status=2)
+    assert "TokenFileError: " in trainer.refused(tmp_path / "a", "vocabulary=300")
 
     directory = tmp_path / "b"
     shutil.copytree(whole, directory)
-    err = trainer.run(directory, "layers=6", status=2)
+    err = trainer.refused(directory, "layers=6")
     assert "is of another model: layers is 4 there and 6 here" in err
     for step in ("15", "20"):
         data = max((directory / "checkpoints" / step / "state").rglob("*"), key=lambda path: path.stat().st_size)
         os.truncate(data, data.stat().st_size // 2)
-    err = trainer.run(directory, status=2)
+    err = trainer.run(directory, status=2)  # a process that really ends so
     assert "CheckpointError: no checkpoint in" in err
     assert "can be used: checkpoint 20 in" in err
 

@@ -171,7 +171,6 @@ def test_training_at_all_kinds_of_parallelism_equals_a_plain_loop_on_one_device(
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_replicas_on_two_islands_sum_their_gradients_in_pieces(session, reference) -> None:
     step = make("interleaved", options={"pieces": 2}, pipeline=2, data=2, islands=2)
     assert_parity(step, reference)

@@ -29,22 +29,6 @@ def test_a_case_has_parity_and_two_bugs_in_it_are_found(python: Any) -> None:
     assert large["failure"].startswith("BadSizes: pipeline 4 × tensor 4 × data 1 are 16 devices, but there are 8")
 
 
-@pytest.mark.parametrize(
-    "arguments, text",
-    [
-        (("--only", "p=3"), "ConfigError: --only p=3 matches none of the"),
-        (("--only", "pipeline=2"), "ConfigError: there is no setting of a check 'pipeline'"),
-        (("--mistakes", "--dtype", "float32"), "ConfigError: mistakes are planted in float64"),
-        (("--json", "/no/such/folder/out.json"), "ConfigError: --json /no/such/folder/out.json cannot be written"),
-    ],
-)
-def test_bad_input_is_refused_before_a_cluster_starts(python: Any, arguments: tuple[str, ...], text: str) -> None:
-    process = python.command("-m", "megatron_ptdp.train.cli", "verify", *arguments)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2, err
-    assert f"pathways-train: {text}" in err
-
-
 def verified(python: Any, path: Path, *arguments: str) -> dict[str, Any]:
     """What the command wrote, which must end well."""
     process = python.command("-m", "megatron_ptdp.train.cli", "verify", "--json", str(path), *arguments)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,29 @@ def test_no_mix_of_programs_can_wait_on_itself(policy: str) -> None:
         assert World(seed, settings).run().violations == [], f"seed {seed}"
 
 
+def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
+    """For 30 s every process stands still for up to 15 s again and again. All launches get through, and none fails."""
+    for seed in range(40):
+        settings = replace(Settings.drawn(seed, 0, ""), starved_s=30.0, poison=0.0)
+        result = World(seed, settings).run()
+        assert result.violations == [], f"seed {seed}"
+        assert result.launches > 0
+
+
+@pytest.mark.parametrize("faults", [0, FAULTS])
+def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
+    """Users cancel what is to come now and then: launches in their own queue, at the controller, in schedulers, with
+    hosts. Some end before they began, and what has begun is over for them at once."""
+    cancelled: Counter[str] = Counter()
+    for seed in range(40):
+        world = World(seed, replace(Settings.drawn(seed, faults, ""), cancels=0.2))
+        assert world.run().violations == [], f"seed {seed}"
+        for client in world.clients:
+            cancelled += client.cancelled
+    assert cancelled["late"] > 25
+    assert cancelled["all"] - cancelled["late"] > 25
+
+
 def test_faults_strike_and_launches_fail_of_them() -> None:
     """Runs without anything in them would hold every invariant too."""
     results = [simulate(seed, FAULTS) for seed in range(30)]
@@ -46,7 +70,7 @@ def test_faults_strike_and_launches_fail_of_them() -> None:
 
 def test_a_seed_has_one_log_whatever_the_order_of_sets() -> None:
     program = (
-        "from pathways_ray.simulation.world import simulate\nprint(*(simulate(seed, 8).digest for seed in range(25)))"
+        "from pathways_ray.simulation.world import simulate\nprint(*(simulate(seed, 8).digest for seed in range(12)))"
     )
     logs = {
         subprocess.run(
@@ -60,7 +84,7 @@ def test_a_seed_has_one_log_whatever_the_order_of_sets() -> None:
         for hash_seed in ("0", "1", "4711")
     }
     assert len(logs) == 1
-    assert len(set(logs.pop().split())) == 25
+    assert len(set(logs.pop().split())) == 12
 
 
 def test_a_violation_is_printed_with_a_command_that_shows_it_again(

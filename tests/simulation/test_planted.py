@@ -10,20 +10,23 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
 from tests.simulation.planted import BUGS, Planted
 
-SLOW = {"a gate forgets what did not arrive", "what an earlier launch still needs is overwritten"}
-"""Those that take many seeds."""
+SLOW = "a gate forgets what did not arrive"
+"""The one that takes many seeds."""
 
 
 def violations(bug: Planted, seed: int) -> list[str]:
     return World(seed, replace(Settings.drawn(seed, bug.faults, ""), **bug.settings)).run().violations
 
 
-@pytest.mark.parametrize("bug", [pytest.param(b, id=b.name, marks=[pytest.mark.long] * (b.name in SLOW)) for b in BUGS])
+@pytest.mark.timeout(300)  # a change may have moved what some bug needs to hundreds of seeds later
+@pytest.mark.parametrize("bug", [pytest.param(b, id=b.name, marks=[pytest.mark.long] * (b.name == SLOW)) for b in BUGS])
 def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         bug.plant(patch)
-        seed = next((seed for seed in range(bug.seeds) if violations(bug, seed)), None)
+        seeds = ((bug.shown + k) % bug.seeds for k in range(bug.seeds))
+        seed = next((seed for seed in seeds if violations(bug, seed)), None)
     assert seed is not None, f"nobody sees that {bug.name}"
+    print(f"shown={seed}")
     assert violations(bug, seed) == []
 
 

@@ -19,11 +19,10 @@ DEVICES_PER_HOST = 2
 
 
 def repeatable(examples: int, **options: Any) -> settings:
-    """The same examples in every run, and no deadline: the machine may be busy."""
+    """The same examples in every run."""
     return settings(
         max_examples=examples,
         derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         **options,

@@ -75,7 +75,7 @@ SHELLS = {
 # The floors of each package, from the ground up. A folder, or a module beside folders, imports from lower floors only.
 FLOORS = {
     "pathways_ray": [
-        {"compat", "errors", "limits", "liveness", "story"},
+        {"compat", "errors", "limits", "liveness", "machine_load", "story"},
         {"ir", "names", "os_process", "process_log"},
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},

@@ -45,3 +45,35 @@ def test_a_forgotten_peer_is_not_watched() -> None:
     watched.forget(1)
     watched.forget(2)
     assert watched.silent(0.4) == watched.silent(0.8) == watched.silent(1.2) == []
+
+
+def test_a_look_that_comes_late_counts_as_two_periods() -> None:
+    """A watcher that itself runs only every third second has heard nothing for 30 s, and counts 20 of them."""
+    watched: Liveness[str] = Liveness(20.0, period_s=1.0)
+    watched.hear("a", 0.0)
+    for second in range(3, 31, 3):
+        assert watched.silent(float(second)) == []
+    assert watched.silent(31.0) == ["a"]
+
+
+def test_on_a_slow_machine_silence_counts_for_less() -> None:
+    """1. Ten times as slow, as its watcher sees: 70 s are 7. 2. As the peer says: the same. 3. One second more of each
+    is the machine's again, which is quick."""
+    for own, said in ((10.0, 1.0), (1.0, 10.0), (10.0, 10.0)):
+        watched: Liveness[str] = Liveness(8.0, period_s=1.0)
+        watched.hear("a", 0.0, said)
+        for second in range(1, 71):
+            assert watched.silent(float(second), own) == []
+        watched.hear("b", 70.0)
+        watched.slowness.clear()
+        assert watched.silent(71.0) == []
+        assert watched.silent(72.0) == ["a"], "b has its full time"
+
+
+def test_a_peer_that_was_slow_is_judged_as_it_says_now() -> None:
+    watched: Liveness[str] = Liveness(8.0, period_s=1.0)
+    watched.hear("a", 0.0, 10.0)
+    watched.hear("a", 0.0)
+    assert watched.slowness == {"a": 10.0}, "not every message says it"
+    watched.hear("a", 0.0, 1.0)
+    assert [now for now in range(1, 12) if watched.silent(float(now))] == [9, 10, 11]

@@ -27,6 +27,9 @@ from pathways_ray.transport.messages import encode
 MAX_CACHED = 1024
 """Compiled computations kept beyond the programs that use them."""
 
+MAX_EXPORTED_BYTES = 256 << 20
+"""Functions kept as they were read, by the bytes of their export; programs to come often have some of them."""
+
 
 _PACKED = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
 """Types of less than a byte, and their bits. JAX does not accept arrays of them in compiled computations (their layouts
@@ -132,7 +135,8 @@ class Compiler:
         self.island = island
         self.backend = backend_of(devices[0].platform)
         self.sandbox = Sandbox(host)
-        self._exported: dict[str, export.Exported] = {}
+        self._exported: OrderedDict[str, tuple[export.Exported, int]] = OrderedDict()
+        self._exported_bytes = 0
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -176,10 +180,18 @@ class Compiler:
         return self._cached(key, make, name)
 
     def _function(self, digest: str, functions: Mapping[str, bytes]) -> export.Exported:
-        found = self._exported.get(digest)
-        if found is None:
-            found = export.deserialize(bytearray(functions[digest]))
-            self._exported[digest] = found
+        with self._lock:
+            if digest in self._exported:
+                self._exported.move_to_end(digest)
+                return self._exported[digest][0]
+        blob = functions[digest]
+        found = export.deserialize(bytearray(blob))
+        with self._lock:
+            if digest not in self._exported:
+                self._exported[digest] = found, len(blob)
+                self._exported_bytes += len(blob)
+            while self._exported_bytes > MAX_EXPORTED_BYTES:
+                self._exported_bytes -= self._exported.popitem(last=False)[1][1]
         return found
 
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:

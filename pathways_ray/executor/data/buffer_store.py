@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pathways_ray.errors import Failure
 
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
+
+MAX_ENDED = 1 << 16
+"""Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
+
+_NOTHING: Mapping[int, Value] = MappingProxyType({})
 
 
 class BufferStore:
@@ -20,22 +26,24 @@ class BufferStore:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.Lock()
         self._waiters: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._ended: set[int] = set()
+        self._ended: dict[int, None] = {}
         self.on_end: Callable[[int], None] = lambda session: None
         """Called when a session has ended, with its number; must not wait."""
 
-    def of_session(self, session: int) -> dict[int, Value]:
-        found = self.sessions.get(session)
-        if found is None:
-            found = self.sessions.setdefault(session, {})
-        return found
+    def of_session(self, session: int) -> Mapping[int, Value]:
+        """The buffers of a session, to look into."""
+        return self.sessions.get(session, _NOTHING)
 
     def put(self, session: int, buffer: int, value: Value) -> None:
         """Keeps a value; one for a session that has ended is let go at once."""
+        found = self.sessions.get(session)
+        if found is None:
+            found = self.sessions.setdefault(session, {})
+        found[buffer] = value
+        # Looked at last: a session that ends from here on finds what was stored.
         if session in self._ended:
-            return
-        self.of_session(session)[buffer] = value
-        if self._waiters:
+            self.sessions.pop(session, None)
+        elif self._waiters:
             self._wake(session, buffer)
 
     def add(self, session: int, buffer: int, value: Value) -> bool:
@@ -90,7 +98,9 @@ class BufferStore:
                 found.pop(buffer, None)
 
     def drop_session(self, session: int) -> None:
-        self._ended.add(session)
+        self._ended[session] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self.sessions.pop(session, None)
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:

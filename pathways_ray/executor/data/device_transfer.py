@@ -3,12 +3,15 @@
 Both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
 computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
 library shape this file: an array without elements never arrives (so none is sent), and of two offers under one name
-the later one replaces the other (so names come from the launch sequence, which only counts up).
+the later one replaces the other (so names come from the launch sequence, which only counts up). A third one: the
+library asks nobody who pulls for a token. So the names that it hears are a keyed hash of ours, which only the hosts of
+this runtime can make.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -29,13 +32,20 @@ PARALLEL_COPIES = 256
 """Chunks under way at once. A peer that dies in the middle of a transfer leaves its chunks occupied for good, so there
 are many; their memory is only taken once used."""
 MARK = "pathways-failure:"
+MAX_ERROR_BYTES = 2000
+"""The transfer library cuts the text of an error off behind 2,048 bytes."""
 
 
 class DeviceTransfer:
-    """This host's transfer server and its connections to peers. Used by the dispatcher thread only."""
+    """This host's transfer server and its connections to peers. Used by the dispatcher thread only.
 
-    def __init__(self, host: int, client: Any, address: str) -> None:
+    Args:
+        secret: the link secret, which all hosts of the runtime have.
+    """
+
+    def __init__(self, host: int, client: Any, address: str, secret: str) -> None:
         self.host = host
+        self._names = hashlib.blake2b(key=hashlib.sha256(f"transfers {secret}".encode()).digest(), digest_size=8)
         self._server = transfer.start_transfer_server(
             client,
             f"{address}:0",
@@ -63,7 +73,13 @@ class DeviceTransfer:
         return peer is not None and peer.since < launch
 
     def serve(self, name: int, arrays: list[jax.Array]) -> None:
-        self._server.await_pull(name, arrays)
+        self._server.await_pull(self._secret_name(name), arrays)
+
+    def _secret_name(self, name: int) -> int:
+        """The name of a transfer on the network, of 64 bits: nobody without the secret can guess it."""
+        made = self._names.copy()
+        made.update(name.to_bytes(8))
+        return int.from_bytes(made.digest())
 
     def lend(self, array: jax.Array) -> None:
         """Notes that peers will read the memory of `array` itself, at a time of their choosing."""
@@ -77,10 +93,13 @@ class DeviceTransfer:
     def copy(self, array: Any) -> Any:
         return jax.numpy.copy(array)
 
+    def is_consumed(self, array: Any) -> bool:
+        return isinstance(array, jax.Array) and array.is_deleted()
+
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""
-        text = MARK + msgspec.json.encode(failure).decode()
-        self._server.await_pull(name, [transfer.make_error_array(t, text) for t in types])
+        text = error_text(failure)
+        self._server.await_pull(self._secret_name(name), [transfer.make_error_array(t, text) for t in types])
 
     def pull(self, sender: int, name: int, types: list[jax.ShapeDtypeStruct]) -> list[Any] | Failure:
         """Arrays that fill when the sender has served them."""
@@ -93,7 +112,7 @@ class DeviceTransfer:
         try:
             if key not in self._connections:
                 self._connections[key] = self._server.connect(peer.transfer_address)
-            pulled: list[Any] = self._connections[key].pull(name, types)
+            pulled: list[Any] = self._connections[key].pull(self._secret_name(name), types)
             return pulled
         except jax.errors.JaxRuntimeError as error:
             self._connections.pop(key, None)
@@ -111,6 +130,20 @@ def hang_up(address: str) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
             if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[:2] == wanted:
                 found.shutdown(socket.SHUT_RDWR)
+
+
+def error_text(failure: Failure) -> str:
+    """The text that carries a failure to a peer. A long message loses its middle: what went wrong is at its ends."""
+    text = MARK + msgspec.json.encode(failure).decode()
+    message, kept = failure.message, len(failure.message)
+    while len(text.encode()) > MAX_ERROR_BYTES:
+        kept = min(kept, MAX_ERROR_BYTES) * 3 // 4
+        short = message if kept >= len(message) else f"{message[: kept // 2]} … {message[len(message) - kept // 2 :]}"
+        cut = msgspec.structs.replace(
+            failure, message=short, node=failure.node[:kept], where=failure.where[-kept:], story=()
+        )
+        text = MARK + msgspec.json.encode(cut).decode()
+    return text
 
 
 def failure_in(text: str) -> Failure | None:

@@ -35,7 +35,7 @@ from pathways_ray.errors import (
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import failure_in
-from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
+from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
 from pathways_ray.ir.regions import Box, box_shape, shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
@@ -54,10 +54,16 @@ MAX_BACKLOG_PARTS = 8
 
 SMALL_BYTES = 1 << 14
 """A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
-read."""
+read. A put of no more than this goes to the devices within the event loop."""
+
+MAX_STREAMS = 8
+"""Streams of one session. A client has one for each host, and another one while a broken one is given up."""
 
 MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
+
+
+_PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 
 
 class _Upload:
@@ -73,7 +79,7 @@ class _Upload:
         self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
         # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
         self.filled = [0] * len(self.boxes)
-        self.missing = size * len(self.boxes)
+        self.size = self.missing = size * len(self.boxes)
 
     def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):
@@ -113,6 +119,10 @@ class _Stream:
     def session(self) -> int:
         return self.grant.session
 
+    def name_of(self, put: wire.PutOpen) -> Name:
+        """The name of what is put, in the tenant's quota."""
+        return self.session, put.buffer
+
 
 class _Fetch:
     """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task."""
@@ -142,8 +152,10 @@ class DataServer:
         self.store = store
         self.data_secret = data_secret
         self.report = report
-        self.quotas: dict[int, UploadQuota] = {}
+        self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[_Stream] = set()
+        self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
+        self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self.address = ""
         threading.Thread(target=lambda: asyncio.run(self._main(listen)), name="data", daemon=True).start()
@@ -155,6 +167,7 @@ class DataServer:
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(listen.data),
+                listen.client_ports,
                 tls=listen.tls,
                 silence=limits.DATA_SILENCE_S,
             )
@@ -177,7 +190,9 @@ class DataServer:
         grant = grant_of(self.data_secret, session_of(metadata), metadata.get("authorization", ""))
         if grant is None or self.store.ended(grant.session):
             link.refuse("wrong data token, or its session has ended")
-        stream = _Stream(link, grant, self.quotas.setdefault(grant.session, UploadQuota()))
+        if sum(stream.session == grant.session for stream in self.streams) >= MAX_STREAMS:
+            link.refuse(f"the session has {MAX_STREAMS} data streams to this host, the most that it may have")
+        stream = _Stream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
@@ -205,9 +220,13 @@ class DataServer:
             self._withdraw(stream, request)
         stream.workers.shutdown(wait=False, cancel_futures=True)
         for upload in stream.uploads.values():
-            stream.quota.release(upload.message.buffer)
-        for session in [session for session in self.quotas if self.store.ended(session)]:
-            del self.quotas[session]
+            stream.quota.release(stream.name_of(upload.message))
+        used = {other.grant.tenant for other in self.streams}
+        for tenant, quota in list(self.quotas.items()):
+            if tenant not in used:
+                quota.forget(lambda name: self.store.holds(*name))
+                if quota.is_empty:
+                    del self.quotas[tenant]
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
@@ -222,15 +241,42 @@ class DataServer:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                self._keep(stream.session, upload.message, upload.array(self.compiler))
-                stream.quota.keep(upload.message.buffer)
-                del stream.uploads[request]
-                stream.outbox.send(wire.PutDone(request))
-        except (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError) as error:
-            failed = stream.uploads.pop(request, None)
-            if failed is not None:
-                stream.quota.release(failed.message.buffer)
-            stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
+                if upload.size <= SMALL_BYTES:
+                    self._stored(stream, upload, upload.array(self.compiler))
+                    del stream.uploads[request]
+                else:
+                    del stream.uploads[request]
+                    task = asyncio.ensure_future(self._store(stream, upload))
+                    self.storing.add(task)
+                    task.add_done_callback(self.storing.discard)
+        except _PUT_ERRORS as error:
+            self._put_failed(stream, request, stream.uploads.pop(request, None), error)
+
+    async def _store(self, stream: _Stream, upload: _Upload) -> None:
+        """Puts a big array on the devices in another thread: the loop serves all clients."""
+        try:
+            array = await self._loop.run_in_executor(self.copying, upload.array, self.compiler)
+        except _PUT_ERRORS as error:
+            self._put_failed(stream, upload.message.request, upload, error)
+        else:
+            self._stored(stream, upload, array)
+
+    def _stored(self, stream: _Stream, upload: _Upload, array: jax.Array) -> None:
+        """Keeps an array, and reports it to the controller before its client can launch with it."""
+        message, name = upload.message, stream.name_of(upload.message)
+        if not self.store.add(stream.session, message.buffer, array):
+            taken = WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
+            self._put_failed(stream, message.request, upload, taken)
+            return
+        slice_id = message.placed.mesh.id
+        self.report(wire.Stored(self.host, stream.session, message.buffer, slice_id, message.type, message.spec))
+        stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
+        stream.outbox.send(wire.PutDone(upload.message.request))
+
+    def _put_failed(self, stream: _Stream, request: int, failed: _Upload | None, error: Exception) -> None:
+        if failed is not None:
+            stream.quota.release(stream.name_of(failed.message))
+        stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
     def _open(self, stream: _Stream, message: wire.PutOpen) -> None:
         """Makes room for an array, once it is clear that it may come."""
@@ -249,20 +295,13 @@ class DataServer:
         local = [(boxes[k], d.index) for k, d in enumerate(message.placed.devices) if d.host == self.host]
         asked = device_bytes([box for box, _ in local], message.type.dtype)
         stream.quota.reserve(
-            message.buffer, asked, stream.grant.allowance, lambda number: self.store.holds(stream.session, number)
+            stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
             stream.uploads[message.request] = _Upload(message, local)
         except BaseException:
-            stream.quota.release(message.buffer)
+            stream.quota.release(stream.name_of(message))
             raise
-
-    def _keep(self, session: int, message: wire.PutOpen, array: jax.Array) -> None:
-        """Stores an array, and reports it to the controller before its client can launch with it."""
-        if not self.store.add(session, message.buffer, array):
-            raise WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
-        placed = message.placed.mesh.id
-        self.report(wire.Stored(self.host, session, message.buffer, placed, message.type, message.spec))
 
     def _check_devices(self, message: wire.PutOpen) -> None:
         mine = [d for d in message.placed.devices if d.host == self.host]
@@ -372,6 +411,7 @@ class DataServer:
         wanted = self.compiler.devices[device]
         for shard in value.addressable_shards:
             if shard.device == wanted:
+                shard.data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
                 array = np.ascontiguousarray(np.asarray(shard.data))
                 return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")

@@ -1,4 +1,4 @@
-"""The quota of a session's uploads on a host, in bytes: reserved before anything is allocated.
+"""The quota of a tenant's uploads on a host, in bytes: reserved before anything is allocated.
 
 An upload counts from its first message until its buffer leaves the store; a failed one is released.
 """
@@ -30,23 +30,27 @@ def device_bytes(boxes: list[Box], dtype: str) -> int:
     return sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
 
 
+Name = tuple[int, int]
+"""A session and its number of a buffer."""
+
+
 @dataclass
 class UploadQuota:
-    """The uploads of one session on one host, by buffer, in bytes.
+    """The uploads of one tenant on one host, in bytes, by session and buffer.
 
     Args:
         reserved: uploads on their way.
         stored: uploads that came into the store; those that have left it since are removed when room is needed.
     """
 
-    reserved: dict[int, int] = field(default_factory=dict)
-    stored: dict[int, int] = field(default_factory=dict)
+    reserved: dict[Name, int] = field(default_factory=dict)
+    stored: dict[Name, int] = field(default_factory=dict)
 
-    def reserve(self, buffer: int, asked: int, allowed: int | None, present: Callable[[int], bool]) -> None:
+    def reserve(self, buffer: Name, asked: int, allowed: int | None, present: Callable[[Name], bool]) -> None:
         """Reserves room for an upload that starts.
 
         Args:
-            allowed: for all uploads of the session; with None, only the runtime's limit holds.
+            allowed: for all uploads of the tenant; with None, only the runtime's limit holds.
             present: whether a buffer is still in the store.
 
         Raises:
@@ -54,7 +58,7 @@ class UploadQuota:
             WireError: the buffer is on its way already.
         """
         if buffer in self.reserved:
-            raise WireError(f"buffer {buffer} is on its way already")
+            raise WireError(f"buffer {buffer[1]} is on its way already")
         coming = sum(self.reserved.values())
         if coming + asked > limits.MAX_UPLOAD_BYTES:
             raise QuotaExceeded(
@@ -62,19 +66,27 @@ class UploadQuota:
                 "are allowed at a time"
             )
         if allowed is not None and self._used() + asked > allowed:
-            self.stored = {number: size for number, size in self.stored.items() if present(number)}
+            self.forget(present)
             if self._used() + asked > allowed:
                 raise QuotaExceeded(
-                    f"an upload asks for {asked} bytes on the devices of a host, where uploads of the session hold "
+                    f"an upload asks for {asked} bytes on the devices of a host, where uploads of the tenant hold "
                     f"{self._used()}; {allowed} are allowed. Delete an array, or put a smaller one"
                 )
         self.reserved[buffer] = asked
 
-    def keep(self, buffer: int) -> None:
+    def forget(self, present: Callable[[Name], bool]) -> None:
+        """Forgets uploads that have left the store."""
+        self.stored = {name: size for name, size in self.stored.items() if present(name)}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.reserved and not self.stored
+
+    def keep(self, buffer: Name) -> None:
         """The upload is in the store."""
         self.stored[buffer] = self.stored.get(buffer, 0) + self.reserved.pop(buffer, 0)
 
-    def release(self, buffer: int) -> None:
+    def release(self, buffer: Name) -> None:
         """The upload has failed."""
         self.reserved.pop(buffer, None)
 

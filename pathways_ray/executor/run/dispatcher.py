@@ -33,6 +33,10 @@ from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import Message, Peer
 
+MAX_WATCHERS = 64
+"""Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
+share a thread, which may report one launch after another that ended later."""
+
 
 class _Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
@@ -43,6 +47,7 @@ class _Watched(NamedTuple):
     program: PreparedProgram
     begun: float
     part: bool = False
+    consumed: tuple[int, ...] = ()
 
 
 class _Watcher:
@@ -167,11 +172,11 @@ class Dispatcher:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = _Watched(sequence, values, program, self._begun)
+        watched = _Watched(sequence, values, program, self._begun, consumed=consumed)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self.reports.done(sequence, self._taken(watched), self._many)
@@ -187,6 +192,8 @@ class Dispatcher:
         devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
+            if len(self._watchers) >= MAX_WATCHERS:
+                return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher = self._watchers[devices] = _Watcher()
             threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
         return watcher
@@ -206,7 +213,8 @@ class Dispatcher:
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
-                self.reports.failed(watched.program.plan.failed(watched.sequence, failure, at))
+                plan = watched.program.plan
+                self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
@@ -254,8 +262,8 @@ class Dispatcher:
         return -1, None
 
 
-def heartbeat(send: Callable[[Message], None], message: Message, period_s: float) -> None:
-    """Sends `message` every `period_s` seconds, without end; for a thread of its own."""
+def heartbeat(send: Callable[[Message], None], message: Callable[[], Message], period_s: float) -> None:
+    """Sends what `message` gives every `period_s` seconds, without end; for a thread of its own."""
     while True:
-        send(message)
+        send(message())
         time.sleep(period_s)

@@ -49,8 +49,8 @@ class HostIO(Protocol):
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Counts the time until values are ready to that of their launch."""
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        """Reports a launch as done, or failed, once values are ready."""
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
+        """Reports a launch as done, or failed (with what it has consumed), once values are ready."""
 
 
 class LaunchObserver(Protocol):
@@ -203,7 +203,7 @@ class HostDriver:
 
     def _complete(self, complete: do.Complete) -> None:
         program, slots = self.running.pop(complete.sequence)
-        self.io.watch(complete.sequence, program.finish(slots), program)
+        self.io.watch(complete.sequence, program.finish(slots), program, program.consumed(slots))
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)

@@ -165,14 +165,15 @@ class HostPlan:
             if isinstance(step, Execute | Reshard)
         )
 
-    def failed(self, sequence: int, failure: Failure, place: int) -> IslandLaunchFailed:
+    def failed(self, sequence: int, failure: Failure, place: int, consumed: tuple[int, ...] = ()) -> IslandLaunchFailed:
         """The report of a launch that failed.
 
         Args:
             place: of the value that failed, in `awaited`; all hosts that have a shard of it must fail with it.
+            consumed: the arguments whose memory it took.
         """
         hosts = self.plan.placed(self.plan.slots[self.awaited[place]]).hosts if self.multi_host else ()
-        return IslandLaunchFailed(sequence, self._attributed(failure), hosts)
+        return IslandLaunchFailed(sequence, self._attributed(failure), hosts, consumed)
 
     def _attributed(self, failure: Failure) -> Failure:
         """A failure with the computations it can come from. One that happens on a device shows when results are

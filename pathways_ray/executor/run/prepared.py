@@ -5,7 +5,7 @@ What is compiled, and what touches devices or peers, comes through `Parts`. `Com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
@@ -47,7 +47,7 @@ class Parts(Protocol):
 class Store(Protocol):
     """The buffers of this host."""
 
-    def of_session(self, session: int) -> dict[int, Any]: ...
+    def of_session(self, session: int) -> Mapping[int, Any]: ...
 
     def put(self, session: int, buffer: int, value: Any) -> None: ...
 
@@ -99,6 +99,9 @@ class PreparedProgram:
         values, arguments = slots.values, launch.arguments
         for slot, number in self.plan.taken:
             if slot in unresolved:
+                continue
+            if launch.cancelled is not None:
+                values[slot] = launch.cancelled
                 continue
             value = buffers.get(arguments[number])
             if value is None:
@@ -153,6 +156,13 @@ class PreparedProgram:
             if slots.launch.results + number == buffer:
                 return slots.values[slot]
         return None
+
+    def consumed(self, slots: Slots) -> tuple[int, ...]:
+        """The arguments whose memory the launch has taken, by their numbers."""
+        if not slots.consumed:
+            return ()
+        arguments = slots.launch.arguments
+        return tuple(arguments[number] for slot, number in self.plan.taken if slot in slots.consumed)
 
     def finish(self, slots: Slots) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
 from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Reshard, Send
 from pathways_ray.transport.messages import IslandLaunch
 
@@ -31,6 +31,9 @@ class Transfer(Protocol):
 
     def copy(self, array: Any) -> Any:
         """An array with the same values in memory of its own."""
+
+    def is_consumed(self, array: Any) -> bool:
+        """Whether a computation has taken the memory of an array."""
 
 
 class Outgoing(Protocol):
@@ -66,11 +69,12 @@ class Slots:
         count: slots of its plan.
 
     `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
-    `failed_inputs`, by gang, the failure that came in place of what it was to receive. `aborted` is set once the launch
-    has ended elsewhere: nobody takes what it would send.
+    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `consumed` are the slots whose
+    memory a computation has taken. `aborted` is set once the launch has ended elsewhere: nobody takes what it would
+    send.
     """
 
-    __slots__ = ("aborted", "failed_inputs", "launch", "local", "pulled", "values")
+    __slots__ = ("aborted", "consumed", "failed_inputs", "launch", "local", "pulled", "values")
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
@@ -79,6 +83,7 @@ class Slots:
         self.local: dict[int, Any] = {}
         self.failed_inputs: dict[int, Failure] = {}
         self.aborted: Failure | None = None
+        self.consumed: tuple[int, ...] = ()
 
 
 class ExecuteStep:
@@ -114,11 +119,17 @@ class ExecuteStep:
         values = slots.values
         inputs = [values[slot] for slot in self.inputs]
         try:
+            if slots.launch.cancelled is not None:
+                raise from_failure(slots.launch.cancelled)
             for k in self.donated:
                 inputs[k] = self.transfer.own(inputs[k])
             outputs = self.compiled(*inputs)
+            if self.donated:
+                slots.consumed += tuple(self.inputs[k] for k in self.donated)
         except Exception as error:
             outputs = [self.failure(inputs, error)] * len(self.outputs)
+            taken = tuple(self.inputs[k] for k in self.donated if self.transfer.is_consumed(values[self.inputs[k]]))
+            slots.consumed += taken
         for slot, value in zip(self.outputs, outputs, strict=True):
             values[slot] = value
         for slot in self.drops:
@@ -128,6 +139,8 @@ class ExecuteStep:
         for value in inputs:
             if isinstance(value, Failure):
                 return value
+        if isinstance(error, Cancelled):
+            return to_failure(error)
         return Failure("ExecutionError", f"{type(error).__name__}: {error}", self.label, self.where, self.host)
 
 

@@ -14,7 +14,7 @@ class Fake(protocol.System):
 
     def __init__(self) -> None:
         self.payloads = {"noop": "nothing"}
-        self.modes = protocol.for_both_payloads(("opbyop",))
+        self.modes = protocol.for_both_payloads("opbyop")
 
     def configure(self, hosts: int, devices: int) -> None:
         print("a library that prints")
@@ -42,4 +42,4 @@ class Fake(protocol.System):
         pass
 
 
-protocol.serve(Fake)
+protocol.serve(Fake())

@@ -1,13 +1,18 @@
-"""A scheduler or the controller, killed or stopped while launches are under way: `KIND:SIGNAL`, one after the other."""
+"""A host, a scheduler or the controller, killed or stopped, one after the other: `KIND:SIGNAL`.
+
+Of a host it is looked at what waits for it; a scheduler and the controller go while launches are under way.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import psutil
 
@@ -21,6 +26,29 @@ def strike(kind: str, sign: str) -> None:
     live = [p for p in psutil.process_iter(["ppid", "cmdline"]) if p.info["ppid"] == raylet.pid]
     victims = [p for p in live if f"ray::{kind}" in " ".join(p.info["cmdline"] or [])]
     victims[0].send_signal(getattr(signal, sign))
+
+
+def launches_pass_a_lost_host(sign: str) -> None:
+    """Launches on one island, called after others that wait for the lost host of another island."""
+    ones = [pw.compiled(lambda: jnp.ones(3), slice=pw.virtual_slice((1,), island=k)) for k in (0, 1)]
+    twice = pw.compiled(lambda v: 2 * v, slice=ones[0].slice)
+    for y in (twice(ones[0]()), ones[1]()):
+        np.asarray(y)
+    host = pw.islands()[0]["hosts"][0]["pid"]
+    raylet = psutil.Process(host).parent()
+    raylet.suspend()  # it would restart the host
+    try:
+        os.kill(host, getattr(signal, sign))
+        while pw.islands()[0]["hosts"][0]["up"]:
+            time.sleep(0.01)
+        waiting = [ones[0]()]
+        waiting.append(twice(waiting[0]))
+        for y in [ones[1]() for _ in range(100)]:
+            assert np.asarray(y).tolist() == [1, 1, 1]
+        print("ready before:", [y.is_ready() for y in waiting])
+    finally:
+        raylet.resume()
+    print("ready after:", [float(np.asarray(y)[0]) for y in waiting])
 
 
 def outcomes(launches: list[Any]) -> set[str]:
@@ -70,6 +98,9 @@ with pw.init(2, 1, 1) as session:
     program = pw.program(lambda v: add[1](add[0](v)))
     for fault in sys.argv[1:]:
         kind, sign = fault.split(":")
+        if kind == "HostExecutor":
+            launches_pass_a_lost_host(sign)
+            continue
         assert np.asarray(program(np.zeros(3)))[0] == 2
         held = add[0](np.zeros(3)).block_until_ready()
         launches = [program(held) for _ in range(20)]

@@ -1,7 +1,8 @@
-"""Layouts, sums, a refused reduce-scatter and transfers, on two islands of two hosts each."""
+"""A client that has layouts, sums, a refused reduce-scatter and transfers, on two islands of two hosts each."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 
-with pw.init(islands=2, hosts_per_island=2, devices_per_host=2) as session:
+with pw.connect(*sys.argv[1:]) as session:
     assert [len(island["hosts"]) for island in pw.islands()] == [2, 2]
     a, b = (pw.virtual_slice((4,), ("x",), island=k) for k in (0, 1))
     grid, pair = pw.virtual_slice((2, 2), ("x", "y"), island=1), pw.virtual_slice((2,), ("x",), island=0)

@@ -1,4 +1,4 @@
-"""Digests of the results of several programs on a cluster with the given options."""
+"""Digests of the results of several programs, with or without a training, on a cluster with the given options."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ note("mixed", lambda: mixed(V, W))
 note("again", lambda: [mixed(V * np.float32(k), W) for k in range(8)])
 note("long", lambda: long(V))
 note("back and forth", lambda: back_and_forth(V))
-note("training", lambda: language_model.train_pathways(3))
+if sys.argv[2]:
+    note("training", lambda: language_model.train_pathways(3))
 
 bad = pw.compiled(lambda v: jnp.sort(v[0] * jnp.arange(1 << 42, dtype=jnp.float32))[:64], slice=a4)
 for f in (lambda v: there(square(bad(v))), lambda v: bad(there(v))):

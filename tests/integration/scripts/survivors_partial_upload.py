@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.buffer import Upload
-from pathways_ray.client.data import _bytes_of, _Sent
+from pathways_ray.client.data import _copy_of, _Sent
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.transport.messages import PutOpen, PutPart
 
@@ -33,7 +33,7 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         messages: list[Any] = [PutOpen(request, buffer, kind, spec, placed, tag)]
         here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
         for number, box in enumerate(dict.fromkeys(here)):
-            messages.append(PutPart(request, number, 0, bytes(_bytes_of(array, box))))
+            messages.append(PutPart(request, number, 0, bytes(_copy_of(array, box))))
         link = links._link(host)
         link.uploads[request] = _Sent(upload, acknowledge)
         link.outbox.send_all(messages)

@@ -103,7 +103,7 @@ def test_every_benchmark_runs_at_its_smallest_size_by_its_name(name: str) -> Non
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
 def test_documented_commands_have_their_options(words: list[str]) -> None:
     made = load(BENCHMARKS[words[0]])
-    made.settings_of(made.parser().parse_args(words[1:]))
+    assert isinstance(made.settings_of(made.parser().parse_args(words[1:])), type(made.smoke))
 
 
 def test_all_benchmarks_have_a_documented_command() -> None:

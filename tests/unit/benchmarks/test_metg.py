@@ -24,6 +24,10 @@ EDGES: dict[str, list[list[list[int]]]] = {
 }
 
 
+ROWS = 3
+"""A period of every pattern, and the first row of the next."""
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_edges_are_those_of_task_bench_and_repeat(pattern: str) -> None:
     period = task_graphs.period(pattern)
@@ -46,13 +50,13 @@ def test_an_unknown_pattern_is_refused() -> None:
 def test_tasks_and_gangs_find_the_last_row(pattern: str) -> None:
     """The two ways of this runtime, without it: tasks called one by one, and a row on four mapped places."""
     tasks, gang = [task_graphs.START] * WIDTH, np.full((WIDTH, 1), task_graphs.START, np.float32)
-    for row in range(6):
+    for row in range(ROWS):
         inputs = [[tasks[q] for q in task_graphs.dependencies(pattern, row, p)] for p in range(WIDTH)]
         tasks = [float(task(3, *inputs[p], point=p)) for p in range(WIDTH)]
         places = functools.partial(row_of_tasks, pattern=pattern, row=row)
         gang = jax.vmap(places, in_axes=(None, 0), axis_name="x")(3, gang)
-    assert tasks == task_graphs.last_row(pattern, 6)
-    assert np.asarray(gang)[:, 0].tolist() == task_graphs.last_row(pattern, 6)
+    assert tasks == task_graphs.last_row(pattern, ROWS)
+    assert np.asarray(gang)[:, 0].tolist() == task_graphs.last_row(pattern, ROWS)
 
 
 @pytest.mark.parametrize("pattern", [pattern for pattern in PATTERNS if pattern != "trivial"])

@@ -99,9 +99,8 @@ def test_other_systems() -> None:
     """What others print: each row within 15 %, and 6 % on average; no constant but `h100`'s was set on them."""
     found = []
     for row in other_rows():
-        cluster = load.cluster(row.cluster)
         check(row.plan, row.model)
-        over = predict(row, cluster, load.software(row.software or cluster.software)) / (row.printed or 1.0)
+        over = predict(row) / (row.printed or 1.0)
         found.append(abs(over - 1))
         if row.table == "Korthikanti table 5":  # the same makers' software and cluster: as their PTD-P tables
             assert found[-1] <= 0.06

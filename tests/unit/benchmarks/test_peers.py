@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import benchmark as program
-from benchmarks.peers import comparisons, environments, protocol, rounds
+from benchmarks.peers import environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
-from benchmarks.peers.rounds import Case, Running, Session
-from benchmarks.peers.systems import SYSTEMS, SystemInfo, variables
+from benchmarks.peers.rounds import Case, Session
+from benchmarks.peers.systems import SYSTEMS, Running, variables
 
 
 class FakeProcess:
@@ -24,7 +24,7 @@ class FakeProcess:
     def __init__(self, us: float, devices: int, spoiled: dict[str, Any]) -> None:
         self.us, self.devices, self.spoiled, self.closed = us, devices, spoiled, False
 
-    def ask(self, word: str, limit_s: float, mode: str, payload: str, count: int) -> dict[str, Any]:
+    def ask(self, word: str, limit_s: float, mode: str = "", payload: str = "", count: int = 0, **_: Any) -> Any:
         what = self.spoiled.get(mode)
         if isinstance(what, Exception):
             raise what
@@ -42,7 +42,7 @@ def described(modes: tuple[str, ...], all_reduce: str = "the same") -> dict[str,
 def session_of(**systems: tuple[FakeProcess, dict[str, Any]]) -> Session:
     made = Session(1, 2, lambda text: None)
     for name, (process, says) in systems.items():
-        made.systems[name.replace("_", "-")] = Running(SystemInfo("", ()), process, says)  # type: ignore[arg-type]
+        made.systems[name.replace("_", "-")] = Running(process, says, 2)
     return made
 
 
@@ -64,7 +64,7 @@ def test_ratios_are_of_rates_and_say_when_payloads_differ() -> None:
         jax_multicontroller=(FakeProcess(100, 2, {}), described(("opbyop",))),
         tf1_sessions=(FakeProcess(400, 2, {}), described(("opbyop-wait",), "its own")),
     )
-    found = {ratio["name"]: ratio for ratio in comparisons.ratios(measured(made))}
+    found = {ratio["name"]: ratio for ratio in program.ratios(measured(made))}
     same = found["pathways opbyop / jax-multicontroller opbyop"]
     assert (same["median"], same["same_payload"]) == (pytest.approx(2.0), True)
     other = found["pathways opbyop / tf1-sessions opbyop-wait"]
@@ -74,7 +74,7 @@ def test_ratios_are_of_rates_and_say_when_payloads_differ() -> None:
 
 @pytest.mark.parametrize(
     "spoiled, text",
-    [({"fused": 0.0}, r"after 256 computations the value is \[0.0, 0.0\]"), ({"fused": PeerError("no")}, "no")],
+    [({"fused": 0.0}, r"fused: after 256 computations the value is \[0.0, 0.0\]"), ({"fused": PeerError("no")}, "no")],
 )
 def test_a_case_that_fails_is_dropped_alone(spoiled: dict[str, Any], text: str) -> None:
     process = FakeProcess(50, 2, spoiled)
@@ -87,7 +87,7 @@ def test_a_case_that_fails_is_dropped_alone(spoiled: dict[str, Any], text: str) 
 def test_a_system_that_ends_is_started_again_for_its_other_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. `fused` ends the process. 2. A new one is started. 3. `opbyop` is measured on it."""
     first, second = FakeProcess(50, 2, {"fused": PeerEnded("gone")}), FakeProcess(60, 2, {})
-    monkeypatch.setattr(rounds, "start", lambda *where: (second, described(("fused", "opbyop"))))
+    monkeypatch.setattr(rounds, "start", lambda *where: Running(second, described(("fused", "opbyop")), 2))
     made = measured(session_of(pathways=(first, described(("fused", "opbyop")))))
     assert first.closed
     assert made.errors == {"pathways fused (allreduce)": "gone"}
@@ -153,7 +153,7 @@ def test_a_result_is_json_and_prints_its_losses(capsys: pytest.CaptureFixture[st
         "measured": "",
         "machine": {"cpu": "", "cores": 2, "memory_gib": 1, "system": "", "python": "", "packages": {}, "load": [0.0]},
         "rows": rounds.rows(made),
-        "ratios": comparisons.ratios(made),
+        "ratios": program.ratios(made),
         "topologies": [{"hosts": 1, "devices_per_host": 2, "busy_cores_between_rounds": None, "errors": made.errors}],
     }
     program.show(json.loads(json.dumps(result)), Console())

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import page as report
-from benchmarks.report.aims import AIMS, Aim, aim_of
-from benchmarks.report.html import bars, cell, number, table
+from benchmarks import report
+from benchmarks.aims import AIMS, Aim, aim_of
+from benchmarks.printing import text_of
+from benchmarks.report import Found, cell, points, table
 
 MACHINE = {
     "cpu": "a processor",
@@ -153,12 +154,12 @@ def test_records_without_a_column_leave_it_empty() -> None:
     [(0, "0"), (12345, "12,345"), (12345.6, "12,346"), (0.012345, "0.01235"), (True, "yes"), (float("inf"), "inf")],
 )
 def test_numbers_have_four_digits_that_count(value: float, text: str) -> None:
-    assert number(value) == text
+    assert text_of(value) == text
 
 
-def test_bars_show_the_aim_and_what_became_of_it() -> None:
+def test_figures_with_a_place_on_a_logarithmic_line_are_drawn() -> None:
     aim = Aim("", ("b",), "*", 2.0)
-    made = bars([("fast", {"min": 1.0, "median": 3.0, "max": 4.0}, aim, "met"), ("odd", {"median": 0.0}, None, "")])
-    assert "3 (met; aim ≥ 2)" in made
-    assert made.count("<circle") == 2
-    assert bars([("nothing", {"median": 0.0}, None, "")]) == ""
+    nothing = Found("file", "odd", {"median": 0.0}, None)
+    (picture,) = points([Found("file", "fast", {"min": 1.0, "median": 3.0, "max": 4.0}, aim), nothing])
+    assert picture.startswith(b"\x89PNG")
+    assert points([nothing]) == []

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks import figures
+from benchmarks.aims import AIMS, aim_of
 from benchmarks.peers import environments
-from benchmarks.report.aims import AIMS, aim_of
 from benchmarks.training import benchmark as training
-from benchmarks.training import figure, model, results
+from benchmarks.training import model, results
 from benchmarks.training.benchmark import Settings, cases_of
 from benchmarks.training.model import Sizes
 from benchmarks.training.peers import Peers
@@ -184,9 +185,9 @@ def test_the_result_is_shown_and_drawn(tmp_path: Path) -> None:
     text = io.StringIO()
     results.show(result, Console(file=text, width=160))
     words = " ".join(text.getvalue().split())
-    for expected in ("torch is not measured", "devices are not pinned", "1,024", "25.0%", "missed"):
+    for expected in ("Not run, torch", "devices are not pinned", "1,024", "25.0%", "missed"):
         assert expected in words, expected
-    figure.draw(result, tmp_path / "training.png")
+    figures.training(result, tmp_path)
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -112,6 +112,15 @@ def test_an_error_is_one_line(error: PathwaysError, exit_code: int, monkeypatch:
     assert (found.exit_code, found.stdout, found.stderr) == (exit_code, "", "pathways: say more\n")
 
 
+@pytest.mark.parametrize("ports", ["20000", "20000:20099", "a-b", "-5", "20099-20000", "1-70000"])
+def test_client_ports_that_are_none(ports: str) -> None:
+    """Said before Ray is looked for."""
+    found = invoke("up", "--client-ports", ports)
+    assert found.exit_code == 2
+    assert "ports" in found.stderr
+    assert "no Ray cluster" not in found.stderr
+
+
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(
         output.CommandFailed, match=r"needs no_such_package, .* pip install 'pathways-ray\[train,bench\]'"

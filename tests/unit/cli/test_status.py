@@ -139,12 +139,20 @@ def answering(answer: Callable[[messages.Status, str], bytes]) -> Iterator[str]:
 
 
 def test_tenants_have_a_table_when_there_are_any() -> None:
-    alice = {"tenant": "alice", "weight": 2.0, "priority": 1, "device_seconds": 12.34, "share": 0.667, "sessions": 1}
+    alice = {
+        "tenant": "alice",
+        "weight": 2.0,
+        "priority": 1,
+        "launch_limit_s": 90.0,
+        "device_seconds": 12.34,
+        "share": 0.667,
+        "sessions": 1,
+    }
     counts = {"queued": 7, "in_flight": 3, "waiting": 2, "device_bytes": 1_500_000}
     text = shown({"url": "grpc://head:1", **STATUS, "tenants": [{**alice, **counts}]})
     (row,) = [line.split() for line in text.splitlines() if "alice" in line]
     assert [word for word in row if word not in "│┃"] == [
-        *("alice", "2", "1", "12.3", "67%", "7", "3", "2", "1.5", "MB")
+        *("alice", "2", "1", "90", "s", "12.3", "67%", "7", "3", "2", "1.5", "MB")
     ]
     assert "tenants" not in shown({"url": "grpc://head:1", **STATUS})
 

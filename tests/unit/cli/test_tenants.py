@@ -36,6 +36,8 @@ def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
         "1000000",
         "--max-nodes",
         "64",
+        "--launch-limit-s",
+        "600",
     )
     first = tenants("add", "alice", "--file", str(file), *options)
     assert first.exit_code == 0
@@ -45,7 +47,7 @@ def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
     assert len(token) == 32
     assert token not in file.read_text()
     book = decode(file.read_bytes())
-    assert book.owner(token) == Tenant("alice", 2.5, 3, Quota(8, 1_000_000, None, None, 64))
+    assert book.owner(token) == Tenant("alice", 2.5, 3, Quota(8, 1_000_000, None, None, 64), 600.0)
     assert book.owner(json.loads(second.stdout)["token"]) == Tenant("bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [entry.name for entry in file.parent.iterdir()] == ["tenants.json"]
@@ -79,6 +81,7 @@ def test_a_tenant_is_removed_and_others_stay(file: Path) -> None:
         (("add", "alice"), "there is a tenant 'alice' already"),
         (("add", "session 1"), "choose another name"),
         (("add", "bob", "--weight", "0"), "a weight is above 0"),
+        (("add", "bob", "--launch-limit-s", "0"), "a limit is above 0 seconds"),
         (("remove", "bob"), "there is no tenant 'bob'; the table has alice"),
     ],
 )

@@ -15,7 +15,7 @@ from pathways_ray.client.events import (
     Uploaded,
 )
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
+from pathways_ray.transport.messages import Cancel, Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
 
 GONE = Failure("HostLost", "host 1 is gone", host=1)
@@ -37,7 +37,7 @@ class Script:
     def do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Launch() | Put() | Register() | Free():
+                case Launch() | Put() | Register() | Free() | Cancel():
                     self.sent.append(command)
                 case ReleaseQueue():
                     while (head := self.core.head(self.now)) is not None:
@@ -61,9 +61,11 @@ class Script:
         self.handle(Registered(number, graph, name.encode(), functions or {}))
         return number
 
-    def launch(self, *arguments: BufferRecord, program: int = 1, results: int = 1) -> list[BufferRecord]:
+    def launch(
+        self, *arguments: BufferRecord, program: int = 1, results: int = 1, donated: Sequence[BufferRecord] = ()
+    ) -> list[BufferRecord]:
         made = self.core.new_buffers(results)
-        self.do((self.core.launch(program, arguments, made) or ReleaseQueue(),))
+        self.do((self.core.launch(program, arguments, made, donated, "it was donated to f") or ReleaseQueue(),))
         return made
 
     def put(self, *hosts: int) -> BufferRecord:

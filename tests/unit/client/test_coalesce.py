@@ -108,6 +108,24 @@ def test_a_loop_leaves_as_one_launch_once_it_is_compiled() -> None:
     assert client.ends(launch) == (8,), "once"
 
 
+def test_a_loop_that_donates_its_value_leaves_as_one_launch_too() -> None:
+    """What is donated needs no `Free`: the launch that takes it is the end of it."""
+    client = Client()
+    sketch = Sketch("taking")
+    where = sketch.slice("0.0")
+    taken = sketch.graph(sketch.call("f", sketch.argument(where), slice=where, donated=(0,)))
+    client.graphs[5] = taken
+    client.coalescer.register(5, taken)
+    for first in (10_000, 20_000, 30_000):
+        for message in client.sends(*loop(first, 64, 5, first - 1)[::2]):
+            client.ends(message)
+        client.prepare()
+    (launch,) = client.sends(*loop(1, 8, 5)[::2])
+    assert isinstance(launch, Launch)
+    assert (launch.launch, launch.arguments, launch.results) == (8, (0,), 8)
+    assert client.graphs[launch.program].donated_arguments == (0,)
+
+
 def test_the_longest_segments_are_taken_first() -> None:
     client = Client()
     warm(client)

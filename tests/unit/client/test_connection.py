@@ -466,3 +466,32 @@ def test_garbage_on_the_stream_ends_the_session(controller: Controller) -> None:
         assert_answers(session)
         controller.call(controller.write, b"\x91\xc1")
         assert ended(session).startswith("the controller is gone (")
+
+
+@pytest.mark.parametrize("by_link", [False, True], ids=["stream", "link"])
+def test_whatever_goes_wrong_in_the_reader_ends_the_session_for_all_that_wait(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, by_link: bool
+) -> None:
+    """A message at which this client breaks: nobody reads any more, and no thread is left waiting."""
+    if not by_link:
+        controller.port = 0
+    with controller.connect() as session:
+        assert_answers(session)
+        if by_link:
+            eventually(lambda: on_link(session))
+        handle = session._core.handle
+
+        def breaks(event: Any, now: float) -> Any:
+            if isinstance(event, Completed):
+                raise KeyError("no such thing")
+            return handle(event, now)
+
+        monkeypatch.setattr(session._core, "handle", breaks)
+        session._core.pending[99] = session._core.new_buffers(1)
+        (waited_for,) = session._core.pending[99]
+        controller.say(Completed((99,)), by_link=by_link)
+        assert ended(session) == "the controller is gone (KeyError: 'no such thing')"
+        with pytest.raises(ControllerLost, match="no such thing"):
+            session.wait(waited_for)
+        assert waited_for.failure is not None
+        eventually(lambda: not any(reader.is_alive() for reader in session._connection._readers))

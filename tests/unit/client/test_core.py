@@ -7,6 +7,7 @@ import pytest
 from pathways_ray.client.buffer import BufferRecord, BufferState, Upload
 from pathways_ray.client.core import FORKED
 from pathways_ray.client.events import (
+    Cancelling,
     CloseData,
     Closing,
     Disconnected,
@@ -20,7 +21,10 @@ from pathways_ray.client.events import (
 from pathways_ray.errors import ControllerLost, Failure, from_failure
 from pathways_ray.transport.messages import (
     BuffersLost,
+    Cancel,
+    CancelRefused,
     Completed,
+    DonationsDecided,
     Free,
     HostAddress,
     Launch,
@@ -559,3 +563,154 @@ def test_what_enters_the_queue_is_not_sent_before_it_is_released() -> None:
     assert list(script.core.handle(Placed(Put(1, 1, VECTOR, ())), 0.0)) == [ReleaseQueue()]
     assert script.core.launch(1, [record], script.core.new_buffers(1)) is None
     assert len(script.core.queue) == 2
+
+
+# --- donated arrays ---------------------------------------------------------------------------------------------------
+
+
+def donation(script: Script) -> tuple[BufferRecord, BufferRecord]:
+    """A ready array, and the result of a launch that it was donated to."""
+    (x,) = script.launch()
+    script.handle(Completed((1,)))
+    (y,) = script.launch(x, donated=[x])
+    script.take()
+    return x, y
+
+
+def test_a_donated_array_counts_as_deleted_and_is_gone_with_success() -> None:
+    script = Script()
+    x, y = donation(script)
+    assert state(x, y) == [DELETED, PENDING]
+    script.handle(Completed((2,)))
+    assert state(x, y) == [DELETED, READY]
+    assert not script.core.donated
+    assert x.id not in script.core.buffers
+    assert script.take() == [], "the controller frees it"
+
+
+def test_a_donated_array_lives_on_when_its_launch_fails_before_it_took_it() -> None:
+    script = Script()
+    x, y = donation(script)
+    script.handle(LaunchFailed(2, BROKEN))
+    assert state(x, y) == [READY, FAILED]
+    assert y.failure is not None
+    assert "had not taken the memory" in y.failure.message
+    (z,) = script.launch(x)
+    assert script.take() == [Launch(3, 1, (1,), z.id)]
+
+
+def test_a_donated_array_that_was_taken_says_so() -> None:
+    script = Script()
+    x, y = donation(script)
+    script.handle(LaunchFailed(2, BROKEN, consumed=(x.id,)))
+    assert state(x, y) == [DELETED, FAILED]
+    assert x.why_deleted == "it was donated to f, which failed after it had taken the memory: f divided by zero"
+    assert x.id not in script.core.buffers
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_undecided_array_is_decided_later(taken: bool) -> None:
+    script = Script()
+    x, _ = donation(script)
+    script.handle(LaunchFailed(2, GONE, undecided=(x.id,)))
+    assert x.undecided
+    assert state(x) == [DELETED]
+    script.handle(DonationsDecided((x.id,), (x.id,) * taken))
+    assert not x.undecided
+    assert state(x) == [DELETED if taken else READY]
+    script.handle(DonationsDecided((x.id, 99), ()))
+    assert state(x) == [DELETED if taken else READY], "said once"
+
+
+def test_a_donated_array_without_a_handle_is_freed_when_it_comes_back() -> None:
+    script = Script()
+    x, _ = donation(script)
+    x.dropped = True
+    script.handle(LaunchFailed(2, BROKEN))
+    assert script.take() == [Free((x.id,))]
+
+
+def test_what_happens_to_a_donated_array_meanwhile_is_known_when_it_comes_back() -> None:
+    """It is computed, is lost, or its own launch fails, while the launch that it was donated to waits."""
+    for news, expected in (
+        (Completed((1,)), READY),
+        (LaunchFailed(1, BROKEN), FAILED),
+        (BuffersLost((1,), GONE), FAILED),
+    ):
+        script = Script()
+        (x,) = script.launch()
+        script.launch(x, donated=[x])
+        script.handle(news)
+        assert state(x) == [DELETED]
+        script.handle(LaunchFailed(2, BROKEN))
+        assert state(x) == [expected]
+
+
+def test_an_array_is_not_donated_to_a_launch_that_fails_at_once() -> None:
+    script = Script()
+    _, bad = script.launch(results=2)
+    script.handle(LaunchFailed(1, BROKEN))
+    (y,) = script.launch(results=1)
+    script.launch(y, bad, donated=[y])
+    assert state(y) == [PENDING]
+
+
+def test_the_end_of_a_session_brings_nothing_back_to_life_that_was_lost_with_it() -> None:
+    script = Script()
+    x, y = donation(script)
+    script.handle(Disconnected("gone"))
+    assert state(y) == [FAILED]
+    assert not script.core.donated
+    assert x.donated is None
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_in_the_queue_is_cancelled_here() -> None:
+    """1. It waits for an upload, another one for it. 2. It is cancelled: it never leaves, and the other fails too."""
+    script = Script()
+    x = script.put()
+    (y,) = script.launch(x)
+    (z,) = script.launch(y)
+    script.take()
+    script.handle(Cancelling(y))
+    assert state(y, z) == [FAILED, PENDING]
+    script.acknowledge(x)
+    assert state(y, z) == [FAILED, FAILED]
+    assert z.failure is not None
+    assert z.failure.kind == "Cancelled"
+    assert script.take() == []
+
+
+def test_the_controller_is_asked_to_cancel_a_launch_that_has_left() -> None:
+    script = Script()
+    x, y = script.launch(results=2)
+    script.take()
+    script.handle(Cancelling(y))
+    assert script.take() == [Cancel(1)]
+    script.handle(LaunchFailed(1, Failure("Cancelled", "before it began")))
+    assert state(x, y) == [FAILED, FAILED]
+    assert not y.late
+
+
+def test_a_launch_that_has_begun_fails_here_at_once_and_its_outcome_changes_nothing() -> None:
+    script = Script()
+    (x,) = script.launch()
+    late = Failure("Cancelled", "while it ran")
+    script.handle(Cancelling(x))
+    script.handle(CancelRefused(1, late))
+    assert x.late
+    assert x.failure == late
+    script.handle(LaunchFailed(1, late))
+    script.handle(CancelRefused(1, late))
+    assert state(x) == [FAILED]
+
+
+def test_there_is_nothing_to_cancel_in_what_is_there() -> None:
+    script = Script()
+    (x,) = script.launch()
+    script.handle(Completed((1,)))
+    script.take()
+    script.handle(Cancelling(x))
+    assert script.take() == []

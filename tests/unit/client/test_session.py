@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pathways_ray.client import driver
+from pathways_ray.client.core import _Queued
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
@@ -115,6 +117,44 @@ def test_a_handle_in_a_cycle_is_freed_by_the_collector_in_the_middle_of_a_launch
     offline.session._core.new_buffers = collecting  # type: ignore[method-assign]
     offline.session.launch(3, [], (offline.kind,))
     assert Free((1,)) in offline.controller.take()
+
+
+@pytest.mark.parametrize("where", ["at its last look", "with its lock in hand"])
+def test_a_handle_that_goes_behind_a_queue_that_has_just_been_emptied_is_freed_at_once(
+    offline: Offline, where: str
+) -> None:
+    """The collector runs in the thread that empties the queue, when that has looked for the last time: before the
+    message that it looked at is out of the queue."""
+    core, controller = offline.session._core, offline.controller
+    cycle: list[Any] = offline.session.launch(3, [], (offline.kind,))
+    cycle.append(cycle)
+    del cycle
+    x = offline.session.put(V, offline.where, ())
+    (y,) = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    head, remove_head = core.head, core.remove_head
+
+    def last_look(now: float) -> Any:
+        found = head(now)
+        if found is None:
+            core.head = head  # type: ignore[method-assign]
+            core.queue.append(_Queued(Free((1,))))  # as `free` does that has seen a queue that was not empty
+        return found
+
+    def removes() -> object:
+        gc.collect()
+        return remove_head()
+
+    if where == "at its last look":
+        core.head = last_look  # type: ignore[method-assign]
+        offline.hosts.acknowledge(2)
+    else:
+        core.remove_head = removes
+        offline.hosts.acknowledge(2)
+    del y
+    sent = controller.take()
+    assert Launch(2, 1, (2,), 3) in sent
+    assert Free((1,)) in sent
+    assert not core.queue
 
 
 def test_results_of_threads_that_launch_at_once_have_consecutive_numbers(offline: Offline) -> None:
@@ -247,7 +287,11 @@ def test_a_fetch_of_a_failed_launch_names_its_failure_instead_of_the_symptom(off
 # --- uploads ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_upload_is_an_array_that_is_ready_once_hosts_have_it(offline: Offline) -> None:
+def test_an_upload_is_an_array_that_is_ready_once_hosts_have_it(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for it is woken by that, and not by the end of a slice of waiting."""
+    monkeypatch.setattr(driver, "WAIT_SLICE_S", 10 * LIMIT_S)
     x = offline.session.put(V, offline.where, ())
     assert offline.controller.take() == [Put(1, 1, VECTOR, ())]
     assert offline.hosts.arrays[1].tolist() == [0.0, 1.0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.controller.channel import Carrier
-from pathways_ray.controller.core import MANAGER_LIMIT_S, SCHEDULER_ABSENCE_LIMIT_S, SCHEDULER_LIMIT_S
+from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.controller.events import (
     AnswerCall,
     CallManager,
@@ -31,6 +31,7 @@ from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
 from pathways_ray.errors import AuthenticationError, Failure, SessionClosed
+from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.transport.messages import (
     VERSION,
     Accepted,
@@ -175,11 +176,11 @@ def test_a_scheduler_that_says_nothing_is_declared_dead_and_killed() -> None:
     3. What it says afterwards is not believed: its stream is closed.
     """
     core = streaming()
-    while core.now < SCHEDULER_LIMIT_S:
+    while core.now < SILENCE_LIMIT_S:
         assert of(KillScheduler, core.tick(core.now + 1.0)) == []
         for island in (0, 1):
             core.from_island(island, Load(island, {}))
-    commands = core.tick(SCHEDULER_LIMIT_S + 1.0)
+    commands = core.tick(SILENCE_LIMIT_S + 1.0)
     assert of(KillScheduler, commands) == [KillScheduler(2)]
     assert HostAddress(3, 1, "") in sent(commands)
     assert core.core.launches.away == {3}
@@ -192,7 +193,7 @@ def test_a_controller_that_did_not_run_itself_judges_no_scheduler() -> None:
     core.tick(1.0)
     core.now += 100.0
     assert of(KillScheduler, core.handle(Tick())) == []
-    assert of(KillScheduler, core.tick(core.now + SCHEDULER_LIMIT_S)) == []
+    assert of(KillScheduler, core.tick(core.now + SILENCE_LIMIT_S)) == []
     assert len(of(KillScheduler, core.tick(core.now + 1.0))) == 3
 
 
@@ -232,10 +233,10 @@ def test_a_resource_manager_that_twice_does_not_answer_is_killed() -> None:
     core = CoreHarness()
     core.answering = False
     assert core.handle(Tick()) == [ReportToManager()]
-    assert core.tick(MANAGER_LIMIT_S) == [], "it has time to answer"
-    assert core.tick(MANAGER_LIMIT_S + 1.0) == [ReportToManager()], "asked again"
-    assert core.tick(2 * MANAGER_LIMIT_S + 1.0) == []
-    commands = core.tick(2 * MANAGER_LIMIT_S + 2.0)
+    assert core.tick(SILENCE_LIMIT_S / 2) == [], "it has time to answer"
+    assert core.tick(SILENCE_LIMIT_S / 2 + 1.0) == [ReportToManager()], "asked again"
+    assert core.tick(SILENCE_LIMIT_S + 1.0) == []
+    commands = core.tick(SILENCE_LIMIT_S + 2.0)
     assert commands == [KillManager(), Exit("the resource manager did not answer for 8 s")]
 
 
@@ -243,11 +244,11 @@ def test_a_resource_manager_that_answers_the_second_report_lives() -> None:
     core = CoreHarness()
     core.answering = False
     core.handle(Tick())
-    core.tick(MANAGER_LIMIT_S + 1.0)
+    core.tick(SILENCE_LIMIT_S / 2 + 1.0)
     assert core.handle(ManagerKnows("manager 1")) == []
-    assert core.tick(MANAGER_LIMIT_S + 2.0) == [ReportToManager()]
-    assert core.tick(2 * MANAGER_LIMIT_S + 2.0) == []
-    assert core.tick(2 * MANAGER_LIMIT_S + 3.0) == [ReportToManager()], "the count begins again"
+    assert core.tick(SILENCE_LIMIT_S / 2 + 2.0) == [ReportToManager()]
+    assert core.tick(SILENCE_LIMIT_S + 2.0) == []
+    assert core.tick(SILENCE_LIMIT_S + 3.0) == [ReportToManager()], "the count begins again"
 
 
 def test_a_controller_exits_with_its_resource_manager() -> None:

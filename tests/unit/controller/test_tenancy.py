@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.circuit_breaker import MAX_DEATHS
+from pathways_ray.controller import circuit_breaker
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS, CircuitBreaker
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendIsland
@@ -239,6 +240,14 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
 
 
 # --- circuit breaker --------------------------------------------------------------------------------------------------
+
+
+def test_the_circuit_breaker_knows_a_bounded_number_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "MAX_KNOWN_GOOD", 8)
+    breaker = CircuitBreaker()
+    for k in range(100):
+        breaker.clear(f"digest {k}")
+    assert list(breaker.known_good) == [f"digest {k}" for k in range(92, 100)]
 
 
 def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:

@@ -30,11 +30,18 @@ def file(*entries: dict[str, Any]) -> bytes:
 def test_a_table() -> None:
     book = tenants.decode(
         file(
-            {"name": "alice", "token": TOKEN, "weight": 2, "priority": -1, "quota": {"devices": 8, "nodes": None}},
+            {
+                "name": "alice",
+                "token": TOKEN,
+                "weight": 2,
+                "priority": -1,
+                "quota": {"devices": 8, "nodes": None},
+                "launch_limit_s": 5,
+            },
             {"name": "bob", "token_sha256": "AB" * 32},
         )
     )
-    alice = Tenant("alice", 2.0, -1, Quota(devices=8))
+    alice = Tenant("alice", 2.0, -1, Quota(devices=8), 5.0)
     assert book == TenantBook(((alice, DIGEST), (Tenant("bob"), "ab" * 32)))
     assert book.owner(TOKEN) == alice
     assert book.named("bob") == Tenant("bob")
@@ -66,6 +73,8 @@ ONE = {"name": "a", "token": TOKEN}
         (file(ONE, {"name": "b", "token_sha256": DIGEST}), "tenants 'a' and 'b' have the same token"),
         (file({**ONE, "weight": 0}), "tenant 'a' has weight 0.0; a weight is above 0"),
         (file({**ONE, "weight": -1.5}), "a weight is above 0"),
+        (file({**ONE, "launch_limit_s": 0}), "tenant 'a' has launch_limit_s 0.0; a limit is above 0 seconds"),
+        (file({**ONE, "launch_limit_s": -1}), "a limit is above 0 seconds"),
         (file({**ONE, "priority": 1 << 40}), "does not fit into 32 bits"),
         (file({**ONE, "quota": {"devices": -1}}), "tenant 'a' has quota devices -1; a quota is 0 or more"),
         (file({**ONE, "quota": {"launches": 1 << 63}}), "quota launches 9223372036854775808"),

@@ -135,7 +135,7 @@ def test_a_host_that_comes_again_takes_its_group_with_it() -> None:
 def test_a_host_that_dies_while_it_waits_is_replaced_by_its_successor() -> None:
     core = fresh()
     assert core.handle(join(1, 0, pid=7), 0.0) == []
-    assert core.handle(join(2, 0, pid=8), 0.0) == []
+    assert core.handle(join(2, 0, pid=8), 0.0) == [Answer(1, None)], "or its call would be kept for ever"
     assert {answer.token for answer in core.handle(join(3, 1), 0.0) if isinstance(answer, Answer)} == {2, 3}
     assert core.inventory.hosts[0].pid == 8
 
@@ -173,6 +173,18 @@ def test_a_controller_that_falls_silent_is_killed_once() -> None:
     assert core.handle(Ticked(), 91.0) == [KillController("controller", "it did not answer for 30 s")]
     assert silent(core, 91.0, 200.0) == []
     assert serving(core, 260.0, "second", start=200.0) == []
+
+
+def test_the_watch_over_a_new_controller_is_over_that_controller() -> None:
+    """Schedulers are published when it comes, and its own name is another one than before."""
+    core = running()
+    serving(core, 3.0)
+    core.handle(ControllerServes("second", "c:2", "controller of the other name"), 4.0)
+    core.handle(Published("scheduler-0", "s0:2"), 4.0)
+    for host in (0, 1, 2):  # that were killed, and have joined again
+        core.handle(join(10 + host, host), 4.0)
+    killed = [c for c in silent(core, 4.0, 50.0) if isinstance(c, KillController)]
+    assert [command.actor for command in killed] == ["controller of the other name"]
 
 
 def test_a_resource_manager_that_did_not_run_itself_kills_no_controller() -> None:

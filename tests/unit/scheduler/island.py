@@ -37,8 +37,8 @@ class Island:
     def from_host(self, host: int, epoch: int, message: FromHost) -> list[Command]:
         return self._handle(HostMessage(host, epoch, message))
 
-    def host_up(self, hello: HostUp) -> list[Command]:
-        return self._handle(HostConnected(hello))
+    def host_up(self, message: HostUp) -> list[Command]:
+        return self._handle(HostConnected(message))
 
     def host_lost(self, host: int, epoch: int) -> list[Command]:
         return self._handle(HostDisconnected(host, epoch))

@@ -7,16 +7,21 @@ import math
 import pytest
 
 from pathways_ray.errors import Failure
+from pathways_ray.scheduler.core import TICK_S
 from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
     Abort,
+    Account,
     BarrierReached,
     BarrierReleased,
+    Begun,
+    CancelLaunch,
     Done,
     Drop,
     DropProgram,
+    DropSession,
     Enqueued,
     FromHost,
     HostDown,
@@ -137,6 +142,35 @@ def test_a_further_gang_of_a_launch_that_is_over_is_not_dispatched() -> None:
     island.from_host(0, 1, Done((1,)))
     assert dispatched(island.from_controller(run(1, 2, 3))) == []
     assert dispatched(island.from_controller(run(2, 0, 1))) == [run(2, 0, 1)]
+
+
+@pytest.mark.parametrize("end", ["it runs", "its island is lost"])
+def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
+    """
+    1. Each of 200 sessions ends while a cross-island launch of its waits, which is kept.
+    2. It runs, or the island is lost.
+    3. A further gang of it comes from a controller that did not know.
+    """
+    island = serving(0, window=1)
+    order = island.order
+    tables = ("sessions", "waiting", "outstanding", "cross_island", "programs")
+    island.from_controller(Program(1, b"", {}, "p", 1, 1, True))
+    before = {name: len(getattr(order, name)) for name in tables}
+    for session in range(2, 202):
+        first, second = 2 * session, 2 * session + 1
+        island.from_controller(Account(session, f"session {session}", 1.0, 0))
+        island.from_controller(IslandLaunch(first, session, 1, (), 0, 0, 1))
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 0, 1))
+        island.from_controller(DropSession(session))
+        if end == "it runs":
+            (kept,) = dispatched(island.from_host(0, 1, Done((first,))))
+            assert (kept.sequence, kept.cancelled is not None) == (second, True)
+            island.from_host(0, 1, Done((second,)))
+        else:
+            order.clear()
+        island.from_controller(IslandLaunch(second, session, 1, (), 0, 1, 1))
+    assert {name: len(getattr(order, name)) for name in tables} == before
+    assert (order.ledger.tenant_of, order.ledger.usages, order.ledger.active) == ({}, {}, 0)
 
 
 def test_nothing_is_dispatched_before_all_hosts_are_up() -> None:
@@ -302,8 +336,8 @@ def test_the_hosts_of_an_island_go_together() -> None:
 
 def test_a_silent_host_is_killed_itself() -> None:
     island = serving(0, 1)
-    assert [island.tick(now, silent=0) for now in (4.0, 8.0)] == [[], []]
-    commands = island.tick(8.5, silent=0)
+    assert [island.tick(k * TICK_S, silent=0) for k in range(80)] == [[]] * 80
+    commands = island.tick(8.1, silent=0) + island.tick(8.2, silent=0)
     assert [message.reason for message in told(commands)] == [
         "it did not answer for 8 s",
         "host 0 of its island was lost: it did not answer for 8 s",
@@ -372,6 +406,20 @@ def test_launches_that_have_ended_elsewhere_leave_the_queue_and_the_hosts_are_to
     island.order.validate()
 
 
+def test_a_tenant_may_have_a_limit_of_its_own() -> None:
+    """Below the runtime's, and above it; it holds from the next look on when the operator changes it."""
+    for own, late in ((5.0, 5.5), (20.0, 20.5)):
+        island = serving(0, window=4, limit_s=10.0)
+        island.from_controller(Account(1, "alice", 1.0, 0, own))
+        island.from_controller(run(1))
+        assert island.tick(0.0) == []
+        assert island.tick(own - 0.5) == []
+        commands = island.tick(late)
+        (down,) = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
+        assert down.kind == "LaunchTimeout"
+        assert f"the limit is {own:.0f} s" in down.reason
+
+
 def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_ever() -> None:
     """
     1. A launch fails on host 0. Host 1 is busy with the one before it: that is no reason.
@@ -398,3 +446,80 @@ def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
     island.from_host(0, 1, IslandLaunchFailed(1, BOOM, (0,)))
     assert island.tick(100.0) == []
     assert told(island.from_host(1, 1, Done((1,)))) == [IslandLaunchFailed(1, BOOM, (0,))]
+
+
+# --- computations on a device -----------------------------------------------------------------------------------------
+
+
+def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None:
+    """
+    1. A loop without end, and behind it as many small launches as make 28 computations: the rest waits here.
+    2. When the session ends, what waits ends too; the hosts never had it.
+    """
+    island = serving(0, window=128)
+    island.from_controller(Program(1, b"", {}, "small", computations=2))
+    for k in range(1, 21):
+        island.from_controller(run(k))
+    assert list(island.order.outstanding) == list(range(1, 15))
+    assert sum(record.program.computations for record in island.order.outstanding.values()) == 28
+    ended = told(island.from_controller(DropSession(1)))
+    assert [message.sequence for message in ended] == list(range(15, 21))
+
+
+def test_a_launch_of_very_many_computations_goes_alone() -> None:
+    island = serving(0)
+    island.from_controller(Program(1, b"", {}, "big", computations=100))
+    assert dispatched(island.from_controller(run(1))) == [run(1)]
+    assert dispatched(island.from_controller(run(2))) == []
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2)]
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+CANCELLED = Failure("Cancelled", "the launch was cancelled")
+
+
+def test_a_launch_that_waits_is_taken_out_of_the_queue() -> None:
+    """
+    1. One launch is with the hosts; two wait, with a drop between them.
+    2. The second is cancelled: it ends here, and the drop behind it goes at once.
+    3. The third runs when there is room.
+    """
+    island = serving(0, window=1)
+    for message in (run(1), run(2), Drop(1, (4,)), run(3)):
+        island.from_controller(message)
+    commands = island.from_controller(CancelLaunch(2, CANCELLED))
+    assert told(commands) == [IslandLaunchFailed(2, CANCELLED)]
+    assert [c.message for c in commands if isinstance(c, ToHosts)] == [Drop(1, (4,))]
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(3)]
+    assert island.order.ledger.active == 1
+
+
+def test_a_launch_in_the_middle_or_alone_is_taken_out_too() -> None:
+    island = serving(0, window=1)
+    for k in (1, 2, 3, 4):
+        island.from_controller(run(k))
+    assert told(island.from_controller(CancelLaunch(3, CANCELLED))) == [IslandLaunchFailed(3, CANCELLED)]
+    assert told(island.from_controller(CancelLaunch(2, CANCELLED))) == [IslandLaunchFailed(2, CANCELLED)]
+    assert told(island.from_controller(CancelLaunch(4, CANCELLED))) == [IslandLaunchFailed(4, CANCELLED)]
+    assert not island.order.waiting
+    assert island.from_host(0, 1, Done((1,))) == [ToController(Done((1,), (0,)))]
+    assert island.order.ledger.active == 0
+
+
+def test_a_launch_with_the_hosts_has_begun_and_one_that_is_over_is_nobody_s() -> None:
+    island = serving(0)
+    island.from_controller(run(1))
+    assert told(island.from_controller(CancelLaunch(1, CANCELLED))) == [Begun(1)]
+    island.from_host(0, 1, Done((1,)))
+    assert island.from_controller(CancelLaunch(1, CANCELLED)) == []
+
+
+def test_a_launch_over_several_islands_keeps_its_place_and_computes_nothing() -> None:
+    island = serving(0, window=1)
+    island.from_controller(Program(1, b"", {}, "across", cross_island=True))
+    for k in (1, 2):
+        island.from_controller(run(k))
+    assert island.from_controller(CancelLaunch(2, CANCELLED)) == []
+    (message,) = dispatched(island.from_host(0, 1, Done((1,))))
+    assert (message.sequence, message.cancelled) == (2, CANCELLED)

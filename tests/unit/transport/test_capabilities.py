@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.transport.capabilities import Grant, data_token, grant_of, is_slice_tag, slice_tag
+from pathways_ray.transport.capabilities import data_token, grant_of, is_slice_tag, slice_tag
 from tests.unit.helpers import placed
 from tests.unit.strategies import repeatable
 
@@ -18,9 +18,12 @@ SLICE = placed(1, ["0.0", "0.1"])
 
 @pytest.mark.parametrize("allowance", [None, 0, 1, 2**62])
 def test_a_token_says_whose_it_is_and_how_much(allowance: int | None) -> None:
-    token = data_token(SECRET, 7, allowance)
+    token = data_token(SECRET, 7, allowance, "alice, ü.\ud800")
     assert token.isascii()
-    assert grant_of(SECRET, 7, token) == Grant(7, allowance)
+    found = grant_of(SECRET, 7, token)
+    assert found is not None
+    assert (found.session, found.allowance) == (7, allowance)
+    assert found.tenant != grant_of(SECRET, 7, data_token(SECRET, 7, allowance, "bob")).tenant  # type: ignore[union-attr]
     assert grant_of(SECRET, 8, token) is None
     assert grant_of("another secret", 7, token) is None
 
@@ -28,7 +31,7 @@ def test_a_token_says_whose_it_is_and_how_much(allowance: int | None) -> None:
 def test_an_allowance_cannot_be_raised() -> None:
     signature = data_token(SECRET, 7, 5).partition(".")[2]
     for text in ("-1", "6", "05", "5 ", "+5", "", "-", "--1", "9" * 30, "５"):
-        assert grant_of(SECRET, 7, f"{text}.{signature}") in (None, Grant(7, 5))
+        assert grant_of(SECRET, 7, f"{text}.{signature}") in (None, grant_of(SECRET, 7, data_token(SECRET, 7, 5)))
         if text != "05":
             assert grant_of(SECRET, 7, f"{text}.{signature}") is None
 

@@ -119,3 +119,9 @@ def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.Monke
     assert tls.client_roots(None) is None
     monkeypatch.setenv(tls.CA_VARIABLE, other)
     assert tls.client_roots(None) == Path(other).read_bytes()
+
+
+@pytest.mark.parametrize("ports", [(1, 0), (0, 5), (5, 4), (1, 65536), (-1, 5)])
+def test_client_ports_are_a_first_and_a_last_one(ports: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match=r"client ports .* are invalid; choose a first and a last one"):
+        check_exposure(ListenConfig(client_ports=ports), [], insecure=True)

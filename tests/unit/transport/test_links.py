@@ -382,14 +382,15 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
-def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
+def test_a_connection_that_does_not_begin_with_a_handshake_ends_and_reaches_no_handler(data: bytes) -> None:
     server = Server(None)
-    host, port = links.endpoint(server.address)
-    with socket.create_connection((host, port), timeout=LIMIT_S) as peer:
+    frames = Frames(links.MAX_HANDSHAKE_BYTES)
+    with socket.create_connection(links.endpoint(server.address), timeout=LIMIT_S) as peer:
         peer.sendall(data)
-        with contextlib.suppress(ConnectionError):
-            while peer.recv(1 << 16):
-                pass
+        while answer := peer.recv(1 << 16):
+            assert list(frames.feed(answer)) == []
+    assert frames.close_reason
+    assert server.links == []
     dialled = Dialled(server.address, None)  # others are served on
     dialled.outbox.send(Completed((1,)))
     dialled.wait(lambda: dialled.launches == [1])
@@ -397,17 +398,36 @@ def test_who_does_not_begin_with_a_hello_is_hung_up_on(data: bytes) -> None:
     server.stop()
 
 
-def test_unauthenticated_connections_over_the_limit_are_closed_and_others_are_served(
+def test_unauthenticated_connections_never_close_a_port_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 3)
+    """
+    1. One address has as many as it may have, and comes again: its own oldest goes.
+    2. Others come: they are served, and so is that address itself, once it says hello.
+    3. All places are taken by other addresses: the oldest of all goes.
+    """
+    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED", 5)
+    monkeypatch.setattr(links, "MAX_UNAUTHENTICATED_OF_ADDRESS", 3)
     server = Server(None)
     place = links.endpoint(server.address)
-    unknown = [socket.create_connection(place, timeout=LIMIT_S) for _ in range(3)]
-    with socket.create_connection(place, timeout=LIMIT_S) as refused, contextlib.suppress(ConnectionError):
-        assert b"3 other connections have not sent" in refused.recv(1 << 16)
-    unknown.pop().close()
-    for _ in range(5):  # those who say hello make room
+
+    def stranger(address: str) -> socket.socket:
+        return socket.create_connection(place, LIMIT_S, (address, 0))
+
+    def gone(peer: socket.socket) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return b"a newer connection took the place" in peer.recv(1 << 16) or peer.recv(1) == b""
+        return True
+
+    unknown = [stranger("127.0.0.2") for _ in range(4)]
+    assert gone(unknown[0])
+    unknown += [stranger(f"127.0.0.{k}") for k in (3, 4, 5)]
+    assert gone(unknown[1])
+    for peer in (unknown[2], unknown[-1]):
+        peer.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            peer.recv(1)
+    for _ in range(8):  # more than there are places
         dialled = Dialled(server.address, None)
         dialled.outbox.send(Completed((1,)))
         dialled.wait(lambda dialled=dialled: dialled.launches == [1])
@@ -417,7 +437,7 @@ def test_unauthenticated_connections_over_the_limit_are_closed_and_others_are_se
     server.stop()
 
 
-def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Path) -> None:
+def test_a_server_without_a_trusted_certificate_gets_no_message(certificate: Tls, tmp_path: Path) -> None:
     """A client that trusts the system's certificates, and one that expects another name, say nothing to the server."""
     server = Server(certificate)
     trust = trust_of(certificate)
@@ -433,8 +453,27 @@ def test_who_is_not_vouched_for_is_not_talked_to(certificate: Tls, tmp_path: Pat
     server.stop()
 
 
-def test_a_hello_is_all_that_is_read_before_it_is_answered() -> None:
+def test_a_handshake_is_all_that_is_read_before_it_is_answered() -> None:
     long = Handshake(ECHO, {"authorization": "x" * links.MAX_HANDSHAKE_BYTES})
     frames = Frames(links.MAX_HANDSHAKE_BYTES)
     with pytest.raises(LinkLost, match="the limit is 4096"):
         next(frames.feed(frame(encode(long))[:4]))
+
+
+def test_a_server_takes_the_first_port_that_is_free() -> None:
+    """A firewall opens some ports to clients; servers of one machine share them out."""
+
+    async def serve() -> list[int]:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            first = taken.getsockname()[1]
+            ports = (first, min(first + 20, 65535))
+            made = [await links.serve({}, "127.0.0.1", ports) for _ in range(3)]
+            with pytest.raises(OSError, match="in use"):
+                await links.serve({}, "127.0.0.1", (first, first))
+        for server, _ in made:
+            server.close()
+        found = [links.endpoint(address)[1] for _, address in made]
+        assert ports[0] < min(found) < max(found) <= ports[1]
+        return found
+
+    assert len(set(asyncio.run(serve()))) == 3

@@ -351,3 +351,89 @@ def test_an_upload_is_reported_before_it_is_acknowledged_and_has_its_number_for_
 def _open(request: int) -> PutOpen:
     where = placed(1, ["0.0"])
     return PutOpen(request, 77, ArrayType((4,), "float32"), ((),), where, slice_tag(SECRET, SESSION, where))
+
+
+def failing_later() -> jax.Array:
+    """An array whose computation asks for 64 TiB, behind one that takes a while."""
+    matrix = jax.ShapeDtypeStruct((600, 600), np.float32)
+    asks = jax.jit(lambda a: jax.numpy.zeros((1 << 22, 1 << 22), np.float32) + a[0, 0]).lower(matrix).compile()
+    busy = jax.jit(lambda a: jax.lax.fori_loop(0, 100, lambda _, x: x @ x * 1e-3, a)).lower(matrix).compile()
+    failing: jax.Array = asks(busy(np.ones((600, 600), np.float32)))
+    return failing
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["at once", "once it has failed"])
+def test_a_value_that_ran_out_of_memory_is_a_failure_and_the_host_goes_on(host: Host, wire: Wire, wait: bool) -> None:
+    value = failing_later()
+    if wait:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            value.block_until_ready()
+    host.store.put(SESSION, 1, value)
+    host.put(2, SMALL)
+    wire.send(Fetch(3, 1, (0,)))
+    failed = wire.next()
+    assert isinstance(failed, DataFailed)
+    assert "Out of memory" in failed.failure.message
+    wire.send(Fetch(4, 2, (0,)))
+    assert wire.next() == FetchPart(4, 0, 0, SMALL.nbytes, SMALL.tobytes())
+
+
+def put(request: int, buffer: int, value: np.ndarray[Any, Any]) -> list[Message]:
+    kind = ArrayType(value.shape, value.dtype.name)
+    tag = slice_tag(SECRET, SESSION, PLACED)
+    return [PutOpen(request, buffer, kind, (("x",),), PLACED, tag), PutPart(request, 0, 0, value.tobytes())]
+
+
+def test_a_big_array_goes_to_the_devices_while_others_are_served(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. A big array takes its time on its way to the devices.
+    2. A small one and a question overtake it.
+    3. It is there, and its client hears of it.
+    """
+    hold, array = threading.Event(), data_server._Upload.array
+
+    def slow(upload: Any, compiler: Compiler) -> jax.Array:
+        assert upload.size <= data_server.SMALL_BYTES or hold.wait(LIMIT_S)
+        return array(upload, compiler)
+
+    monkeypatch.setattr(data_server._Upload, "array", slow)
+    wire.send(*put(1, 1, BIG), *put(2, 2, SMALL), Fetch(3, 2, (0,)))
+    assert {type(wire.next()), type(wire.next())} == {PutDone, FetchPart}
+    assert host.store.get(SESSION, 1) is None
+    hold.set()
+    assert wire.next() == PutDone(1)
+    np.testing.assert_array_equal(host.store.get(SESSION, 1), BIG)
+
+
+def test_a_big_array_that_devices_refuse_fails_alone(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(upload: Any, compiler: Compiler) -> jax.Array:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(data_server._Upload, "array", refuses)
+    wire.send(*put(1, 1, BIG))
+    failed = wire.next()
+    assert isinstance(failed, DataFailed)
+    assert "no room" in failed.failure.message
+    assert all(quota.is_empty for quota in host.server.quotas.values())
+
+
+def test_a_session_has_a_limit_of_streams(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_server, "MAX_STREAMS", 3)
+    wires = []
+    for count in range(1, 4):
+        wires.append(Wire(host))
+        eventually(lambda count=count: len(host.server.streams) == count)  # type: ignore[misc]
+    with pytest.raises(LinkLost, match="the session has 3 data streams to this host"):
+        Wire(host).next()
+    Wire(host, SESSION + 1).send(Fetch(1, 1, (0,)))
+    eventually(lambda: host.store.waiting() == 1)
+    wires[0].link.close()
+    eventually(lambda: len(host.server.streams) == 3)
+    again = Wire(host)
+    host.put(2, SMALL)
+    again.send(Fetch(4, 2, (0,)))
+    assert again.next() == FetchPart(4, 0, 0, SMALL.nbytes, SMALL.tobytes())
+    for made in (*wires, again):
+        made.link.close()

@@ -39,7 +39,7 @@ def tiny(count: int) -> list[jax.ShapeDtypeStruct]:
 @pytest.fixture(scope="module")
 def pair() -> tuple[DeviceTransfer, DeviceTransfer]:
     client = jax.local_devices()[0].client
-    sender, receiver = (DeviceTransfer(host, client, "127.0.0.1") for host in (0, 1))
+    sender, receiver = (DeviceTransfer(host, client, "127.0.0.1", "the link secret") for host in (0, 1))
     for transfer in (sender, receiver):
         transfer.set_peers((Peer(0, 1, sender.address), Peer(1, 1, receiver.address)))
     return sender, receiver
@@ -101,7 +101,7 @@ def test_a_host_reaches_the_processes_that_got_the_launch(pair) -> None:
 def test_what_is_pulled_from_a_peer_that_says_nothing_fails_once_it_is_lost() -> None:
     """The machine of the sender vanishes without a reset: here it never offers, and never ends the connection."""
     client = jax.local_devices()[0].client
-    sender, receiver = (DeviceTransfer(host, client, "127.0.0.1") for host in (0, 1))
+    sender, receiver = (DeviceTransfer(host, client, "127.0.0.1", "the link secret") for host in (0, 1))
     receiver.set_peers((Peer(0, 1, sender.address),))
     arrays = receiver.pull(0, transfer_id(1, 0, 1), types((64, 64)))
     assert isinstance(arrays, list)

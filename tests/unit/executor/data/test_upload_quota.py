@@ -10,7 +10,7 @@ from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, dev
 from pathways_ray.ir.types import ArrayType
 
 
-def there(_: int) -> bool:
+def there(_: tuple[int, int]) -> bool:
     return True
 
 
@@ -20,43 +20,43 @@ def test_uploads_count_from_their_first_message_until_their_buffer_goes() -> Non
     2. One fails: its 40 are free. The other arrives: its 60 are not.
     3. The buffer leaves the store: all is free.
     """
-    quota, store = UploadQuota(), {1}
-    quota.reserve(1, 60, 100, store.__contains__)
-    with pytest.raises(QuotaExceeded, match=r"asks for 50 bytes .* uploads of the session hold 60; 100 are allowed"):
-        quota.reserve(2, 50, 100, store.__contains__)
-    quota.reserve(2, 40, 100, store.__contains__)
-    quota.release(2)
-    quota.keep(1)
+    quota, store = UploadQuota(), {(7, 1)}
+    quota.reserve((7, 1), 60, 100, store.__contains__)
+    with pytest.raises(QuotaExceeded, match=r"asks for 50 bytes .* uploads of the tenant hold 60; 100 are allowed"):
+        quota.reserve((7, 2), 50, 100, store.__contains__)
+    quota.reserve((7, 2), 40, 100, store.__contains__)
+    quota.release((7, 2))
+    quota.keep((7, 1))
     with pytest.raises(QuotaExceeded, match="hold 60"):
-        quota.reserve(3, 50, 100, store.__contains__)
+        quota.reserve((7, 3), 50, 100, store.__contains__)
     store.clear()
-    quota.reserve(3, 100, 100, store.__contains__)
+    quota.reserve((7, 3), 100, 100, store.__contains__)
 
 
 def test_without_a_quota_the_runtime_has_a_limit_for_what_is_under_way() -> None:
     quota = UploadQuota()
-    quota.reserve(1, limits.MAX_UPLOAD_BYTES, None, there)
+    quota.reserve((7, 1), limits.MAX_UPLOAD_BYTES, None, there)
     with pytest.raises(QuotaExceeded, match=r"an upload asks for 1 bytes on a host, and .* are on their way"):
-        quota.reserve(2, 1, None, there)
-    quota.keep(1)
-    quota.reserve(2, 1, None, there)
+        quota.reserve((7, 2), 1, None, there)
+    quota.keep((7, 1))
+    quota.reserve((7, 2), 1, None, there)
 
 
 def test_a_buffer_comes_once_at_a_time() -> None:
     quota = UploadQuota()
-    quota.reserve(1, 1, None, there)
+    quota.reserve((7, 1), 1, None, there)
     with pytest.raises(WireError, match="buffer 1 is on its way already"):
-        quota.reserve(1, 1, None, there)
+        quota.reserve((7, 1), 1, None, there)
 
 
 def test_a_buffer_that_is_put_again_counts_twice_until_it_is_looked_for() -> None:
     """A client that puts the same number over and over gets no more than one that does not."""
     quota = UploadQuota()
     for _ in range(2):
-        quota.reserve(1, 50, 100, there)
-        quota.keep(1)
+        quota.reserve((7, 1), 50, 100, there)
+        quota.keep((7, 1))
     with pytest.raises(QuotaExceeded):
-        quota.reserve(1, 1, 100, there)
+        quota.reserve((7, 1), 1, 100, there)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,19 @@ def test_bytes_count_for_every_device_that_holds_them() -> None:
     assert device_bytes([((0, 4), (0, 2)), ((0, 4), (0, 2))], "float64") == 128
     assert device_bytes([()], "float32") == 4
     assert device_bytes([((3, 3),)], "float32") == 0
+
+
+def test_sessions_of_a_tenant_share_its_quota() -> None:
+    """Each of them has a buffer 1, and what is left when one of them ends is the others'."""
+    quota, store = UploadQuota(), {(7, 1), (8, 1)}
+    for session in (7, 8):
+        quota.reserve((session, 1), 50, 100, store.__contains__)
+        quota.keep((session, 1))
+    with pytest.raises(QuotaExceeded, match="uploads of the tenant hold 100"):
+        quota.reserve((9, 1), 1, 100, store.__contains__)
+    store.remove((7, 1))
+    quota.reserve((9, 1), 50, 100, store.__contains__)
+    quota.release((9, 1))
+    store.clear()
+    quota.forget(store.__contains__)
+    assert quota.is_empty

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.errors import Failure
@@ -182,7 +182,7 @@ class Host:
     def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
+    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
         self.watched.append((sequence, values))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
@@ -808,7 +808,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ACTIONS)
 def test_a_recorded_run_replays_into_a_fresh_core_with_equal_instructions(actions: list[Any]) -> None:
     recorded = Recorded()

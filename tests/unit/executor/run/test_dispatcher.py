@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 from jax import export
 
+from pathways_ray.executor.compile import compiler as compiler_module
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
+from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import Dispatcher
+from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
     Done,
     Drop,
@@ -41,7 +46,7 @@ class Served:
         self.sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
         devices = jax.local_devices()[:1]
         self.store = BufferStore()
-        self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1")
+        self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1", "the link secret")
         compiler = Compiler(host, devices, {host: devices})
         self.dispatcher = Dispatcher(host, compiler, self.store, self.transfer, self.sent.put, (host,))
         self.dispatcher.start()
@@ -171,3 +176,36 @@ def test_a_failure_reaches_the_launch_that_waits_for_it_on_another_host(pair: tu
     assert isinstance(failed, IslandLaunchFailed)
     assert (failed.sequence, failed.failure.kind) == (30, "BufferLost")
     assert "buffer 999 is not on this host" in failed.failure.message
+
+
+def test_watchers_are_bounded_and_those_that_are_shared_report_all(
+    host: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs on many sets of devices, which a client makes at will: threads do not grow with them."""
+    monkeypatch.setattr(dispatcher_module, "MAX_WATCHERS", 2)
+    dispatcher, many = host.dispatcher, 50
+    monkeypatch.setattr(dispatcher, "_watchers", {})
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, lambda _, y: y + jax.numpy.sin(y), x))
+    before = threading.active_count()
+    (known,) = dispatcher.driver.programs.values()
+    for k in range(many):
+        plan = SimpleNamespace(watched_with=(Device(0, k),), own_devices=(Device(0, k),))
+        dispatcher.watch(1000 + k, [slow(np.ones(1000))], SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+    assert sorted(host.ended(many)) == list(range(1000, 1000 + many))
+    assert threading.active_count() <= before + 2
+    assert known is not None
+
+
+def test_functions_are_forgotten_once_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last that were used are kept, up to a number of bytes."""
+    devices = jax.local_devices()[:1]
+    compiler = Compiler(0, devices, {0: devices})
+    functions = {f"f{k}": exported(lambda x, k=k: (x + k,)) for k in range(10)}
+    monkeypatch.setattr(compiler_module, "MAX_EXPORTED_BYTES", 3 * max(map(len, functions.values())))
+    for digest in ("f0", "f1", "f0", "f2", "f3", "f4", "f0"):
+        assert compiler._function(digest, functions).nr_devices == 1
+    assert list(compiler._exported) == ["f3", "f4", "f0"]
+    assert compiler._exported_bytes == sum(len(functions[digest]) for digest in compiler._exported)
+    for digest in functions:
+        compiler._function(digest, functions)
+    assert len(compiler._exported) == 3

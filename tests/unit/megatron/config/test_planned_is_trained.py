@@ -51,7 +51,7 @@ def training_of(plan: Plan, layers: int, path: Path) -> Config:
     return load_training(path, [f"layers={layers}"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(planned=plans())
 def test_stages_devices_and_batches_of_a_plan_are_those_that_are_trained(
     planned: tuple[Plan, int], tmp_path_factory: pytest.TempPathFactory

@@ -1,5 +1,19 @@
-"""Some tests compile for 4 CPU devices of this process."""
+"""Some tests compile for 4 CPU devices of this process.
+
+What they compile runs once, if at all. So XLA's backend does not optimise it: what tests look at is compared within
+bounds or counted before that, and no time is measured.
+"""
+
+from collections.abc import Iterator
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)  # before a backend starts, which no test module does when it is imported
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

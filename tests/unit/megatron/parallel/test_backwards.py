@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ def on_one_device(params: Any, tokens: np.ndarray) -> tuple[Any, Any]:
 
         return jax.shard_map(run, mesh=mesh_of(1, 1), in_specs=(specs, P(DATA)), out_specs=P(DATA))(params, tokens)[0]
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
 
 
 @pytest.mark.parametrize("cut_in_two", [pytest.param(False, marks=pytest.mark.long), True], ids=["B", "I-and-W"])
@@ -68,22 +69,23 @@ def test_every_backward_gives_the_gradient_of_one_device(options, compute, cut_i
     params = initialise(one, whole(one), 0, "float64")
     tokens = np.random.default_rng(0).integers(0, 7, (SIZES.microbatches, 2, 5)).astype("int32")
     again = chosen.keeps(model) == "input"
-    math, sums, parts = [], [], []
+    math, sums, parts, forwards, backwards = [], [], [], [], []
+    kinds = [(False, True), (True, False)] if cut_in_two else [(True, True)]
     for number in range(2):
         shapes = StageShapes.of(model, STAGES, number, SIZES, chosen, [True])
         math.append(StageMath(model, shapes, 2, mesh.abstract_mesh, again, "float64", "float64"))
-        sums.append(shapes.zeros("float64"))
+        sums.append(jax.jit(functools.partial(shapes.zeros, "float64"))())
         parts.append(take(model, STAGES[number], params))
+        forwards.append(jax.jit(math[number].forward))
+        backwards.append([(jax.jit(math[number].backward(again, *kind)), *kind) for kind in kinds])
 
     total = 0.0
     with jax.set_mesh(mesh):
 
         def backward(stage: int, values: Any, kept: Any, k: Any, upstream: Any) -> tuple[Any, Any]:
             rest = (parts[stage], values, [] if again else kept, batch if again else {}, k if again else (), upstream)
-            kinds = [(False, True), (True, False)] if cut_in_two else [(True, True)]
             downstream = losses = None
-            for weights, inputs in kinds:
-                run = jax.jit(math[stage].backward(again, weights, inputs))
+            for run, weights, inputs in backwards[stage]:
                 new, found, loss = run(*rest, sums[stage] if weights else {})
                 sums[stage] = new if weights else sums[stage]
                 downstream, losses = (found, loss) if inputs else (downstream, losses)
@@ -92,8 +94,8 @@ def test_every_backward_gives_the_gradient_of_one_device(options, compute, cut_i
         batch = {"tokens": tokens}
         for number in range(SIZES.microbatches):
             k = jnp.int32(number)
-            values, first = jax.jit(math[0].forward)(parts[0], {}, batch, k)
-            losses, last = jax.jit(math[1].forward)(parts[1], values, batch, k)
+            values, first = forwards[0](parts[0], {}, batch, k)
+            losses, last = forwards[1](parts[1], values, batch, k)
             upstream, once_more = backward(1, values, last, k, [jnp.asarray(1.0)])
             if again:
                 np.testing.assert_allclose(once_more, losses, rtol=1e-14)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -113,7 +114,7 @@ def test_gradients_are_those_of_replicas_with_whole_parameters(
             with jax.set_mesh(mesh):
                 _, kept = jax.jit(math.forward)(params, {}, batch, jnp.int32(0))
                 rest = (batch, jnp.int32(0)) if again else ({}, ())
-                sums = math.shapes.zeros("float64")
+                sums = jax.jit(functools.partial(math.shapes.zeros, "float64"))()
                 backward = jax.jit(math.backward(again, weights=True, inputs=True))
                 sums, _, _ = backward(params, {}, kept, *rest, [jnp.asarray(1.0)], sums)
                 reduction = Reduction(math.shapes, mesh.abstract_mesh, 1, 1, direct)

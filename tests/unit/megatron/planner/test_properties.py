@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from megatron_ptdp.config import load
@@ -53,7 +53,6 @@ def question(plan: Plan, software: str = "ptdp") -> Question:
     return asked(MODEL, plan.devices, plan.batch, software=software)
 
 
-@settings(deadline=None)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE), factor=st.floats(1.0, 4.0))
 def test_more_memory_never_makes_a_plan_that_fits_not_fit(plan: Plan, software: str, factor: float) -> None:
     asked_for = question(plan, software)
@@ -76,7 +75,6 @@ def slow_questions(draw: st.DrawFn) -> tuple[Question, Plan]:
     return asked_for, plan
 
 
-@settings(deadline=None)
 @given(asked_for=slow_questions(), level=st.integers(0, 1), factor=st.sampled_from([1.01, 2.0, 10.0]))
 def test_more_of_a_networks_bandwidth_is_never_slower(
     asked_for: tuple[Question, Plan], level: int, factor: float
@@ -86,7 +84,6 @@ def test_more_of_a_networks_bandwidth_is_never_slower(
     assert time_split(fast, plan).total <= time_split(slow, plan).total * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(asked_for=slow_questions(), figure=st.sampled_from(["memory_bandwidth", "peak_flops"]))
 def test_a_faster_device_is_never_slower(asked_for: tuple[Question, Plan], figure: str) -> None:
     slow, plan = asked_for
@@ -95,7 +92,6 @@ def test_a_faster_device_is_never_slower(asked_for: tuple[Question, Plan], figur
     assert time_split(fast, plan).total <= time_split(slow, plan).total * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_the_parts_are_the_whole_and_none_is_negative(plan: Plan, software: str) -> None:
     one = estimate(question(plan, software), plan)
@@ -106,14 +102,12 @@ def test_the_parts_are_the_whole_and_none_is_negative(plan: Plan, software: str)
     assert one.model_flops <= one.hardware_flops <= one.peak_flops
 
 
-@settings(deadline=None)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_no_plan_is_faster_than_its_familys_bound(plan: Plan, software: str) -> None:
     asked_for = question(plan, software)
     assert lower_bound(asked_for, plan) <= time_split(asked_for, plan).total * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_zero_and_recomputation_never_need_more_memory(plan: Plan, software: str) -> None:
     def needed(one: Plan) -> float:

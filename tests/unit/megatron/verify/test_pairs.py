@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.verify import cases
@@ -47,7 +47,6 @@ def questions(draw: st.DrawFn) -> tuple[dict[str, tuple[int, ...]], list[Rule]]:
     return factors, rules
 
 
-@settings(deadline=None)
 @given(questions())
 def test_every_pair_that_some_row_can_hold_is_held(question: tuple[dict[str, tuple[int, ...]], list[Rule]]) -> None:
     factors, rules = question

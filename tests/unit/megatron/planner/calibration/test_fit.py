@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ptdp.config import load
@@ -62,7 +62,6 @@ def test_the_depth_of_a_tile_is_found_again() -> None:
     assert tile_depth({128: 2.0, 256: 1.0}) == 0  # larger is slower: no depth explains that
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 5.0), min_size=3, max_size=3))
 def test_amounts_are_found_again_and_none_is_below_its_least(amounts: list[float]) -> None:
     columns = [[1.0, 0.2, 0.1, 0.3], [0.1, 1.0, 0.4, 0.2], [0.0, 0.3, 1.0, 0.9]]

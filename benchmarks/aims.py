@@ -6,8 +6,10 @@ A result has its figures under "ratios", and under "figures" those that are not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,9 @@ payload, hosts x devices of each, milliseconds of a computation."""
 def aim_of(benchmark: str, name: str) -> Aim | None:
     """The first aim that holds for a figure."""
     return next((aim for aim in AIMS if aim.holds_for(benchmark, name)), None)
+
+
+def verdict_of(benchmark: str, figure: Mapping[str, Any]) -> dict[str, str]:
+    """The aim of a figure and whether it is met, for people; nothing where it has no aim."""
+    aim = aim_of(benchmark, figure["name"])
+    return {"aim": aim.bound_text, "verdict": "met" if aim.met_by(figure["median"]) else "missed"} if aim else {}

@@ -1,4 +1,4 @@
-"""A cluster that prints its tables for each line of its input."""
+"""A cluster with the options of `pw.init` given as JSON; it prints its tables for each line of its input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ray
 
 import pathways_ray as pw
 
-with pw.init(2, int(sys.argv[1]), 2, policy="share") as session:
+with pw.init(**json.loads(sys.argv[1])) as session:
     print(session.url, session.token, flush=True)
     for _ in sys.stdin:
         hosts = ray.get([h.statistics.remote() for h in session.cluster.hosts.values()])

@@ -1,1 +1,0 @@
-"""One HTML page of all results: `page` builds it, `html` has its parts, `aims` the bounds of all figures."""

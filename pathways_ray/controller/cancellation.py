@@ -1,0 +1,56 @@
+"""Cancelling a launch: what has not begun ends at once, what has is only marked.
+
+A launch has begun once a scheduler has sent it to hosts: nothing can be taken off a device queue. One that waits, here
+or in a scheduler, ends with `Cancelled`. One over several islands keeps its place on those that have it, since another
+one may have begun; its parts run on the failure.
+"""
+
+from __future__ import annotations
+
+from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.lifecycle import LaunchState
+from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import Cancel, CancelLaunch, CancelRefused, Drop
+
+CANCELLED = Failure("Cancelled", "the launch was cancelled before it began")
+CANCELLED_LATE = Failure("Cancelled", "the launch was cancelled while it ran")
+
+
+class Cancellation:
+    """The launches that clients cancel."""
+
+    def __init__(self, tables: Tables, admission: Admission) -> None:
+        self.tables = tables
+        self.admission = admission
+
+    def cancel(self, session: Session, message: Cancel) -> list[Send]:
+        """A client cancels a launch; one that is over, or was coalesced with later ones, can no longer be."""
+        waiting = self.admission.cancel(session, message.launch, CANCELLED)
+        if waiting is not None:
+            return waiting
+        record = self._find(session, message.launch)
+        if record is None or record.state is not LaunchState.IN_FLIGHT:
+            return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
+        return [SendIsland(island, CancelLaunch(record.sequence, CANCELLED)) for island in sorted(record.pending)]
+
+    def begun(self, sequence: int) -> list[Send]:
+        """An island has sent a launch to its hosts already: it runs to its end, and leaves nothing."""
+        record = self.tables.in_flight.get(sequence)
+        session = self.tables.sessions.get(record.session) if record is not None else None
+        if record is None or session is None or record.failure is not None:
+            return []
+        record.failure = CANCELLED_LATE
+        numbers = tuple(range(record.results, record.results + len(record.program.results)))
+        for number in numbers:
+            buffer = session.find(number)
+            if buffer is not None and buffer.failure is None:
+                session.fail(buffer, CANCELLED_LATE)
+        drops: list[Send] = [SendIsland(island, Drop(session.id, numbers)) for island in sorted(record.program.plans)]
+        return [SendClient(session.id, CancelRefused(record.launch, CANCELLED_LATE)), *drops]
+
+    def _find(self, session: Session, launch: int) -> InFlight | None:
+        if not session.in_flight:
+            return None
+        found = (r for r in self.tables.in_flight.values() if r.session == session.id and r.launch == launch)
+        return next(found, None)

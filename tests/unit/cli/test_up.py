@@ -1,0 +1,35 @@
+"""`pathways up` with options that cannot be: refused before any Ray cluster is looked for."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+from click.testing import CliRunner
+
+from pathways_ray.cli import commands
+
+NOWHERE = "127.0.0.1:1"
+"""An address without a Ray cluster, which whatever gets so far complains of."""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--island", "cpu:host=2"), "an island is written like cpu:hosts=2,devices=4, not 'cpu:host=2'"),
+        (("--island", "cpu", "--islands", "2"), "--island says all of an island"),
+        (("--bind", "0.0.0.0"), "0.0.0.0 is no address to connect to"),
+        (("--bind", "192.0.2.77"), "the runtime would listen at 192.0.2.77 without TLS"),
+        (("--tenants", "/nowhere/tenants.json"), "cannot be read"),
+        (("--tls-cert", "cert.pem"), "TLS needs --tls-cert and --tls-key"),
+        (("--policy", "unfair"), "unfair"),
+        (("--name", "Bad Name"), "a runtime's name has 1 to 40 lower-case letters"),
+        ((), f"no Ray cluster at '{NOWHERE}'"),
+    ],
+)
+def test_an_up_that_cannot_be_is_refused_in_one_line(options: tuple[str, ...], says: str) -> None:
+    found = CliRunner().invoke(commands, ["up", "--address", NOWHERE, *options], prog_name="pathways")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert says in found.stderr
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("pathways: ")
+    assert not ray.is_initialized()

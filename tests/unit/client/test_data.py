@@ -1,0 +1,118 @@
+"""A client's data streams: the memory and the time that arrays take on their way, and messages that make no sense."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.client.data import DataLinks, FetchPlan, _Fetching
+from pathways_ray.errors import Failure, HostLost
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import ArrayType, SliceType
+from pathways_ray.transport import links
+from pathways_ray.transport.messages import FetchPart, HostAddress, encode
+
+MIB = 1 << 20
+LIMIT_S = 20.0
+
+
+def test_parts_of_a_fetch_take_time_in_proportion_to_the_array() -> None:
+    """Not a whole array cleared for each part: 64 parts were 8 times as dear then as 8 are, each."""
+    part = bytes(limits.PART_BYTES)
+
+    def seconds_for(mib: int) -> float:
+        best = float("inf")
+        for _ in range(3):
+            fetching, begun = _Fetching((0,)), time.thread_time()
+            for offset in range(0, mib * MIB, limits.PART_BYTES):
+                fetching.add(FetchPart(1, 0, offset, mib * MIB, part))
+            best = min(best, time.thread_time() - begun)
+            assert not fetching.missing
+        return best / mib
+
+    assert seconds_for(256) < 3 * seconds_for(32)
+
+
+class Hosts:
+    """Hosts that read what comes, keep none of it, and say what they are told to."""
+
+    def __init__(self, count: int, says: bytes = b"") -> None:
+        self.read = [0] * count
+        self.says = says
+        self.go = threading.Event()
+        self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        for k in range(count):
+            threading.Thread(target=self._serve, args=(k,), daemon=True).start()
+
+    def _serve(self, k: int) -> None:
+        peer, _ = self._servers[k].accept()
+        room = bytearray(1 << 16)
+        with peer:
+            peer.sendall(self.says)
+            self.go.wait(LIMIT_S)
+            while size := peer.recv_into(room):
+                self.read[k] += size
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    def addresses(self) -> tuple[HostAddress, ...]:
+        names = [server.getsockname() for server in self._servers]
+        return tuple(HostAddress(k, 1, f"{host}:{port}") for k, (host, port) in enumerate(names))
+
+
+@contextmanager
+def links_to(hosts: Hosts) -> Iterator[DataLinks]:
+    made = DataLinks(7, "token", hosts.addresses())
+    try:
+        yield made
+    finally:
+        made.close(Failure("SessionClosed", "over"))
+        hosts.close()
+
+
+def on_hosts(count: int) -> PlacedSlice:
+    return PlacedSlice.on(SliceType(1, (count,), ("x",)), 0, tuple(Device(k, 0) for k in range(count)))
+
+
+@pytest.mark.parametrize("spec", [((), ()), (("x",), ()), ((), ("x",))], ids=["replicated", "rows", "columns"])
+def test_an_upload_takes_once_the_memory_of_its_array(spec: Any) -> None:
+    """It is copied once, so that the caller may change it; on four hosts as on one. Parts are made as they leave."""
+    array = np.ones((8192, 8192), np.float32)
+    hosts = Hosts(4)
+    with links_to(hosts) as data:
+        tracemalloc.start()
+        try:
+            kind = ArrayType(array.shape, "float32")
+            data.upload(1, array, kind, spec, on_hosts(4), "tag", lambda *_: None)
+            hosts.go.set()
+            each = array.nbytes if spec == ((), ()) else array.nbytes // 4
+            deadline = time.monotonic() + LIMIT_S
+            while min(hosts.read) < each and time.monotonic() < deadline:
+                time.sleep(0.01)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert min(hosts.read) >= each
+    under_way = 24 * MIB  # of each host: batches as they are encoded and sent, however big the array is
+    assert peak < array.nbytes + 4 * under_way, f"{peak / array.nbytes:.2f} times the array"
+
+
+def test_a_message_that_makes_no_sense_ends_what_waits() -> None:
+    """A part that is longer than its array is no error of the protocol's own; the reader ends by it all the same."""
+    sense = links.frame(b"\x91" + encode(FetchPart(1, 0, 0, -5, b"x")))
+    hosts = Hosts(1, says=sense)
+    hosts.go.set()
+    cover = FetchPlan(ArrayType((4,), "float32"), ((),), on_hosts(1))
+    with links_to(hosts) as data, pytest.raises(HostLost, match="its messages cannot be read"):
+        data.fetch(1, cover, lambda: None)

@@ -1,0 +1,138 @@
+"""Donated arguments: gone with a launch that succeeds, back from one that fails before it takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.controller.state import Send, SendClient
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    DonationsDecided,
+    Done,
+    Drop,
+    Free,
+    IslandLaunchFailed,
+    LaunchFailed,
+)
+from tests.unit.controller.harness import BOOM, Harness, failure_of, sketch_with_slices, to_client, to_island
+
+
+def donating(islands: int = 1) -> Harness:
+    """Buffers 1 and 2 lie on islands 0 and 1; program 1 takes over the first, or with two islands both."""
+    front = Harness()
+    sketch = sketch_with_slices("taking")
+    ends = []
+    for slice in (1, 2)[:islands]:
+        ends.append(sketch.call("f", sketch.argument(slice), slice=slice, donated=(0,)))
+    front.register(sketch.planned(*ends), 1)
+    front.put(1, slice=1)
+    front.put(2, slice=2)
+    return front
+
+
+def outcome(commands: list[Send]) -> LaunchFailed:
+    (message,) = [c.message for c in commands if isinstance(c, SendClient) and isinstance(c.message, LaunchFailed)]
+    return message
+
+
+def known(front: Harness) -> set[int]:
+    return set(front.launches.sessions[1].buffers)
+
+
+def failed(front: Harness, island: int, consumed: tuple[int, ...]) -> list[Any]:
+    return front.checked(front.launches.run_failed(island, IslandLaunchFailed(1, BOOM, (), consumed)))
+
+
+def test_what_a_launch_took_is_freed_when_it_is_done() -> None:
+    front = donating()
+    bytes_before = front.launches.sessions[1].device_bytes
+    front.launch(1, (1,), 5)
+    assert known(front) == {2, 5}
+    assert front.launches.sessions[1].device_bytes == bytes_before, "the result in place of the argument"
+    assert to_island(front.done(0, 1), 0, Drop) == [Drop(1, (1,))]
+    assert not front.launches.sessions[1].donated
+
+
+def test_what_a_failed_launch_did_not_take_is_back() -> None:
+    """1. It fails before any host took the argument. 2. The next launch has it."""
+    front = donating()
+    front.launch(1, (1,), 5)
+    report = outcome(failed(front, 0, ()))
+    assert (report.consumed, report.undecided) == ((), ())
+    assert 1 in known(front)
+    front.launch(2, (1,), 6)
+    assert to_client(front.done(0, 2))[0].launches == (2,)
+
+
+def test_what_a_failed_launch_took_is_gone() -> None:
+    front = donating()
+    front.launch(1, (1,), 5)
+    commands = failed(front, 0, (1,))
+    assert outcome(commands).consumed == (1,)
+    assert to_island(commands, 0, Drop) == [Drop(1, (1,))]
+    assert 1 not in known(front)
+    assert failure_of(front.launch(2, (1,), 6)).kind == "BufferDeleted"
+
+
+def test_an_island_that_succeeded_took_what_lies_there() -> None:
+    front = donating(2)
+    front.launch(1, (1, 2), 5)
+    assert front.done(1, 1) == []
+    report = outcome(failed(front, 0, ()))
+    assert report.consumed == (2,)
+    assert 1 in known(front)
+
+
+def test_a_lost_host_takes_nothing_on_other_islands() -> None:
+    """
+    1. The host of island 0 dies. The launch ends at once; island 1 has not said yet how far it was.
+    2. It reports that its part failed, and took nothing: the argument is back.
+    3. What was donated on island 0 is lost with the host, as it would be otherwise.
+    """
+    front = donating(2)
+    front.launch(1, (1, 2), 5)
+    commands = front.down(0)
+    report = outcome(commands)
+    assert report.failure.kind == "HostLost"
+    assert (report.consumed, report.undecided) == ((), (2,))
+    assert [message.buffers for message in to_client(commands, kind=BuffersLost)] == [(1,)]
+    assert to_client(failed(front, 1, ())) == [DonationsDecided((2,), ())]
+    assert 2 in known(front)
+    assert not front.launches.outcomes.donations.undecided
+
+
+def test_an_undecided_argument_may_turn_out_to_be_taken() -> None:
+    for report in (Done((1,)), IslandLaunchFailed(1, BOOM, (), (2,))):
+        front = donating(2)
+        front.launch(1, (1, 2), 5)
+        front.down(0)
+        take = front.launches.done if isinstance(report, Done) else front.launches.run_failed
+        commands = front.checked(take(1, report))  # type: ignore[operator]
+        assert to_client(commands) == [DonationsDecided((2,), (2,))]
+        assert to_island(commands, 1, Drop) == [Drop(1, (2,))]
+        assert 2 not in known(front)
+
+
+def test_an_island_that_is_lost_too_decides_by_its_loss() -> None:
+    front = donating(2)
+    front.launch(1, (1, 2), 5)
+    front.down(0)
+    commands = front.down(2)
+    assert DonationsDecided((2,), ()) in to_client(commands)
+    assert to_client(commands, kind=BuffersLost)[-1].buffers == (2,)
+
+
+def test_a_session_that_ends_leaves_nothing_undecided() -> None:
+    front = donating(2)
+    front.launch(1, (1, 2), 5)
+    front.down(0)
+    front.launches.close_session(1)
+    assert not front.launches.outcomes.donations.undecided
+    assert failed(front, 1, ()) == []
+
+
+def test_a_donated_buffer_cannot_be_freed_or_named_by_others() -> None:
+    front = donating()
+    front.launch(1, (1,), 5)
+    assert front.checked(front.launches.from_client(1, Free((1,)))) == []
+    assert failure_of(front.launch(2, (1,), 6)).kind == "BufferDeleted"

@@ -1,0 +1,42 @@
+"""The buffers of a host, and sessions that end while threads of theirs still store."""
+
+from __future__ import annotations
+
+import threading
+
+from pathways_ray.executor.data.buffer_store import BufferStore
+
+
+class EndsMeanwhile(dict[int, dict[int, str]]):
+    """Sessions of a store, one of which ends when its buffers are looked for."""
+
+    store: BufferStore
+
+    def get(self, session: int, default: object = None) -> dict[int, str] | None:  # type: ignore[override]
+        found = super().get(session)
+        if threading.current_thread() is threading.main_thread():
+            ends = threading.Thread(target=self.store.drop_session, args=(session,))
+            ends.start()
+            ends.join()
+        return found
+
+
+def test_nothing_is_kept_of_a_session_that_ends_between_the_steps_of_a_put() -> None:
+    """An upload of the data server's thread, and the dispatcher's, which ends the session meanwhile."""
+    for known in (False, True):
+        store = BufferStore()
+        if known:
+            store.put(7, 1, "an array")
+        store.sessions = EndsMeanwhile(store.sessions)
+        store.sessions.store = store
+        store.put(7, 2, "a big array")
+        assert store.ended(7)
+        assert store.count() == 0
+        assert not store.sessions
+
+
+def test_looking_into_a_session_that_is_not_there_leaves_nothing() -> None:
+    store = BufferStore()
+    assert store.of_session(7).get(1) is None
+    store.drop(7, (1,))
+    assert not store.sessions

@@ -1,0 +1,59 @@
+"""Transfers between hosts: their names on the network, and failures in place of arrays."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.data.device_transfer import DeviceTransfer, error_text, failure_in
+from pathways_ray.ir.plan import transfer_id
+from pathways_ray.transport.messages import Peer
+
+NAME = transfer_id(5, 1, 0)
+
+
+def transfer(secret: str) -> DeviceTransfer:
+    made = DeviceTransfer(0, jax.local_devices()[0].client, "127.0.0.1", secret)
+    made.set_peers([Peer(0, 1, made.address, 0)])
+    return made
+
+
+def test_names_on_the_network_are_known_to_hosts_of_the_runtime_only() -> None:
+    ours, again, others = transfer("secret"), transfer("secret"), transfer("another secret")
+    names = {ours._secret_name(transfer_id(launch, edge, 1)) for launch in range(1, 100) for edge in range(10)}
+    assert len(names) == 990
+    assert max(names).bit_length() > 60
+    assert ours._secret_name(NAME) == again._secret_name(NAME) != others._secret_name(NAME)
+    assert ours._secret_name(NAME) != NAME
+    kind = jax.ShapeDtypeStruct((4,), np.float32, sharding=SingleDeviceSharding(jax.local_devices()[0]))
+    ours.serve(NAME, [jax.numpy.arange(4, dtype=np.float32)])
+    pulled = ours.pull(0, NAME, [kind])
+    assert isinstance(pulled, list)
+    assert np.asarray(pulled[0]).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [10, 1_900, 2_048, 3_000, 100_000])
+@pytest.mark.parametrize("letter", ["x", "ü", "\x01", '"'])
+def test_a_failure_keeps_what_went_wrong_however_long_its_text(size: int, letter: str) -> None:
+    """The root cause stands first in some texts, last in others."""
+    made = transfer("secret")
+    failure = Failure("ExecutionError", f"first {letter * size} last", "node" * size, "main.py:3", 2, ("told",) * size)
+    kind = jax.ShapeDtypeStruct((4,), np.float32, sharding=SingleDeviceSharding(jax.local_devices()[0]))
+    made.serve_failure(NAME, [kind], failure)
+    pulled = made.pull(0, NAME, [kind])
+    assert isinstance(pulled, list)
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        pulled[0].block_until_ready()
+    found = failure_in(str(raised.value))
+    assert found is not None
+    assert (found.kind, found.where, found.host) == ("ExecutionError", "main.py:3", 2)
+    assert found.message.startswith("first")
+    assert found.message.endswith("last")
+
+
+def test_a_short_failure_travels_whole() -> None:
+    failure = Failure("HostLost", "it went", "node", "main.py:3", 2, ("1 s before: up",))
+    assert failure_in(error_text(failure)) == failure
