@@ -15,6 +15,7 @@
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
     │   ├── ProgramRefused       a program with operations that are not allowed, or whose launches ended hosts
+    │   ├── OutOfMemory          a launch does not fit into the memory of its devices; the message has the figures
     │   └── TooLarge             over a fixed limit of the runtime
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
     │   ├── CompileError         XLA refused a function
@@ -96,6 +97,10 @@ class QuotaExceeded(ResourceError):
 
 class ProgramRefused(ResourceError):
     """A program that the cluster does not run: what it does, or what it did, is not allowed."""
+
+
+class OutOfMemory(ResourceError):
+    """A launch does not fit into the memory of its devices."""
 
 
 class TooLarge(ResourceError):

@@ -31,7 +31,9 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option("--hosts-per-island", type=click.IntRange(min=1), help="Left out, 1.")
 @click.option("--devices-per-host", type=click.IntRange(min=1), help="Left out, what Ray's nodes have.")
 @click.option("--platform", default="auto", help="cpu, gpu or tpu; left out, the best that Ray's nodes have.")
-@click.option("--island", "listed", multiple=True, metavar="PLATFORM:hosts=N,devices=N", help="An island; repeat it.")
+@click.option(
+    "--island", "listed", multiple=True, metavar="PLATFORM:hosts=N,devices=N,memory=BYTES", help="An island; repeat it."
+)
 @click.option(
     "--placement",
     type=click.Choice(["pack", "spread"]),

@@ -23,6 +23,7 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
+from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
@@ -129,6 +130,7 @@ class Admission:
         self.outcomes = outcomes
         self.window = window
         self.max_in_flight = max_in_flight
+        self.memory = Memory(tables)
         self.backlogs: dict[int, Backlog] = {}
 
     def open(self, session: int) -> None:
@@ -137,10 +139,11 @@ class Admission:
     def close(self, session: Session) -> list[Send]:
         """Forgets the calls of a session; those that it held back may go."""
         self.window.queued.pop(session.id, None)
+        self.memory.waiting.pop(session.id, None)
         for launch in self.backlogs.pop(session.id).launches():
             launch.move(LaunchEvent.SESSION_CLOSED)
             self.tables.ledger.leave(session.usage)
-        return self.release()
+        return self.memory_freed() + self.release()
 
     def call(self, session: Session, message: Launch | Put | Free) -> list[Send]:
         """Takes a call of a client; it has its effect now, or when those before it have had theirs."""
@@ -219,8 +222,15 @@ class Admission:
         if isinstance(call, WaitingLaunch):
             return self._admit(session, backlog, call)
         if isinstance(call, Put):
+            self.memory.changed()
             return buffers.put(self.tables, session, call)
-        return buffers.free(session, backlog.may_free(call.buffers) if backlog.deferred else call.buffers)
+        commands = buffers.free(session, backlog.may_free(call.buffers) if backlog.deferred else call.buffers)
+        return commands + self.memory_freed(session.id) if self.memory.waiting else commands
+
+    def memory_freed(self, session: int = 0) -> list[Send]:
+        """Lets launches go on that waited for memory, but for those of the session that freed some: its turn comes."""
+        waiting = [self.tables.sessions[other] for other in self.memory.waiting if other != session]
+        return self.resume(waiting) if waiting else []
 
     def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
         message = launch.message
@@ -244,6 +254,12 @@ class Admission:
                 return self._refuse(session, launch, failure)
             backlog.defer(launch, program.plans, len(program.results))
             return []
+        room = self.memory.take(session, program)
+        if isinstance(room, Failure):
+            return self._refuse(session, launch, room)
+        if not room:
+            launch.move(LaunchEvent.MEMORY_FULL)
+            return None
         if program.cross_island and not self.window.may_start(
             session.id, session.usage, tuple(program.plans), self.tables.now
         ):

@@ -44,6 +44,8 @@ class Hosts:
             message.devices,
             message.pid,
             since=tables.sequence,
+            memory=message.memory,
+            pool=message.pool,
         )
         tables.away.discard(message.host)
         detail = f"epoch {message.epoch} on island {island}"

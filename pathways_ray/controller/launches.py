@@ -175,14 +175,15 @@ class Launches:
         return self.dispatch.enqueued(island, message)
 
     def _resume(self, settled: Settled) -> list[Send]:
-        if not settled.sessions and not self.cross_island.queued:
+        if not settled.sessions and not self.cross_island.queued and not self.admission.memory.waiting:
             return settled.commands
-        return settled.commands + self.admission.resume(settled.sessions)
+        return settled.commands + self.admission.resume(settled.sessions) + self.admission.memory_freed()
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 
     def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
         """A host serves under a new epoch."""
+        self.admission.memory.changed()
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
 
     def host_down(self, message: wire.HostDown) -> list[Send]:
@@ -192,7 +193,8 @@ class Launches:
     def tick(self, now: float) -> list[Send]:
         """Time passes: launches fail that wait for a host that does not come back, or for an upload."""
         self.tables.now = now
-        return self.admission.resume(s for s in list(self.sessions.values()) if self.admission.backlogs[s.id].deferred)
+        deferred = [s for s in self.sessions.values() if self.admission.backlogs[s.id].deferred]
+        return self.admission.resume(deferred) + self.admission.memory_freed()
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
@@ -203,6 +205,7 @@ class Launches:
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
             held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
+            assert all(found >= 0 for found in session.held.values()), session.held
             assert session.device_bytes == held, (session.device_bytes, held)
             assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
             assert session.early.keys().isdisjoint(session.arriving)

@@ -1,10 +1,11 @@
 """The life of a launch at the controller, as one table.
 
     WAITING ──────────────┐
+    WAITING_FOR_MEMORY ───┤
     DEFERRED ─────────────┼─→ IN_FLIGHT ─→ FAILED_WAITING_FOR_CAUSE ─→ ENDED
     QUEUED_FOR_ISLANDS ───┘
 
-`admission` applies the first three rows, `outcomes` the others.
+`admission` applies the first four rows, `outcomes` the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class LaunchState(StrEnum):
     """A launch before its outcome.
 
     WAITING: behind other calls of its session, or its session has as many launches in flight as it may.
+    WAITING_FOR_MEMORY: its results do not fit beside the buffers that are on its devices.
     DEFERRED: its hosts are away, or have not compiled its program, or lack an argument that was uploaded; later calls
         may pass it.
     QUEUED_FOR_ISLANDS: it runs on several islands, and one of them has as many of such launches as it takes.
@@ -24,6 +26,7 @@ class LaunchState(StrEnum):
     """
 
     WAITING = "waiting"
+    WAITING_FOR_MEMORY = "waiting for memory"
     DEFERRED = "deferred"
     QUEUED_FOR_ISLANDS = "queued for its islands"
     IN_FLIGHT = "in flight"
@@ -38,6 +41,7 @@ class LaunchEvent(StrEnum):
     REFUSED = "refused"
     HOSTS_ABSENT = "hosts absent"
     ARGUMENTS_ABSENT = "arguments absent"
+    MEMORY_FULL = "memory full"
     ISLANDS_FULL = "islands full"
     SESSION_CLOSED = "session closed"
     SUCCEEDED = "succeeded"
@@ -53,11 +57,13 @@ _BEFORE_ADMISSION = {
     _E.HOSTS_ABSENT: _S.DEFERRED,
     _E.ARGUMENTS_ABSENT: _S.DEFERRED,
     _E.ISLANDS_FULL: _S.QUEUED_FOR_ISLANDS,
+    _E.MEMORY_FULL: _S.WAITING_FOR_MEMORY,
     _E.SESSION_CLOSED: _S.ENDED,
 }
 
 LAUNCH_LIFE: dict[LaunchState, dict[LaunchEvent, LaunchState]] = {
     _S.WAITING: _BEFORE_ADMISSION,
+    _S.WAITING_FOR_MEMORY: _BEFORE_ADMISSION,
     _S.DEFERRED: _BEFORE_ADMISSION,
     _S.QUEUED_FOR_ISLANDS: _BEFORE_ADMISSION,
     _S.IN_FLIGHT: {

@@ -47,8 +47,8 @@ class PlannedProgram:
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
     `ready` are hosts that hold its compiled functions.
     `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `number` is the client's for it; `announced` is set once the client has heard that every host has
-    compiled it.
+    `devices`. `result_bytes` are those of all results on devices. `number` is
+    the client's for it; `announced` is set once the client has heard that every host has compiled it.
     """
 
     key: int
@@ -69,6 +69,7 @@ class PlannedProgram:
     number: int = 0
     announced: bool = False
     devices: int = 1
+    result_bytes: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -79,11 +80,6 @@ class PlannedProgram:
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
         return len(self.plans) > 1
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes on devices of all its results."""
-        return sum(kind.device_bytes for kind in self.results)
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -175,6 +171,7 @@ def plan_program(
         gang_islands=_gang_islands(lowered, plans),
         digest=_digest(graph, needed),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
+        result_bytes=sum(kind.device_bytes for kind in results),
     )
 
 

@@ -48,9 +48,9 @@ class Session:
 
     `places` remembers released slices too, since buffers may outlive them. `arriving` has the buffers that its client
     uploads, with the hosts that have yet to report them; `early` what hosts reported of buffers that the client has not
-    named yet; `burnt` numbers of uploads that were freed before they had arrived (see `buffers`). `device_bytes` is the
-    memory of its buffers on devices, `in_flight` counts its launches on islands. `donated` are buffers whose memory a
-    launch may take.
+    named yet; `burnt` numbers of uploads that were freed before they had arrived (see `buffers`). `held` are the bytes
+    of its buffers on the devices of each slice, `in_flight` counts its launches on islands. `donated` are buffers whose
+    memory a launch may take.
     """
 
     id: int
@@ -63,9 +63,14 @@ class Session:
     arriving: dict[int, set[int]] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
-    device_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its buffers on devices."""
+        return sum(self.held.values())
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""
@@ -76,7 +81,8 @@ class Session:
         """Enters a buffer under the client's number for it."""
         self.buffers[number] = buffer
         if buffer.failure is None:
-            self.device_bytes += buffer.type.device_bytes
+            kind = buffer.type
+            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
 
     def find(self, number: int) -> Buffer | None:
         """A buffer that is in the table, or was donated to a launch that has not ended."""
@@ -86,14 +92,14 @@ class Session:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None and buffer.failure is None:
-            self.device_bytes -= buffer.type.device_bytes
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         return buffer
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None and buffer not in self.donated.values():
-            self.device_bytes -= buffer.type.device_bytes
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
         buffer.failure = failure
 
 
@@ -133,7 +139,10 @@ class InFlight(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class HostState:
-    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`."""
+    """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
+
+    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown.
+    """
 
     host: int
     island: int
@@ -144,6 +153,8 @@ class HostState:
     pid: int
     down_since: float | None = None
     since: int = 0
+    memory: int = 0
+    pool: str = ""
 
 
 @dataclass

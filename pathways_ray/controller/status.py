@@ -87,6 +87,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
             for s in sessions.values()
         ],
         "tenants": report.tenants(launches),
+        "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),
         "launches": launches.sequence,
         "in_flight": len(launches.in_flight),

@@ -94,6 +94,7 @@ def start_island(
             processes.check_order,
             tenant,
             base,
+            island.memory,
             processes.silence_limit_s,
         )
     return started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pathways_ray import limits
@@ -28,13 +28,17 @@ class Island:
         platform: "cpu", "gpu" or "tpu"; "auto" is what the Ray cluster has.
         hosts: how many; several form one JAX group.
         devices: for each host. Devices of platform "cpu" are virtual.
+        memory: bytes of each device for arrays; 0 is what it has. CPU devices then share the memory of their machine.
     """
 
     platform: str = "auto"
     hosts: int = 1
     devices: int = 1
+    memory: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 0:
+            raise UsageError(f"memory must be a whole number of bytes, or 0 for what devices have, not {self.memory!r}")
         _check_number("hosts", self.hosts)
         _check_number("devices", self.devices)
         if self.platform not in (*PLATFORMS, "auto"):
@@ -106,7 +110,7 @@ def topology_on(
         given = tuple(islands)
         if not all(isinstance(island, Island) for island in given):
             raise UsageError(f"islands must be a whole number or a list of pw.Island, not {islands!r}")
-        return Topology(tuple(Island(named, i.hosts, i.devices) if i.platform == "auto" else i for i in given))
+        return Topology(tuple(replace(i, platform=named) if i.platform == "auto" else i for i in given))
     _check_number("islands", islands)
     assert isinstance(islands, int)
     _check_number("hosts_per_island", hosts_per_island)
@@ -152,7 +156,7 @@ def parse_island(text: str) -> Island:
     numbers: dict[str, int] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        if key not in ("hosts", "devices") or key in numbers or not value.isdecimal():
+        if key not in ("hosts", "devices", "memory") or key in numbers or not value.isdecimal():
             raise UsageError(f"an island is written like cpu:hosts=2,devices=4, not {text!r}")
         numbers[key] = int(value)
     return Island(platform or "auto", **numbers)

@@ -58,9 +58,10 @@ class HostExecutor:
         check_order: bool = False,
         tenant: str = "",
         base: int = -1,
+        memory: int = 0,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        self.tenant, self.base = tenant, base
+        self.tenant, self.base, self.memory = tenant, base, memory
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
         self.log = ProcessLog(runtime, f"host {host}")
         self.listen = listen
@@ -125,6 +126,9 @@ class HostExecutor:
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send)
+        shared = self.backend.shares_memory and not self.memory
+        self.pool = node if shared else ""
+        self.memory = self.memory or self.backend.memory(local[0])
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
         compiler.sandbox.start()
 
@@ -146,7 +150,17 @@ class HostExecutor:
         from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
 
         self.outbox.send(
-            HostUp(self.host, self.epoch, transfer_address, self.data.address, devices, os.getpid(), self.crash)
+            HostUp(
+                self.host,
+                self.epoch,
+                transfer_address,
+                self.data.address,
+                devices,
+                os.getpid(),
+                self.crash,
+                self.memory,
+                self.pool,
+            )
         )
         shown = {"authorization": secret}
         trust = trust_of(self.listen.tls)

@@ -25,6 +25,10 @@ Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
 
 
+Measured = Annotated[float, msgspec.Meta(ge=0.0)]
+"""Seconds, or a factor: a number that can be compared, which NaN cannot."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="message"):
     """Base of all messages."""
 
@@ -252,7 +256,7 @@ class Account(Message, tag=27):
     tenant: str
     weight: float
     priority: int
-    launch_limit_s: float = 0.0
+    launch_limit_s: Measured = 0.0
 
 
 class CancelLaunch(Message, tag=93):
@@ -280,7 +284,10 @@ ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | A
 
 class HostUp(Message, tag=30):
     """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
-    one brought on itself, if it did."""
+    one brought on itself, if it did.
+
+    `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
+    """
 
     host: int
     epoch: int
@@ -289,6 +296,8 @@ class HostUp(Message, tag=30):
     devices: int
     pid: int
     crash: str = ""
+    memory: int = 0
+    pool: str = ""
 
 
 class HostDown(Message, tag=31):
@@ -350,7 +359,7 @@ class Heartbeat(Message, tag=36):
     """The host's process runs. `slowness` is that of its machine."""
 
     host: int
-    slowness: float = 1.0
+    slowness: Measured = 1.0
 
 
 class BarrierReached(Message, tag=38):
@@ -390,7 +399,7 @@ class Load(Message, tag=40):
 
     island: int
     queued: dict[str, int]
-    slowness: float = 1.0
+    slowness: Measured = 1.0
 
 
 class Begun(Message, tag=94):

@@ -57,7 +57,8 @@ class Slices(NamedTuple):
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterSession]:
-    with pw.init(islands=2, hosts_per_island=1, devices_per_host=4) as session:
+    # Launches on the first island run out of memory where they run; those on the other are refused before.
+    with pw.init(islands=[pw.Island("cpu", devices=4, memory=1 << 50), pw.Island("cpu", devices=4)]) as session:
         yield session
 
 

@@ -1,4 +1,4 @@
-"""Thousands of launches: no process grows, no buffer stays, and calls never run ahead without bound."""
+"""Memory: no process grows over thousands of launches, no call runs ahead without bound, devices hold what fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import gc
 import time
 
+import jax
 import numpy as np
 import psutil
+import pytest
 import ray
 from jax.sharding import PartitionSpec as P
 
@@ -81,3 +83,17 @@ def test_calls_wait_when_too_many_launches_are_open(session, slices) -> None:
         most = max(most, sum(not r.is_ready() for r in results[-2 * limits.MAX_LAUNCHES_IN_FLIGHT :: 64]) * 64)
     assert [float(r) for r in results[::100]] == [k + 1.0 for k in range(0, len(results), 100)]
     assert most <= limits.MAX_LAUNCHES_IN_FLIGHT + 64
+
+
+def test_launches_wait_for_the_memory_of_their_devices(python) -> None:
+    assert "left: 0" in python.run("memory_of_devices")
+
+
+def test_a_launch_larger_than_the_machine_fails_at_once(session, slices) -> None:
+    """Its host goes on, and what others have there."""
+    kept = pw.put(V, slice=slices.b4)
+    huge = pw.compiled(lambda v: jax.numpy.zeros((1 << 20, 1 << 16)) + v[0], slice=slices.b4)
+    for _ in range(3):
+        with pytest.raises(pw.errors.OutOfMemory, match=r"can never fit: it takes 1024\.0 GiB for results"):
+            np.asarray(huge(V))
+    np.testing.assert_array_equal(kept, V)

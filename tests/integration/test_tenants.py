@@ -564,7 +564,7 @@ def test_quota_of_device_bytes(whole: Cluster, raw) -> None:
     with whole.connect("carol") as carol, carol.virtual_slice((1,), ("x",), island=0) as s:
         half = pw.put(np.zeros((1 << 19) // 4, np.float32), slice=s)
         np.asarray(half)
-        host = "an upload asks for 1000000 bytes on .* where uploads of the session hold 524288; 1048576 are allowed"
+        host = "an upload asks for 1000000 bytes on .* where uploads of the tenant hold 524288; 1048576 are allowed"
         controller = "may hold 1048576 bytes on devices; it holds 524288 and asks for 1000000 more"
         with pytest.raises(pw.errors.QuotaExceeded, match=f"{host}|{controller}"):
             np.asarray(pw.put(np.zeros(250_000, np.float32), slice=s))

@@ -347,7 +347,7 @@ def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150, **SINGLES)
 def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) -> None:
-    patch.setattr(ManagerCore, "_silent_controller", lambda self, now: [])
+    patch.setattr(ManagerCore, "_silent_controller", lambda self, now, slowness: [])
 
 
 @bug(faults=12, seeds=150, shown=15, **SINGLES)

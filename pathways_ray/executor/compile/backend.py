@@ -18,7 +18,12 @@ Rebuild = Callable[[Callable[[Function], Function]], Any]
 
 
 class Backend(Protocol):
-    """One platform. Made before JAX is imported, which reads what `configure` sets."""
+    """One platform. Made before JAX is imported, which reads what `configure` sets.
+
+    `shares_memory` says whether the devices of a machine have one memory.
+    """
+
+    shares_memory: bool
 
     def configure(self, devices: int) -> None:
         """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
@@ -28,6 +33,9 @@ class Backend(Protocol):
 
     def before_group(self, address: str) -> None:
         """Called before the hosts of an island form a JAX group, which this host joins from an address."""
+
+    def memory(self, device: Any) -> int:
+        """Bytes that a device has for arrays; 0 where it does not say."""
 
     def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
         """The compiler's options for a computation.
@@ -47,6 +55,8 @@ class Backend(Protocol):
 class AcceleratorBackend:
     """GPUs and TPUs."""
 
+    shares_memory = False
+
     def configure(self, devices: int) -> None:
         if os.environ.get("JAX_PLATFORMS") == "cpu":
             del os.environ["JAX_PLATFORMS"]  # it was meant for the client that started the runtime
@@ -57,6 +67,9 @@ class AcceleratorBackend:
 
     def before_group(self, address: str) -> None:
         """JAX's own collectives need nothing."""
+
+    def memory(self, device: Any) -> int:
+        return int((device.memory_stats() or {}).get("bytes_limit", 0))
 
     def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
         return None

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray.errors import CompileError
@@ -42,8 +43,16 @@ SHORT_BYTES = 1 << 20
 COUNTED = 2 * CHEAP_OPERATIONS
 
 
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+USABLE_PART = 0.8
+"""Part of a machine's memory that arrays may take."""
+
+
 class CpuBackend:
     """Virtual devices on the cores of a host."""
+
+    shares_memory = True
 
     def configure(self, devices: int) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -62,6 +71,13 @@ class CpuBackend:
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         gloo_listens_at(address)
+
+    def memory(self, device: Any) -> int:
+        """A part of the machine's memory, or of that of the container: processes and the system take the rest."""
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        with contextlib.suppress(OSError, ValueError):  # "max": there is no limit
+            limits.append(int(CONTAINER_LIMIT.read_text()))
+        return int(USABLE_PART * min(limits))
 
     def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one

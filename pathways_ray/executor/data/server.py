@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +31,12 @@ from pathways_ray.errors import (
     from_failure,
     to_failure,
 )
-from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import failure_in
+from pathways_ray.executor.data.upload import Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
-from pathways_ray.ir.regions import Box, box_shape, shard_boxes
+from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport import messages as wire
@@ -66,42 +66,6 @@ MAX_UNREAD = 1024
 _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 
 
-class _Upload:
-    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
-
-    def __init__(self, message: wire.PutOpen, local: list[tuple[Box, int]]) -> None:
-        self.message = message
-        self.local = local
-        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
-        self.dtype = dtype_of(message.type.dtype)
-        self.shape = box_shape(self.boxes[0])
-        size = math.prod(self.shape) * self.dtype.itemsize
-        self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
-        # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
-        self.filled = [0] * len(self.boxes)
-        self.size = self.missing = size * len(self.boxes)
-
-    def add(self, part: wire.PutPart) -> None:
-        if not 0 <= part.box < len(self.buffers):
-            raise WireError(f"part of box {part.box}; this host holds {len(self.buffers)}")
-        buffer, filled = self.buffers[part.box], self.filled[part.box]
-        end = filled + len(part.data)
-        if part.offset != filled or end > len(buffer) or (not part.data and len(buffer)):
-            raise WireError(
-                f"part at {part.offset} of {len(part.data)} bytes does not go on at {filled} of the {len(buffer)} of "
-                "its box"
-            )
-        buffer[filled:end] = np.frombuffer(part.data, np.uint8)
-        self.filled[part.box] = end
-        self.missing -= len(part.data)
-
-    def array(self, compiler: Compiler) -> jax.Array:
-        arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
-        shards = [jax.device_put(arrays[box], compiler.devices[index]) for box, index in self.local]
-        sharding = compiler.sharding(self.message.placed, self.message.spec)
-        return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)
-
-
 class _Stream:
     """One stream of a client, with its permissions, its uploads and its fetches."""
 
@@ -109,7 +73,7 @@ class _Stream:
         self.grant = grant
         self.quota = quota
         self.outbox = outboxes.AsyncOutbox()
-        self.uploads: dict[int, _Upload] = {}
+        self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, _Fetch] = {}
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
         self.turns = asyncio.Semaphore(MAX_WORKERS)
@@ -252,7 +216,7 @@ class DataServer:
         except _PUT_ERRORS as error:
             self._put_failed(stream, request, stream.uploads.pop(request, None), error)
 
-    async def _store(self, stream: _Stream, upload: _Upload) -> None:
+    async def _store(self, stream: _Stream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
             array = await self._loop.run_in_executor(self.copying, upload.array, self.compiler)
@@ -261,7 +225,7 @@ class DataServer:
         else:
             self._stored(stream, upload, array)
 
-    def _stored(self, stream: _Stream, upload: _Upload, array: jax.Array) -> None:
+    def _stored(self, stream: _Stream, upload: Upload, array: jax.Array) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""
         message, name = upload.message, stream.name_of(upload.message)
         if not self.store.add(stream.session, message.buffer, array):
@@ -273,7 +237,7 @@ class DataServer:
         stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
         stream.outbox.send(wire.PutDone(upload.message.request))
 
-    def _put_failed(self, stream: _Stream, request: int, failed: _Upload | None, error: Exception) -> None:
+    def _put_failed(self, stream: _Stream, request: int, failed: Upload | None, error: Exception) -> None:
         if failed is not None:
             stream.quota.release(stream.name_of(failed.message))
         stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
@@ -298,7 +262,7 @@ class DataServer:
             stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
-            stream.uploads[message.request] = _Upload(message, local)
+            stream.uploads[message.request] = Upload(message, local)
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise

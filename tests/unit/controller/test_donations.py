@@ -106,8 +106,9 @@ def test_an_undecided_argument_may_turn_out_to_be_taken() -> None:
         front = donating(2)
         front.launch(1, (1, 2), 5)
         front.down(0)
-        take = front.launches.done if isinstance(report, Done) else front.launches.run_failed
-        commands = front.checked(take(1, report))  # type: ignore[operator]
+        launches = front.launches
+        done = launches.done(1, report) if isinstance(report, Done) else launches.run_failed(1, report)
+        commands = front.checked(done)
         assert to_client(commands) == [DonationsDecided((2,), (2,))]
         assert to_island(commands, 1, Drop) == [Drop(1, (2,))]
         assert 2 not in known(front)

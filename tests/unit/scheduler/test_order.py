@@ -164,6 +164,7 @@ def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
         island.from_controller(DropSession(session))
         if end == "it runs":
             (kept,) = dispatched(island.from_host(0, 1, Done((first,))))
+            assert isinstance(kept, IslandLaunch)
             assert (kept.sequence, kept.cancelled is not None) == (second, True)
             island.from_host(0, 1, Done((second,)))
         else:
@@ -522,4 +523,5 @@ def test_a_launch_over_several_islands_keeps_its_place_and_computes_nothing() ->
         island.from_controller(run(k))
     assert island.from_controller(CancelLaunch(2, CANCELLED)) == []
     (message,) = dispatched(island.from_host(0, 1, Done((1,))))
+    assert isinstance(message, IslandLaunch)
     assert (message.sequence, message.cancelled) == (2, CANCELLED)

@@ -61,7 +61,7 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{name: strategy(hints[name]) for name in hint.__struct_fields__})
     simple = {int: IDS, str: st.text(max_size=8), bytes: st.binary(max_size=8), bool: st.booleans()}
-    simple[float] = st.floats(allow_nan=False)
+    simple[float] = st.floats(0.0, allow_nan=False)
     return simple[hint] if hint in simple else st.none()
 
 

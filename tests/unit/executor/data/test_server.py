@@ -19,6 +19,7 @@ from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
+from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.server import DataServer
 from pathways_ray.ir.plan import Device, PlacedSlice
@@ -392,13 +393,13 @@ def test_a_big_array_goes_to_the_devices_while_others_are_served(
     2. A small one and a question overtake it.
     3. It is there, and its client hears of it.
     """
-    hold, array = threading.Event(), data_server._Upload.array
+    hold, array = threading.Event(), upload_module.Upload.array
 
     def slow(upload: Any, compiler: Compiler) -> jax.Array:
         assert upload.size <= data_server.SMALL_BYTES or hold.wait(LIMIT_S)
         return array(upload, compiler)
 
-    monkeypatch.setattr(data_server._Upload, "array", slow)
+    monkeypatch.setattr(upload_module.Upload, "array", slow)
     wire.send(*put(1, 1, BIG), *put(2, 2, SMALL), Fetch(3, 2, (0,)))
     assert {type(wire.next()), type(wire.next())} == {PutDone, FetchPart}
     assert host.store.get(SESSION, 1) is None
@@ -411,7 +412,7 @@ def test_a_big_array_that_devices_refuse_fails_alone(host: Host, wire: Wire, mon
     def refuses(upload: Any, compiler: Compiler) -> jax.Array:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(data_server._Upload, "array", refuses)
+    monkeypatch.setattr(upload_module.Upload, "array", refuses)
     wire.send(*put(1, 1, BIG))
     failed = wire.next()
     assert isinstance(failed, DataFailed)

@@ -177,6 +177,9 @@ class Host:
     def copy(self, array: Any) -> Any:
         return f"copy({array})"
 
+    def is_consumed(self, array: Any) -> bool:
+        return False
+
     # --- HostIO -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:

@@ -190,7 +190,7 @@ def test_watchers_are_bounded_and_those_that_are_shared_report_all(
     (known,) = dispatcher.driver.programs.values()
     for k in range(many):
         plan = SimpleNamespace(watched_with=(Device(0, k),), own_devices=(Device(0, k),))
-        dispatcher.watch(1000 + k, [slow(np.ones(1000))], SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+        dispatcher.watch(1000 + k, [slow(np.ones(1000))], SimpleNamespace(plan=plan), ())  # type: ignore[arg-type]
     assert sorted(host.ended(many)) == list(range(1000, 1000 + many))
     assert threading.active_count() <= before + 2
     assert known is not None

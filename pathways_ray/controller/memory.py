@@ -1,0 +1,182 @@
+"""Device memory: whether the results and temporaries of a launch fit beside the buffers that are there.
+
+A *pool* is memory that devices share: an accelerator has its own, the virtual devices of one machine share the
+machine's. A launch that does not fit waits while buffers of others, or launches under way, may give room; where they
+cannot, it fails at once. Buffers count from the admission of the launch that makes them until their handles are gone,
+and beside them the largest temporaries of the launches under way. Memory that a host's process takes for itself does
+not count.
+
+Most launches fit by far. They are taken off `slack`, a bound from below of the room in every pool, and nothing is added
+up; when it is used up, the pools are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Session, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+
+WAIT_LIMIT_S = 60.0
+"""A launch waits this long for memory; then it fails."""
+
+
+class Need(NamedTuple):
+    """Bytes that a launch takes in a pool: its results without the arguments that it gives up, and its temporaries."""
+
+    results: int
+    temporaries: int
+
+
+class Memory:
+    """The pools of a cluster. `waiting` has the sessions whose next launch waits for room, and since when."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.waiting: dict[int, float] = {}
+        self.slack = 0
+
+    def pools(self, placed: PlacedSlice) -> dict[str, int]:
+        """The pools of known size that a slice lies in, each with the number of its devices there."""
+        found: dict[str, int] = {}
+        for device in placed.devices:
+            host = self.tables.hosts.get(device.host)
+            if host is not None and host.memory:
+                pool = host.pool or str(device)
+                found[pool] = found.get(pool, 0) + 1
+        return found
+
+    def capacity(self) -> dict[str, int]:
+        """The bytes of each pool."""
+        hosts = [host for host in self.tables.hosts.values() if host.memory]
+        shared = {host.pool: host.memory for host in hosts if host.pool}
+        return shared | {
+            f"{host.host}.{k}": host.memory for host in hosts if not host.pool for k in range(host.devices)
+        }
+
+    def held(self, sessions: Iterable[Session]) -> dict[str, int]:
+        """The bytes of sessions' buffers in each pool."""
+        found: dict[str, int] = {}
+        for session in sessions:
+            for slice_id, held in session.held.items():
+                place = session.places[slice_id]
+                for pool, devices in self.pools(place).items():
+                    found[pool] = found.get(pool, 0) + held * devices // place.mesh.size
+        return found
+
+    def temporaries(self) -> dict[str, int]:
+        """The largest temporaries of launches under way in each pool: devices work on one launch at a time."""
+        found: dict[str, int] = {}
+        for program in {record.program.key: record.program for record in self.tables.in_flight.values()}.values():
+            for pool, need in self.needs(program).items():
+                found[pool] = max(found.get(pool, 0), need.temporaries)
+        return found
+
+    def needs(self, program: PlannedProgram) -> dict[str, Need]:
+        """Bytes that a launch of a program takes."""
+        places = {placed.mesh.id: placed for plan in program.plans.values() for placed in plan.slices}
+        found: dict[str, Need] = {}
+        for kind, sign in [(k, 1) for k in program.results] + [(program.arguments[k], -1) for k in program.donated]:
+            place = places.get(kind.slice)
+            for pool, devices in self.pools(place).items() if place is not None else ():
+                results, temporaries = found.get(pool, Need(0, 0))
+                found[pool] = Need(results + sign * kind.device_bytes * devices // place.mesh.size, temporaries)  # type: ignore[union-attr]
+        for device in {device for placed in places.values() for device in placed.devices}:
+            host = self.tables.hosts.get(device.host)
+            if host is not None and host.memory and (each := program.temporary_bytes.get(device.host, 0)):
+                pool = host.pool or str(device)
+                results, temporaries = found.get(pool, Need(0, 0))
+                found[pool] = Need(results, temporaries + each)
+        return found
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def take(self, session: Session, program: PlannedProgram) -> Failure | bool:
+        """Whether there is room for a launch; a `Failure` where there never will be, or has not been for too long."""
+        wanted = program.result_bytes + program.devices * max(program.temporary_bytes.values(), default=0)
+        if wanted <= self.slack:
+            self.slack -= wanted
+            return True
+        capacity = self.capacity()
+        needs = self.needs(program)
+        held, temporaries = self.held(self.tables.sessions.values()), self.temporaries()
+        lacking = ""
+        for pool, need in needs.items():
+            room = capacity[pool] - held.get(pool, 0) - max(temporaries.get(pool, 0), need.temporaries)
+            if need.results > max(room, 0) or (need.results + need.temporaries > 0 > room):
+                lacking = pool
+                break
+        if not lacking:
+            self.waiting.pop(session.id, None)
+            self._measure(capacity, held, temporaries, needs)
+            return True
+        need, own = needs[lacking], self.held([session]).get(lacking, 0)
+        since = self.waiting.setdefault(session.id, self.tables.now)
+        never = own + need.results + need.temporaries > capacity[lacking]
+        if never or self.tables.now - since > WAIT_LIMIT_S:
+            self.waiting.pop(session.id, None)
+            return self._failure(program, lacking, need, own, held.get(lacking, 0), never)
+        return False
+
+    def _measure(
+        self,
+        capacity: Mapping[str, int],
+        held: Mapping[str, int],
+        temporaries: Mapping[str, int],
+        taken: Mapping[str, Need],
+    ) -> None:
+        """Sets the slack to the least room of a pool once a launch has what it takes."""
+        nothing = Need(0, 0)
+        self.slack = min(
+            (
+                size
+                - held.get(pool, 0)
+                - taken.get(pool, nothing).results
+                - max(temporaries.get(pool, 0), taken.get(pool, nothing).temporaries)
+                for pool, size in capacity.items()
+            ),
+            default=1 << 62,
+        )
+
+    def changed(self) -> None:
+        """Pools came or went, or something was put: the slack is worth nothing."""
+        self.slack = 0
+
+    def _failure(self, program: PlannedProgram, pool: str, need: Need, own: int, held: int, never: bool) -> Failure:
+        capacity = self.capacity()[pool]
+        why = "can never fit" if never else f"found no room for {WAIT_LIMIT_S:.0f} s"
+        what = f"device {pool}" if "." in pool else "its devices' memory"
+        return Failure(
+            "OutOfMemory",
+            f"a launch of program {program.name!r} {why}: it takes {_text(need.results)} for results and "
+            f"{_text(need.temporaries)} for temporaries on {what}, which has {_text(capacity)}; {_text(own)} of that "
+            f"hold this session's buffers, {_text(max(held - own, 0))} those of others. Delete arrays, donate "
+            "arguments, or use more devices",
+        )
+
+    def status(self) -> list[dict[str, object]]:
+        """One entry for each pool: its bytes, those that buffers hold, and these by tenant."""
+        capacity = self.capacity()
+        tenants: dict[str, list[Session]] = {}
+        for session in self.tables.sessions.values():
+            tenants.setdefault(session.tenant.name, []).append(session)
+        by_tenant = {name: self.held(mine) for name, mine in tenants.items()}
+        return [
+            {
+                "pool": pool,
+                "bytes": size,
+                "held": sum(found.get(pool, 0) for found in by_tenant.values()),
+                "tenants": {name: found[pool] for name, found in sorted(by_tenant.items()) if found.get(pool)},
+            }
+            for pool, size in sorted(capacity.items())
+        ]
+
+
+def _text(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,49 @@
+"""An array that a client uploads: its bytes as they come, and then the array on the devices of the host."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+
+from pathways_ray.errors import WireError
+from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.transport import messages as wire
+
+
+class Upload:
+    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
+
+    def __init__(self, message: wire.PutOpen, local: list[tuple[Box, int]]) -> None:
+        self.message = message
+        self.local = local
+        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
+        self.dtype = dtype_of(message.type.dtype)
+        self.shape = box_shape(self.boxes[0])
+        size = math.prod(self.shape) * self.dtype.itemsize
+        self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
+        # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
+        self.filled = [0] * len(self.boxes)
+        self.size = self.missing = size * len(self.boxes)
+
+    def add(self, part: wire.PutPart) -> None:
+        if not 0 <= part.box < len(self.buffers):
+            raise WireError(f"part of box {part.box}; this host holds {len(self.buffers)}")
+        buffer, filled = self.buffers[part.box], self.filled[part.box]
+        end = filled + len(part.data)
+        if part.offset != filled or end > len(buffer) or (not part.data and len(buffer)):
+            raise WireError(
+                f"part at {part.offset} of {len(part.data)} bytes does not go on at {filled} of the {len(buffer)} of "
+                "its box"
+            )
+        buffer[filled:end] = np.frombuffer(part.data, np.uint8)
+        self.filled[part.box] = end
+        self.missing -= len(part.data)
+
+    def array(self, compiler: Compiler) -> jax.Array:
+        arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
+        shards = [jax.device_put(arrays[box], compiler.devices[index]) for box, index in self.local]
+        sharding = compiler.sharding(self.message.placed, self.message.spec)
+        return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)

@@ -1,0 +1,127 @@
+"""Memory of devices: launches wait for room, or fail at once with the figures where there never will be any."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pathways_ray.controller.memory import WAIT_LIMIT_S
+from pathways_ray.controller.state import Send
+from pathways_ray.transport.messages import HostUp, IslandLaunch, LaunchFailed, Ready
+from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
+from tests.unit.helpers import VECTOR
+
+EACH = VECTOR.nbytes  # a vector on slice 1 is replicated over two devices of host 0
+
+
+def front(vectors: int, pool: str = "") -> Harness:
+    """Sessions 1 and 2 with a program over slice 1. Each device has room for so many vectors, or all of them together
+    where they share a pool."""
+    found = Harness(sessions=(1, 2))
+    for host, island in ISLAND_OF_HOST.items():
+        up = HostUp(host, 2, f"transfer-{host}", f"data-{host}", 2, 100 + host, "", vectors * EACH, pool)
+        found.checked(found.launches.host_up(island, up))
+    for session in (1, 2):
+        found.register(program_over(1, key=session, session=session), 1)
+    return found
+
+
+def started(commands: list[Send]) -> list[int]:
+    return [message.results for message in to_island(commands, 0, IslandLaunch)]
+
+
+def test_a_launch_waits_for_the_buffers_of_others() -> None:
+    f = front(3)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    assert started(f.launch(1, (1,), 10, session=1)) == [10]
+    assert started(f.launch(1, (1,), 10, session=2)) == []
+    f.done(0, 1)
+    assert started(f.free(10, session=1)) == [10], "the other session's launch goes"
+
+
+def test_a_launch_that_can_never_fit_fails_at_once_with_the_figures() -> None:
+    """Its own session holds what it lacks, and does not give it up while it waits."""
+    f = front(2)
+    f.put(1)
+    f.put(2)
+    failure = failure_of(f.launch(1, (1,), 10))
+    assert failure.kind == "OutOfMemory"
+    for text in (
+        "can never fit",
+        f"{EACH} bytes for results",
+        f"has {2 * EACH} bytes",
+        f"{2 * EACH} bytes of that hold",
+    ):
+        assert text in failure.message
+    f.free(2)
+    assert started(f.launch(2, (1,), 10)) == [10]
+
+
+def test_nobody_waits_for_ever() -> None:
+    """Each holds what the other needs."""
+    f = front(2)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.launch(1, (1,), 10, session=1)
+    f.tick(WAIT_LIMIT_S)
+    (failed,) = to_client(f.tick(WAIT_LIMIT_S + 1), kind=LaunchFailed)
+    assert f"found no room for {WAIT_LIMIT_S:.0f} s" in failed.failure.message
+
+
+def test_a_session_that_ends_gives_room() -> None:
+    f = front(3)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.launch(1, (1,), 10, session=1)
+    assert started(f.launch(1, (1,), 10, session=2)) == []
+    assert started(f.checked(f.launches.close_session(1))) == [10]
+
+
+def test_temporaries_count_once_for_each_pool() -> None:
+    """Devices work on one launch at a time, so only the largest temporaries of the launches under way are there."""
+    f = front(5)
+    for key in (1, 2):
+        f.checked(f.launches.ready(Ready(0, key, 2 * EACH)))
+    f.put(1)
+    assert started(f.launch(1, (1,), 10)) == [10]
+    f.free(10)
+    assert started(f.launch(2, (1,), 20)) == [20]
+    f.put(1, session=2)
+    assert started(f.launch(1, (1,), 30, session=2)) == [], "four vectors and the temporaries of one launch"
+    f.done(0, 1)
+    assert started(f.free(20)) == [30]
+    assert f.launches.admission.memory.waiting == {}
+
+
+def test_donated_arguments_give_their_memory_to_the_results() -> None:
+    f = front(1)
+    f.put(1)
+    f.register(dataclasses.replace(program_over(1, key=7), donated=(0,)), 2)
+    assert started(f.launch(1, (1,), 10, program=2)) == [10]
+
+
+def test_devices_of_one_machine_share_its_memory() -> None:
+    """A vector on two devices takes twice its bytes of a pool that both are in."""
+    f = front(4, pool="machine")
+    f.put(1)
+    assert started(f.launch(1, (1,), 10)) == [10]
+    assert failure_of(f.launch(2, (1,), 20)).kind == "OutOfMemory"
+    (pool,) = f.launches.admission.memory.status()
+    assert pool == {"pool": "machine", "bytes": 4 * EACH, "held": 4 * EACH, "tenants": {"session 1": 4 * EACH}}
+
+
+def test_unknown_memory_is_not_counted() -> None:
+    f = Harness()
+    f.register(program_over(1), 1)
+    f.put(1)
+    assert started(f.launch(1, (1,), 10)) == [10]
+    assert f.launches.admission.memory.status() == []
+
+
+def test_most_launches_are_not_counted_one_by_one() -> None:
+    f = front(1000)
+    f.put(1)
+    f.launch(1, (1,), 10)
+    slack = f.launches.admission.memory.slack
+    f.launch(2, (1,), 20)
+    assert f.launches.admission.memory.slack == slack - 2 * EACH
