@@ -663,7 +663,7 @@ def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
     wrapped(patch, buffers, "put", put)
 
 
-@bug(faults=20, seeds=300, shown=11, **SINGLES)
+@bug(faults=20, seeds=300, lost_after_s=math.inf, **SINGLES)
 def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
     patch.setattr(core, "KILL_PERIOD_S", math.inf)
