@@ -14,7 +14,7 @@
     ├── ResourceError            the request is well formed, the cluster cannot serve it
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
-    │   ├── ProgramRefused       a program with operations that are not allowed, or whose launches ended hosts
+    │   ├── ProgramRefused       a program with operations that are not allowed, or that ended hosts
     │   ├── OutOfMemory          a launch does not fit into the memory of its devices; the message has the figures
     │   └── TooLarge             over a fixed limit of the runtime
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
@@ -112,7 +112,7 @@ class ExecutionError(PathwaysError):
 
 
 class CompileError(ExecutionError):
-    """A function could not be compiled for its devices."""
+    """A function could not be compiled for its devices, or not in time."""
 
 
 class BufferLost(ExecutionError):

@@ -12,6 +12,9 @@ MAX_CONSTANT_BYTES = 64 << 20
 MAX_PROGRAM_BYTES = 128 << 20
 """All functions of a program, exported: they travel in one message."""
 
+MAX_PLAN_BYTES = 32 << 20
+"""The plan of a program for one island, names included: it travels with the functions, and names stand in it twice."""
+
 MAX_MESSAGE_BYTES = 256 << 20
 """One gRPC message: a program with all its functions; arrays are cut into parts long before."""
 
@@ -43,6 +46,12 @@ restarted, since devices stop no work. One launch is a step of training, or some
 LOST_AFTER_S = 120.0
 """An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
 
+COMPILE_LIMIT_S = 120.0
+"""Seconds for which a host may compile one program; then its island is restarted, since nothing stops a compiler."""
+
+COMPILE_WORKERS = 2
+"""Programs that a host compiles at a time: a long one does not hold up all others."""
+
 DEFAULT_TIMEOUT_S = 60.0
 """Limit of a control call when the caller names none."""
 
@@ -52,11 +61,49 @@ MAX_SESSIONS = 1024
 MAX_SESSION_FUNCTION_BYTES = 1 << 30
 """Exported functions that one session has sent: the controller keeps them for programs to come."""
 
+MAX_TENANT_FUNCTION_BYTES = 4 << 30
+"""Exported functions of all sessions of one tenant, each counted once."""
+
 MAX_PROGRAMS = 65536
 """Programs that one session has registered: the controller keeps their plans, hosts what they compiled."""
 
-MAX_REFERENCES = 1 << 18
-"""Inputs, outputs and donated inputs of all nodes of a program together: what looks at each of them stays quick."""
+MAX_REFERENCES = 1 << 19
+"""Inputs, outputs and donated inputs of all nodes of a program together, and the parts of their recipes, once for each
+node that runs them: what looks at each of them stays quick."""
+
+MAX_RESULTS = 8192
+"""Results of a program: the controller has an entry for each of them, for every launch."""
+
+MAX_GRAPH_BYTES = 32 << 20
+"""A graph in a message, without its functions. One of `MAX_NODES` nodes has about 3 MiB."""
+
+MAX_SLICES = 256
+"""Slices of one session at a time, and slices that a program names: programs and status list them."""
+
+MAX_PLACES = 4096
+"""Slices that one session has had, released ones included: their buffers and programs may outlive them."""
+
+MAX_SESSION_BUFFERS = 1 << 16
+"""Buffers of one session. The controller keeps up to 700 bytes for each, and lets go of them in 30 ms when it ends."""
+
+MAX_BUFFERS = 1 << 20
+"""Buffers of all sessions together."""
+
+MIN_BUFFER_BYTES = 4096
+"""The least that a buffer counts against a quota of bytes: an empty array costs as much as a small one."""
+
+MAX_CLIENT_BATCH_BYTES = 8 << 20
+"""A batch from a client, unless it is one program. Clients close theirs when it reaches this size
+(`batcher.MAX_BATCH_BYTES`), so a longer one comes from somebody else's code; to decode it takes 0.1 s."""
+
+MAX_CLIENT_BATCH_MESSAGES = 4096
+"""Messages in one batch from a client, for the same reason (`batcher.MAX_MESSAGES`)."""
+
+MAX_CALLS = 16
+"""Calls of one session that wait for their reply."""
+
+MAX_TENANT_CALLS = 128
+"""Calls of one tenant without a session: all its clients may start at once."""
 
 MAX_UPLOAD_BYTES = 64 << 30
 """Arrays of one tenant on their way to one host: it allocates them before their bytes come."""
@@ -79,6 +126,9 @@ a client be busy; the controller reports sessions and hosts that have ended."""
 
 LINK_SILENCE_S = 60.0
 """The same for a client's direct link to the controller: the keepalive stream beside it shows a lost client."""
+
+MAX_BACKLOG_CALLS = 8192
+"""Calls of one session that wait at the controller; beyond them nothing more is read from it."""
 
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""

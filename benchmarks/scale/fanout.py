@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 from benchmarks.scale.controlplane import Scheduler
+from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.events import HostConnected
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
@@ -80,7 +81,9 @@ class Island:
         async with asyncio.timeout(JOIN_LIMIT_S):
             while not self.scheduler.core.members.complete:
                 await self._change()
-        self.scheduler.from_controller([wire.Program(1, b"", {}, "add", self.hosts)])
+        self.scheduler.from_controller(
+            [wire.Program(1, b"", {}, "add", tuple(Device(host, 0) for host in range(self.hosts)))]
+        )
 
     async def _change(self) -> None:
         self.changed.clear()

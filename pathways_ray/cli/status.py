@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ from rich.table import Table
 from pathways_ray.cli.output import console_beside
 from pathways_ray.client import registry
 from pathways_ray.errors import AuthenticationError, UsageError, from_failure
+from pathways_ray.transport import messages
 
 ANSWER_WITHIN_S = 5.0
 MAX_LOGS = 16
@@ -28,24 +30,40 @@ SCHEME = "grpc://"
 ENCRYPTED = "grpcs://"
 
 
+def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which cluster a command asks."""
+    for option in (
+        click.option(
+            "--ca", envvar="PATHWAYS_CA", show_envvar=True, help="File with the certificates to trust, for TLS."
+        ),
+        click.option("--token", envvar="PATHWAYS_TOKEN", show_envvar=True, help="What the cluster was started with."),
+        click.option("--url", envvar="PATHWAYS_URL", show_envvar=True, help="grpc://host:port of the cluster."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command("status")
-@click.option("--url", envvar="PATHWAYS_URL", show_envvar=True, help="grpc://host:port of the cluster.")
-@click.option("--token", envvar="PATHWAYS_TOKEN", show_envvar=True, help="What the cluster was started with.")
-@click.option("--ca", envvar="PATHWAYS_CA", show_envvar=True, help="File with the certificates to trust, for TLS.")
+@of_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
 def command(url: str | None, token: str | None, ca: str | None, as_json: bool) -> None:
     """Islands, devices, slices, sessions, and who holds what.
 
     Without --url, the cluster that this user started on this machine.
     """
-    running, silent = registry.running(), registry.silent()
-    url, token = choose(url or "", token or "", running, silent)
-    ca = ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
+    url, token, ca = cluster_meant(url, token, ca)
     found = {"url": url, **ask(url, token, ca=ca)}
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         show(found, console_beside(None, markup=False))
+
+
+def cluster_meant(url: str | None, token: str | None, ca: str | None) -> tuple[str, str, str]:
+    """Address, token and trusted certificates of the cluster that these options mean; see `choose`."""
+    running, silent = registry.running(), registry.silent()
+    url, token = choose(url or "", token or "", running, silent)
+    return url, token, ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
 
 
 def choose(
@@ -80,7 +98,18 @@ def choose(
 
 
 def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") -> dict[str, Any]:
-    """The status of the cluster at `url`.
+    """The status of the cluster at `url`; see `call`."""
+    match call(url, token, messages.Status(session=0), timeout, ca):
+        case messages.StatusReply(text):
+            found: dict[str, Any] = json.loads(text)
+            return found
+    raise UsageError(f"what answers at {url} is no cluster of this version")
+
+
+def call(
+    url: str, token: str, request: messages.Request, timeout: float = ANSWER_WITHIN_S, ca: str = ""
+) -> messages.Reply:
+    """The reply of the cluster at `url` to a request of its operator.
 
     Args:
         ca: file with the certificates to trust where the cluster has TLS; "" is what the system trusts.
@@ -88,10 +117,11 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
     Raises:
         UsageError: no cluster answers there within `timeout` seconds.
         AuthenticationError: the token is wrong.
+        PathwaysError: it refuses the request.
     """
     import grpc
 
-    from pathways_ray.transport import grpc_streams, messages, streams, tls
+    from pathways_ray.transport import grpc_streams, streams, tls
 
     scheme = next((s for s in (SCHEME, ENCRYPTED) if url.startswith(s)), None)
     if scheme is None:
@@ -100,33 +130,33 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
         raise AuthenticationError("the token is wrong: it has characters that no token has")
     trust = tls.Trust(tls.client_roots(ca or None) or b"") if scheme == ENCRYPTED else None
     with grpc_streams.channel(url.removeprefix(scheme), trust) as channel:
-        call = channel.unary_unary(streams.CALL)
-        request = messages.encode(messages.Status(session=0))
         try:
-            data = call(request, timeout=timeout, metadata=(("authorization", token),))
+            data = channel.unary_unary(streams.CALL)(
+                messages.encode(request), timeout=timeout, metadata=(("authorization", token),)
+            )
         except grpc.RpcError as error:
             raise UsageError(f"no cluster answers at {url}: {error.details()}") from error
-    match reply := messages.REPLY.decode(data):
-        case messages.StatusReply():
-            found: dict[str, Any] = json.loads(reply.text)
-            return found
-        case messages.Refused() if reply.failure.kind == "SessionClosed":
+    reply = messages.REPLY.decode(data)
+    if isinstance(reply, messages.Refused):
+        if reply.failure.kind == "SessionClosed":
             raise AuthenticationError(f"the token is not that of the cluster at {url}")
-        case messages.Refused():
-            raise from_failure(reply.failure)
-    raise UsageError(f"what answers at {url} is no cluster of this version")
+        raise from_failure(reply.failure)
+    return reply
 
 
 def show(found: dict[str, Any], console: Console) -> None:
     """Prints a status as tables; `console` must leave markup alone, since names are what clients chose."""
     found = readable(found)
     console.print(f"cluster at {found['url']}")
+    if trusted := found.get("trusted_tenants"):
+        console.print(f"warning: code of {', '.join(trusted)} runs unchecked (trusted tenants)")
     names = {session["session"]: session["name"] for session in found["sessions"]}
     for table in (
         devices_table(found["islands"]),
         slices_table(found["slices"], names),
         sessions_table(found["sessions"]),
         *([tenants_table(found["tenants"])] if found.get("tenants") else []),
+        *([refusals_table(found["refusals"])] if found.get("refusals") else []),
         *([logs_table(found["logs"])] if found.get("logs") else []),
     ):
         console.print(table)
@@ -183,6 +213,15 @@ def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
     for one in sessions:
         counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
         table.add_row(str(one["session"]), one["name"], *map(str, counts))
+    return table
+
+
+def refusals_table(refusals: Iterable[dict[str, Any]]) -> Table:
+    """One row for each program that is refused since it ended hosts."""
+    table = Table("refusal", "tenant", "program", "since", "reason", title="refused programs")
+    for one in refusals:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - one["age_s"]))
+        table.add_row(one["id"], one["tenant"], one["program"], since, one["reason"])
     return table
 
 

@@ -50,6 +50,7 @@ def command() -> None:
 @click.option("--max-message-bytes", type=whole, help="Bytes of one message to the controller.")
 @click.option("--max-nodes", type=whole, help="Nodes of one program.")
 @click.option("--launch-limit-s", type=float, help="Seconds that a launch may keep its devices; else the runtime's.")
+@click.option("--trusted", is_flag=True, help="Its code runs unchecked, and can reach the data of others.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def add_command(
     name: str,
@@ -62,13 +63,14 @@ def add_command(
     max_message_bytes: int | None,
     max_nodes: int | None,
     launch_limit_s: float | None,
+    trusted: bool,
     as_json: bool,
 ) -> None:
     """Add a tenant, and print its token: this once, since the file keeps only its SHA-256."""
     token = secrets.token_urlsafe(24)
     quota = Quota(max_devices, max_bytes, max_launches, max_message_bytes, max_nodes)
     with changing(path) as table:
-        table[0] = add(table[0], Tenant(name, weight, priority, quota, launch_limit_s), token_digest(token))
+        table[0] = add(table[0], Tenant(name, weight, priority, quota, launch_limit_s, trusted), token_digest(token))
     if as_json:
         click.echo(json.dumps({"name": name, "token": token, "file": str(path)}))
     else:
@@ -96,6 +98,7 @@ def list_command(path: Path, as_json: bool) -> None:
                 "name": t.name,
                 "weight": t.weight,
                 "priority": t.priority,
+                "trusted": t.trusted,
                 "quota": {k: getattr(t.quota, k) for k in FIELDS},
                 "launch_limit_s": t.launch_limit_s,
             }
@@ -104,12 +107,13 @@ def list_command(path: Path, as_json: bool) -> None:
         click.echo(json.dumps(plain, indent=2))
         return
     table = Table("tenant", title="tenants")
-    for heading in ("weight", "priority", *(field.replace("_", " ") for field in FIELDS), "launch limit"):
+    for heading in ("weight", "priority", "trusted", *(field.replace("_", " ") for field in FIELDS), "launch limit"):
         table.add_column(heading, justify="right")
     for tenant in tenants:
         limit = f"{tenant.launch_limit_s:g} s" if tenant.launch_limit_s is not None else "-"
         quota = [_limit(field, getattr(tenant.quota, field)) for field in FIELDS]
-        table.add_row(tenant.name, f"{tenant.weight:g}", str(tenant.priority), *quota, limit)
+        trusted = "yes" if tenant.trusted else "-"
+        table.add_row(tenant.name, f"{tenant.weight:g}", str(tenant.priority), trusted, *quota, limit)
     console_beside(None, markup=False).print(table)
 
 

@@ -147,7 +147,16 @@ class CompiledFunction:
         platforms = where.session.platforms
         # An export depends on the mesh, not on which slice has it.
         types = tuple((a.shape, a.dtype, a.weak_type) for a in avals)
-        key = (where.shape, where.axes, _distinct(static), tree, types, platforms, *jax_settings())
+        key = (
+            where.shape,
+            where.axes,
+            _distinct(static),
+            tree,
+            types,
+            platforms,
+            where.session.trusted,
+            *jax_settings(),
+        )
         found = self._exported.get(key)
         if found is None:
             found = self._exported[key] = self._export(where, dict(static), tree, avals, platforms)

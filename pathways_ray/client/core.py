@@ -181,10 +181,8 @@ class ClientCore:
 
     def maker_of(self, buffer: BufferRecord) -> int:
         """The launch without an outcome that makes a buffer; 0 when nothing makes it any more."""
-        for launch, results in list(self.pending.items()):
-            if any(result is buffer for result in results):
-                return launch
-        return 0
+        made = list(self.pending.items())
+        return next((launch for launch, results in made if any(result is buffer for result in results)), 0)
 
     def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
         launch = self.maker_of(event.buffer)
@@ -294,13 +292,13 @@ class ClientCore:
                 buffer.fail(failure)
         if not donated:
             return _WAKE_ALL
+        gone = [buffer for buffer in donated if buffer.id in consumed]
+        for buffer in gone:
+            buffer.why_deleted += f", which failed after it had taken the memory: {failure.message}"
         for buffer in donated:
             buffer.undecided = buffer.id in undecided
-            if buffer.id in consumed:
-                buffer.why_deleted += f", which failed after it had taken the memory: {failure.message}"
-        self._consume([buffer for buffer in donated if buffer.id in consumed])
-        kept = [buffer for buffer in donated if buffer.id not in consumed and not buffer.undecided]
-        return *_WAKE_ALL, *self._take_back(kept)
+        self._consume(gone)
+        return *_WAKE_ALL, *self._take_back([b for b in donated if b not in gone and not b.undecided])
 
     def _consume(self, donated: Sequence[BufferRecord]) -> None:
         """Donated buffers are gone: their launch took the memory."""
@@ -316,8 +314,8 @@ class ClientCore:
         return [message for buffer in unused if (message := self.free(buffer)) is not None]
 
     def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
-        buffers = [buffer for number in message.buffers if (buffer := self.buffers.get(number)) is not None]
-        waiting = [buffer for buffer in buffers if buffer.undecided]
+        known = [self.buffers[number] for number in message.buffers if number in self.buffers]
+        waiting = [buffer for buffer in known if buffer.undecided]
         self._consume([buffer for buffer in waiting if buffer.id in message.consumed])
         commands = self._take_back([buffer for buffer in waiting if buffer.id not in message.consumed])
         return *_WAKE_ALL, *commands

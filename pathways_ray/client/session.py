@@ -55,10 +55,18 @@ _EXPLAIN_LIMIT_S = 180.0
 class Session:
     """A connection to a cluster. Made by `pw.init` and `pw.connect`; a context manager that closes itself."""
 
-    def __init__(self, core: ClientCore, connection: Connection, data: DataLinks, platforms: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        core: ClientCore,
+        connection: Connection,
+        data: DataLinks,
+        platforms: tuple[str, ...],
+        trusted: bool = False,
+    ) -> None:
         self.id = core.session
         self.url = connection.url
         self.platforms = platforms
+        self.trusted = trusted
         self._core, self._connection, self._data = core, connection, data
         self._driver = Driver(core, connection, data)
         # For handles (`BufferOwner`), without a call between.
@@ -82,7 +90,8 @@ class Session:
             opened = connection.open_session(name, timeout)
             core = ClientCore(opened.session, opened.max_launches, opened.fusion)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
-            session = cls(core, connection, data, tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms))
+            platforms = tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms)
+            session = cls(core, connection, data, platforms, opened.trusted)
             driver = session._driver
             connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
         except BaseException:

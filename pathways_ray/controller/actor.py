@@ -30,7 +30,11 @@ from pathways_ray.controller.core import TICK_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
+from pathways_ray.controller.planner import Planner
+from pathways_ray.controller.planning import PlanReply
+from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog, path_of
@@ -57,6 +61,7 @@ class Controller:
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
         islands: the hosts of each island.
+        compile_limit_s: seconds that a host may compile one program.
         isolation: whether each tenant has islands for itself.
         silence_limit_s: silence after which another process counts as lost.
         launch_limit_s: the schedulers' limit, to be shown.
@@ -73,6 +78,7 @@ class Controller:
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
         islands: Mapping[int, Sequence[int]] | None = None,
+        compile_limit_s: float = limits.COMPILE_LIMIT_S,
         isolation: bool = False,
         silence_limit_s: float = SILENCE_LIMIT_S,
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
@@ -85,7 +91,8 @@ class Controller:
         self.incarnation = secrets.token_hex(8)
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
-        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, CrossIslandWindow(policy_named(policy)))
+        window = CrossIslandWindow(policy_named(policy))
+        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s)
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process
@@ -130,6 +137,8 @@ class Controller:
         self.loop = asyncio.get_running_loop()
         self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
+        self.planner = Planner()
+        self.planner.start()
         self.front = ClientService(self.core, self.handle, self.listen, strict=not self.restarted)
         if self.metrics_at is not None:
             self.core.requests.about["metrics"] = self._serve_metrics(*self.metrics_at)
@@ -187,6 +196,14 @@ class Controller:
                 self.front.switch(session)
             case events.CloseChannel():
                 self.front.close(command)
+            case events.TakeTurn():
+                self.loop.call_soon(self.handle, events.Turn())
+            case events.PauseReading(session):
+                self.front.pause(session)
+            case events.ResumeReading(session):
+                self.front.resume(session)
+            case events.Plan():
+                self._later(self._plan(command))
             case events.AnswerCall():
                 self.front.answer(command)
             case events.CallManager():
@@ -209,6 +226,16 @@ class Controller:
                     self.exit.set_exception(RuntimeError(reason))
             case events.ReportFault(text):
                 print(text, file=sys.stderr, flush=True)
+
+    async def _plan(self, command: events.Plan) -> None:
+        """In threads: one compares functions with their digests, the other waits for the planner's process."""
+        try:
+            await asyncio.to_thread(check_functions, command.functions)
+        except PathwaysError as error:
+            reply = PlanReply(failure=to_failure(error), checked=False)
+        else:
+            reply = await asyncio.to_thread(self.planner.plan, command.request)
+        self.handle(events.Planned(command.call, reply))
 
     def _call_manager(self, command: events.CallManager) -> None:
         # Here and now, and not in a task: Ray keeps the order of calls.
@@ -271,7 +298,10 @@ class Controller:
             return
         link, island = next(self.link_numbers), hello.island
         self.links[link] = context
-        outbox = self.islands[island] = outboxes.AsyncOutbox(self.launches.in_flight.__len__)
+        outbox = self.islands[island] = outboxes.AsyncOutbox(
+            self.launches.in_flight.__len__,
+            lambda full: self.handle(events.IslandFull(island) if full else events.IslandRoom(island)),
+        )
         self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
@@ -285,4 +315,5 @@ class Controller:
             del self.links[link]
             if self.islands.get(island) is outbox:
                 del self.islands[island]
+                self.handle(events.IslandRoom(island))
             self.handle(events.IslandDisconnected(link, island, hello.address))

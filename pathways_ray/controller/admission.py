@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller import buffers, quotas
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
@@ -25,6 +26,7 @@ from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import Send, Session, Tables
@@ -33,6 +35,10 @@ from pathways_ray.transport.messages import Free, Launch, Put
 
 MAX_DEFERRED_CALLS = 64
 """Deferred launches beyond which nothing passes them: they are looked at again with every event."""
+
+
+MAX_DEFERRED_NUMBERS = 8192
+"""Buffers of deferred launches beyond which nothing passes them, for the same reason."""
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
@@ -54,13 +60,16 @@ class Backlog:
     """Calls of a session that wait.
 
     `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
-    passed; `islands` and `numbers` (of buffers) are what they lay claim to.
+    passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
+    has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
     """
 
     waiting: deque[Call] = field(default_factory=deque)
     deferred: list[WaitingLaunch | Free] = field(default_factory=list)
     islands: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
+    stuck: bool = False
+    full: bool = False
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.deferred)
@@ -68,10 +77,16 @@ class Backlog:
     def launches(self) -> list[WaitingLaunch]:
         return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
 
+    @property
+    def may_be_passed(self) -> bool:
+        """Whether a further call may be looked at: deferred ones are looked at again with every event."""
+        return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and len(self.numbers) < MAX_DEFERRED_NUMBERS
+
     def take_deferred(self) -> deque[Call]:
         """Takes out the deferred calls, to be looked at again."""
         calls: deque[Call] = deque(self.deferred)
         self.deferred = []
+        self.stuck = False
         self.islands.clear()
         self.numbers.clear()
         return calls
@@ -118,6 +133,7 @@ class Admission:
     def __init__(
         self,
         tables: Tables,
+        preparation: Preparation,
         hosts: Hosts,
         dispatch: Dispatch,
         outcomes: Outcomes,
@@ -125,6 +141,7 @@ class Admission:
         max_in_flight: int,
     ) -> None:
         self.tables = tables
+        self.preparation = preparation
         self.hosts = hosts
         self.dispatch = dispatch
         self.outcomes = outcomes
@@ -132,6 +149,8 @@ class Admission:
         self.max_in_flight = max_in_flight
         self.memory = Memory(tables)
         self.backlogs: dict[int, Backlog] = {}
+        self.relieved: list[int] = []
+        """Sessions whose backlog was full, and is so no more."""
 
     def open(self, session: int) -> None:
         self.backlogs[session] = Backlog()
@@ -150,19 +169,16 @@ class Admission:
         backlog = self.backlogs[session.id]
         call: Call
         if isinstance(message, Launch):
-            refused = quotas.launches(session, len(backlog))
+            refused = quotas.launches(session)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
             call = WaitingLaunch(message, self.tables.now)
         else:
             call = message
-        if backlog.waiting:
+        if backlog.waiting or not backlog.may_be_passed:
             backlog.waiting.append(call)
             return []
-        if backlog.deferred:
-            backlog.waiting.append(call)
-            return self._advance(session, backlog)
         commands = self._step(session, backlog, call)
         if commands is None:
             backlog.waiting.append(call)
@@ -189,6 +205,10 @@ class Admission:
                 commands += self._advance(session, backlog)
         return commands
 
+    def with_deferred(self) -> list[Session]:
+        """Sessions that have deferred launches."""
+        return [self.tables.sessions[session] for session, backlog in self.backlogs.items() if backlog.deferred]
+
     def release(self) -> list[Send]:
         """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
         commands: list[Send] = []
@@ -208,13 +228,19 @@ class Admission:
         commands: list[Send] = []
         again = backlog.take_deferred() if backlog.deferred else None
         for calls in (again, backlog.waiting):
-            while calls and not (calls is backlog.waiting and len(backlog.deferred) >= MAX_DEFERRED_CALLS):
+            while calls and (calls is again or backlog.may_be_passed):
                 done = self._step(session, backlog, calls[0])
                 if done is None:
                     backlog.deferred += again or ()  # type: ignore[arg-type]
-                    return commands
+                    backlog.stuck = bool(again)
+                    break
                 calls.popleft()
                 commands += done
+            if backlog.stuck:
+                break
+        if backlog.full and len(backlog.waiting) <= limits.MAX_BACKLOG_CALLS // 2:
+            backlog.full = False
+            self.relieved.append(session.id)
         return commands
 
     def _step(self, session: Session, backlog: Backlog, call: Call) -> list[Send] | None:
@@ -238,22 +264,24 @@ class Admission:
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self._refuse(session, launch, Failure("WireError", text))
+        # Before it may have to wait for others, so that hosts compile meanwhile.
+        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if backlog.deferred and self._is_blocked(session, backlog, message, program):
-            backlog.defer(launch, program.plans, len(program.results))
-            return []
+            backlog.defer(launch, program.islands, program.result_count)
+            return asked
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
-                return self._refuse(session, launch, failure)
+                return asked + self._refuse(session, launch, failure)
         if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
-            return self._await_uploads(session, backlog, launch, program)
-        if session.in_flight >= self.max_in_flight:
-            return None
-        if not program.is_ready or (self.tables.away and self.hosts.away(program)):
+            return asked + self._await_uploads(session, backlog, launch, program)
+        if asked or self._is_unprepared(program):
             failure = self.hosts.absence(program)
             if failure is not None:
-                return self._refuse(session, launch, failure)
-            backlog.defer(launch, program.plans, len(program.results))
-            return []
+                return asked + self._refuse(session, launch, failure)
+            backlog.defer(launch, program.islands, program.result_count)
+            return asked
+        if session.in_flight >= self.max_in_flight:
+            return None
         room = self.memory.take(session, program)
         if isinstance(room, Failure):
             return self._refuse(session, launch, room)
@@ -261,13 +289,13 @@ class Admission:
             launch.move(LaunchEvent.MEMORY_FULL)
             return None
         if program.cross_island and not self.window.may_start(
-            session.id, session.usage, tuple(program.plans), self.tables.now
+            session.id, session.usage, tuple(program.islands), self.tables.now
         ):
             launch.move(LaunchEvent.ISLANDS_FULL)
             return None
         record, commands = self.dispatch.start(session, program, message, launch.state)
         if program.cross_island:
-            self.window.start(program.plans)
+            self.window.start(program.islands)
         if not record.pending:
             return self.outcomes.settle([record])[0]
         return commands
@@ -280,14 +308,25 @@ class Admission:
         if self.tables.now - launch.since > buffers.UPLOAD_LIMIT_S:
             failure, commands = buffers.overdue(session, launch.message.arguments)
             return commands + self._refuse(session, launch, failure)
-        backlog.defer(launch, program.plans, len(program.results), LaunchEvent.ARGUMENTS_ABSENT)
+        backlog.defer(launch, program.islands, program.result_count, LaunchEvent.ARGUMENTS_ABSENT)
         return []
+
+    def _is_unprepared(self, program: PlannedProgram) -> bool:
+        """Whether a program cannot be launched now, and may be later."""
+        return (
+            not program.is_ready
+            or bool(program.unsent)
+            or (bool(self.tables.away) and bool(self.hosts.away(program)))
+            or self.preparation.must_wait(program)
+        )
 
     def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""
         # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
-        known = all(n in session.buffers or n in backlog.numbers for n in launch.arguments)
-        return known and backlog.claims(launch, program.plans, len(program.results))
+        known = all(
+            n in session.buffers or n in backlog.numbers or session.why_refused(n) is not None for n in launch.arguments
+        )
+        return known and backlog.claims(launch, program.islands, program.result_count)
 
     def _refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         launch.move(LaunchEvent.REFUSED)

@@ -2,8 +2,8 @@
 
 A client says what it uploads (`Put`), each host what has arrived there (`Stored`). A launch takes an upload once all
 hosts have it, as the client said: a gang of which only some hosts find their shards would leave the others in its
-collective. Hosts keep the first array under a number; so a number is not used again whose first upload was freed while
-it was under way, since its removal may still be on the way to some of them.
+collective. Hosts keep the first array under a number; so a number is not used again whose first upload was
+dropped while it was under way, since its removal may still be on the way to some of them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,22 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
     with contextlib.suppress(GraphError):
         check_layout(message.type, message.spec, place.mesh, "put")
         kind = BufferType.on(place.mesh, message.type, message.spec)
-        failure = quotas.device_bytes(session, tables.sessions.values(), kind.device_bytes, f"{message.type} to put")
-        if message.buffer in session.burnt:
-            failure = Failure("WireError", f"buffer {message.buffer} was freed before; its number cannot be used again")
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
-        buffer = Buffer(kind, 0)
-        session.keep(message.buffer, buffer)
+        failure = quotas.buffers(session, tables.buffers, 1, f"{message.type} to put") or quotas.device_bytes(
+            session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put"
+        )
+        if message.buffer in session.burnt:
+            text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
+            failure = Failure("WireError", text)
         if failure is not None:
-            return lose(session, message.buffer, buffer, failure)
+            session.refuse(message.buffer, 1, failure)
+            _burn(session, message.buffer)
+            return [
+                SendIsland(place.island, Drop(session.id, (message.buffer,))),
+                SendClient(session.id, BuffersLost((message.buffer,), failure)),
+            ]
+        session.keep(message.buffer, Buffer(kind, 0))
         session.arriving[message.buffer] = set(place.hosts)
         early = session.early.pop(message.buffer, {})
         return [command for report in early.values() for command in stored(session, report)]
@@ -55,7 +62,7 @@ def stored(session: Session, message: Stored) -> list[Send]:
     """Notes that an upload has arrived on a host."""
     number, hosts = message.buffer, session.arriving.get(message.buffer)
     if hosts is None:
-        if number not in session.buffers:
+        if number not in session.buffers and number not in session.burnt:
             session.early.setdefault(number, {})[message.host] = message
             if len(session.early) > MAX_EARLY:
                 del session.early[next(iter(session.early))]
@@ -96,12 +103,20 @@ def host_lost(session: Session, host: int) -> None:
 def lose(session: Session, number: int, buffer: Buffer, failure: Failure) -> list[Send]:
     """Fails a buffer that is not as it should be, and takes away what hosts have of it."""
     session.arriving.pop(number, None)
+    _burn(session, number)
     session.fail(buffer, failure)
     place = session.places[buffer.type.slice]
     return [
         SendIsland(place.island, Drop(session.id, (number,))),
         SendClient(session.id, BuffersLost((number,), failure)),
     ]
+
+
+def _burn(session: Session, number: int) -> None:
+    session.early.pop(number, None)
+    session.burnt[number] = None
+    if len(session.burnt) > MAX_BURNT:
+        del session.burnt[next(iter(session.burnt))]
 
 
 def free(session: Session, numbers: Iterable[int]) -> list[Send]:
@@ -111,9 +126,7 @@ def free(session: Session, numbers: Iterable[int]) -> list[Send]:
         buffer = session.forget(number)
         session.early.pop(number, None)
         if session.arriving.pop(number, None) is not None:
-            session.burnt[number] = None
-            if len(session.burnt) > MAX_BURNT:
-                del session.burnt[next(iter(session.burnt))]
+            _burn(session, number)
         if buffer is not None:
             dropped.setdefault(session.places[buffer.type.slice].island, []).append(number)
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

@@ -46,7 +46,7 @@ class Cancellation:
             buffer = session.find(number)
             if buffer is not None and buffer.failure is None:
                 session.fail(buffer, CANCELLED_LATE)
-        drops: list[Send] = [SendIsland(island, Drop(session.id, numbers)) for island in sorted(record.program.plans)]
+        drops: list[Send] = [SendIsland(island, Drop(session.id, numbers)) for island in sorted(record.program.islands)]
         return [SendClient(session.id, CancelRefused(record.launch, CANCELLED_LATE)), *drops]
 
     def _find(self, session: Session, launch: int) -> InFlight | None:

@@ -1,74 +1,185 @@
-"""The circuit breaker: programs whose launches end host processes are refused after three times.
+"""The circuit breaker: programs that end host processes are refused after three times.
 
-A program is a candidate when one of its launches was first in line on the devices of a host that died. How much that
-says depends on how the host died:
+A program is a *candidate* for the death of a host that compiled it, or on whose devices one of its launches was first
+in line. Who is blamed is decided so that a program that only ran beside another one never is:
 
-- By a signal that a process brings on itself (a bad address, an assertion of XLA's), or because the launch kept its
-  devices for longer than the limit: that was the program (`confirmed`). Three times, and it is refused.
-- Otherwise it may have been anything: an operator, the kernel short of memory, a cable. Programs that run while such
-  things happen must not be refused for it, so this (`ambiguous`) counts only for a program of which no launch ever
-  succeeded.
+- A launch or a compilation over its limit: that one, and nobody else. The scheduler says which.
+- Otherwise those candidates are in *doubt* that have not shown that they can do what they did: a compilation of a
+  program that was never compiled, a launch of one of which no launch ever succeeded. One in doubt gets a *strike*. Of
+  several nobody knows which it was: they become *suspects*, of which an island compiles and launches one at a time
+  until they succeed, so that the next death has one candidate.
+- With none in doubt it may have been anything: an operator, the kernel short of memory, a cable. Only if the process
+  died of a signal that it brought on itself (a bad address, an assertion of XLA's), which the controller hears when the
+  host is back, and there was one candidate, it gets a strike. Several have to show again that they can run.
 
-Of a signal the controller hears when the host is back, from what the process wrote as it died.
+A strike of which it is not known that the program was the cause goes when the program has shown that it can do this.
+Programs are told apart by their tenant and by what they compute: another name does not help, and no tenant's deed falls
+back on another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pathways_ray.errors import Failure
 
 MAX_DEATHS = 3
-"""A program that is held responsible for this many deaths is refused."""
+"""A program with this many strikes is refused."""
 
-MAX_KNOWN_GOOD = 1 << 16
-"""Programs known to have succeeded. One that is forgotten is suspected again until its next success."""
+MAX_RECORDS = 1 << 16
+"""Programs of which something is known, besides those with strikes."""
+
+
+class Culprit(NamedTuple):
+    """A program as the circuit breaker tells it from others."""
+
+    tenant: str
+    digest: str
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256("\0".join(self).encode()).hexdigest()[:12]
+
+
+NOBODY = Culprit("", "")
+
+
+class Candidate(NamedTuple):
+    """A program that may have ended a host: as the host was `compiling` it, or running a launch of it."""
+
+    culprit: Culprit
+    name: str
+    compiling: bool
+
+
+@dataclass(slots=True)
+class Strike:
+    """A death that a program is blamed for. `sure` if nothing else can have been its cause."""
+
+    reason: str
+    compiling: bool
+    sure: bool
+
+
+@dataclass(slots=True)
+class Record:
+    """Evidence about a program: whether it was compiled and launched with success, and what it is blamed for."""
+
+    compiled: bool = False
+    succeeded: bool = False
+    suspect: bool = False
+    strikes: list[Strike] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A program that is refused since time `at`, under the name that it had then."""
+
+    culprit: Culprit
+    name: str
+    failure: Failure
+    at: float
 
 
 @dataclass
 class CircuitBreaker:
-    """Evidence about programs, by digest.
+    """Evidence about programs. `pending` has by host the candidates of its last death, while it is open how it died."""
 
-    `known_good` had a success; `confirmed` and `ambiguous` are the reasons of deaths of either kind. `candidates` has,
-    by host, the programs (digest: name) at its last death, as long as it is open how it died.
-    """
+    records: dict[Culprit, Record] = field(default_factory=dict)
+    refused: dict[Culprit, Refusal] = field(default_factory=dict)
+    pending: dict[int, tuple[Candidate, ...]] = field(default_factory=dict)
 
-    known_good: dict[str, None] = field(default_factory=dict)
-    confirmed: dict[str, list[str]] = field(default_factory=dict)
-    ambiguous: dict[str, list[str]] = field(default_factory=dict)
-    candidates: dict[int, dict[str, str]] = field(default_factory=dict)
-    refused: dict[str, Failure] = field(default_factory=dict)
+    def died(
+        self, host: int, candidates: Collection[Candidate], reason: str, decided: bool, now: float
+    ) -> list[Candidate]:
+        """A host died, with its candidates; `decided` if the scheduler ended it for what they did. Returns those that
+        get a strike."""
+        self.pending.pop(host, None)
+        if decided:
+            return [self._strike(one, reason, True, now) for one in candidates]
+        doubtful = [one for one in candidates if not self._has_shown(one)]
+        if len(doubtful) == 1:
+            return [self._strike(doubtful[0], reason, False, now)]
+        for one in doubtful:
+            self._record(one.culprit).suspect = True
+        if not doubtful:
+            self.pending[host] = tuple(candidates)
+        return []
 
-    def attribute(self, programs: Mapping[str, str], hosts: Iterable[int], failure: Failure) -> None:
-        """An island's hosts died while launches of these programs (digest: name) were first in line."""
-        for digest, name in programs.items():
-            if failure.kind == "LaunchTimeout":
-                self._count(digest, name, self.confirmed.setdefault(digest, []), failure.message)
-            elif digest not in self.known_good:
-                self._count(digest, name, self.ambiguous.setdefault(digest, []), failure.message)
-        for host in hosts:
-            self.candidates[host] = {} if failure.kind == "LaunchTimeout" else dict(programs)
-
-    def crashed(self, host: int, signal: str) -> None:
+    def crashed(self, host: int, signal: str, now: float) -> None:
         """A host is back and knows that its last process died of a signal of its own."""
-        for digest, name in self.candidates.pop(host, {}).items():
-            if digest in self.known_good:  # else this death was counted when it happened
-                self._count(digest, name, self.confirmed.setdefault(digest, []), f"host {host} died of {signal}")
+        candidates = self.pending.pop(host, ())
+        if len(candidates) == 1:
+            self._strike(candidates[0], f"host {host} died of {signal}", True, now)
+            return
+        for one in candidates:
+            record = self._record(one.culprit)
+            record.suspect = True
+            record.compiled, record.succeeded = record.compiled and not one.compiling, False
 
-    def _count(self, digest: str, name: str, reasons: list[str], reason: str) -> None:
-        reasons.append(reason)
-        if len(reasons) == MAX_DEATHS:
-            text = f"program {name!r} is refused: its launches ended a host {MAX_DEATHS} times ({'; '.join(reasons)})"
-            self.refused[digest] = Failure("ProgramRefused", text)
+    def compiled(self, culprit: Culprit) -> None:
+        """All hosts of the program have compiled it."""
+        record = self._record(culprit)
+        if not record.compiled:
+            record.compiled = True
+            record.strikes = [strike for strike in record.strikes if strike.sure or not strike.compiling]
 
-    def clear(self, digest: str) -> None:
+    def succeeded(self, culprit: Culprit) -> None:
         """A launch of the program succeeded."""
-        if digest not in self.known_good:
-            self.known_good[digest] = None
-            self.ambiguous.pop(digest, None)
-            if len(self.known_good) > MAX_KNOWN_GOOD:
-                del self.known_good[next(iter(self.known_good))]
+        record = self.records.get(culprit)
+        if record is None or not record.succeeded:
+            record = record or self._record(culprit)
+            record.succeeded, record.suspect = True, False
+            record.strikes = [strike for strike in record.strikes if strike.sure]
 
-    def refusal(self, digest: str) -> Failure | None:
-        return self.refused.get(digest) if self.refused else None
+    def is_watched(self, culprit: Culprit) -> bool:
+        """Whether the program may have ended hosts: it is compiled only when somebody wants to launch it."""
+        record = self.records.get(culprit)
+        return record is not None and (record.suspect or bool(record.strikes))
+
+    def is_suspect(self, culprit: Culprit) -> bool:
+        """Whether the program may have ended a host, and no launch of it succeeded since."""
+        record = self.records.get(culprit)
+        return record is not None and record.suspect
+
+    def refusal(self, culprit: Culprit) -> Failure | None:
+        refusal = self.refused.get(culprit) if self.refused else None
+        return refusal.failure if refusal is not None else None
+
+    def lift(self, refusal: str) -> bool:
+        """Forgets what a refused program did; false when no refusal has this id."""
+        for culprit in [one for one in self.refused if one.id == refusal]:
+            del self.refused[culprit]
+            self.records.pop(culprit, None)
+            return True
+        return False
+
+    def _has_shown(self, candidate: Candidate) -> bool:
+        record = self.records.get(candidate.culprit)
+        return record is not None and (record.compiled if candidate.compiling else record.succeeded)
+
+    def _record(self, culprit: Culprit) -> Record:
+        record = self.records.get(culprit)
+        if record is None:
+            if len(self.records) >= MAX_RECORDS:
+                oldest = next((one for one, known in self.records.items() if not known.strikes), None)
+                self.records.pop(oldest if oldest is not None else next(iter(self.records)))
+            record = self.records[culprit] = Record()
+        return record
+
+    def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float) -> Candidate:
+        culprit, name, compiling = candidate
+        record = self._record(culprit)
+        record.suspect = True
+        record.strikes.append(Strike(reason, compiling, sure))
+        if len(record.strikes) >= MAX_DEATHS and culprit not in self.refused:
+            reasons = "; ".join(strike.reason for strike in record.strikes)
+            text = (
+                f"program {name!r} is refused: compiling or launching it ended a host {MAX_DEATHS} times ({reasons}). "
+                f"Change it, or have the operator lift refusal {culprit.id}"
+            )
+            self.refused[culprit] = Refusal(culprit, name, Failure("ProgramRefused", text), now)
+        return candidate

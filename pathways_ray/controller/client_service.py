@@ -22,7 +22,8 @@ from pathways_ray.controller.channel import Carrier, ChannelEvent
 from pathways_ray.controller.clients import STREAM_LIMIT_S, Client
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.tenants_file import TenantsFile
-from pathways_ray.errors import PathwaysError, WireError, to_failure
+from pathways_ray.controller.turns import check_batch
+from pathways_ray.errors import PathwaysError, TooLarge, WireError, to_failure
 from pathways_ray.transport import grpc_streams, links, outboxes, streams
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import link_tags
@@ -52,6 +53,8 @@ class Connections:
         self.outbox = self.stream_outbox
         self.streaming = asyncio.Event()
         self.upgraded = asyncio.Event()
+        self.reading = asyncio.Event()
+        self.reading.set()
         self.reader: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -67,6 +70,7 @@ class Connections:
         self.closed = True
         self.streaming.set()
         self.upgraded.set()
+        self.reading.set()
         if at_once:
             self.outbox.close()
         if self.reader is not None and at_once:
@@ -135,6 +139,12 @@ class ClientService:
     def switch(self, session: int) -> None:
         self.connections[session].switch()
 
+    def pause(self, session: int) -> None:
+        self.connections[session].reading.clear()
+
+    def resume(self, session: int) -> None:
+        self.connections[session].reading.set()
+
     def close(self, command: events.CloseChannel) -> None:
         self.connections.pop(command.session).close(at_once=command.at_once)
 
@@ -196,21 +206,30 @@ class ClientService:
     async def _read(self, session: int, carrier: Carrier, read: Callable[[], Awaitable[bytes | None]]) -> None:
         while (data := await read()) is not None and session in self.connections:
             try:
+                check_batch(data)
                 messages = wire.TO_CONTROLLER.decode_batch(data)
-            except WireError as error:
+            except (TooLarge, WireError) as error:
                 self.handle(events.ClientGarbled(session, str(error)))
                 return
             self.handle(events.ClientMessages(session, carrier, len(data), messages))
+            del data, messages
             if (connections := self.connections.get(session)) is not None:
+                await connections.reading.wait()
                 await connections.outbox.room(limits.MAX_BACKLOG)
+            # Batches that are here already would otherwise be worked off before anything else happens.
+            await asyncio.sleep(0)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _call(self, context: grpc.aio.ServicerContext) -> None:
         try:
             caller = self.core.requests.caller(grpc_streams.metadata_of(context))
-            data = await grpc_streams.reading(context) or b""
-            reply = await self.request(caller, wire.REQUEST.decode(data), len(data))
+            name = self.core.requests.enter(caller)
+            try:
+                data = await grpc_streams.reading(context) or b""
+                reply = await self.request(caller, wire.REQUEST.decode(data), len(data))
+            finally:
+                self.core.requests.leave(name)
         except PathwaysError as error:
             reply = wire.Refused(to_failure(error))
         await context.write(wire.encode(reply))

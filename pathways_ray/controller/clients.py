@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pathways_ray import limits
 from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import Channel, ChannelEvent, ChannelState
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.plan_queue import PlanQueue
+from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
 from pathways_ray.controller.programs import check_functions
-from pathways_ray.controller.registration import Registration
+from pathways_ray.controller.registration import Registration, TenantFunctions
 from pathways_ray.controller.state import SendClient, Session
 from pathways_ray.controller.tenants import Tenant, TenantBook
-from pathways_ray.errors import PathwaysError, WireError, from_failure
+from pathways_ray.controller.turns import TURN_WORK, Hold, Turns, work_of
+from pathways_ray.errors import PathwaysError, WireError, from_failure, to_failure
 from pathways_ray.story import Entry
 from pathways_ray.transport import batcher
 from pathways_ray.transport.capabilities import authorised, session_of
-from pathways_ray.transport.messages import Cancel, Register, SessionEnded, ToController, Upgrade
+from pathways_ray.transport.messages import Cancel, Launch, Register, SessionEnded, ToController, Upgrade
+
+CHEAP_FUNCTION_BYTES = 1 << 20
+"""Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
 
 STREAM_LIMIT_S = 20.0
 """A session whose stream does not come within this time is closed."""
@@ -28,7 +36,8 @@ STREAM_LIMIT_S = 20.0
 class Client:
     """The client of a session: its name, tenant, secret, channel, and the functions it has sent.
 
-    `token` is the digest of the tenant's token, or "" for the operator's; `opened` is the time of its first request.
+    `token` is the digest of the tenant's token, or "" for the operator's; `opened` is the time of its first request;
+    `reading` is False while messages of it wait here.
     """
 
     session: int
@@ -38,6 +47,7 @@ class Client:
     secret: str
     opened: float
     registration: Registration
+    reading: bool = True
     channel: Channel = field(default_factory=Channel)
 
 
@@ -47,7 +57,7 @@ class Clients:
     Args:
         fusion: whether programs are fused when they are planned.
         sessions_made: sessions are numbered from the next number on.
-        check: see `Registration`.
+        check: raises for functions that are not what their names say.
     """
 
     def __init__(
@@ -63,6 +73,11 @@ class Clients:
         self.programs_made = 0
         self.check = check
         self.known: dict[int, Client] = {}
+        self.turns = Turns()
+        self.functions: dict[str, TenantFunctions] = {}
+        self.islands_full: set[int] = set()
+        self.plans = PlanQueue()
+        self.plan_if_cheap = plan_if_cheap
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -72,7 +87,8 @@ class Clients:
         """Opens the next session for a tenant; its messages are kept until its stream comes."""
         self.sessions_made += 1
         number = self.sessions_made
-        client = self.known[number] = Client(number, name, tenant, token, secret, now, Registration(self.check))
+        registration = Registration(self.functions.setdefault(tenant.name, TenantFunctions()))
+        client = self.known[number] = Client(number, name, tenant, token, secret, now, registration)
         return client, [events.OpenChannel(number), *self.launches.open_session(number, tenant)]
 
     def close(self, session: int, *, at_once: bool = True) -> list[events.Command]:
@@ -82,6 +98,11 @@ class Clients:
             return []
         if client.channel.state is not ChannelState.CLOSED:
             client.channel.apply(ChannelEvent.SESSION_CLOSED)
+        self.turns.forget(session)
+        self.plans.forget(session)
+        client.registration.close()
+        if not client.registration.tenants.held:
+            self.functions.pop(client.tenant.name, None)
         return [
             *self.launches.close_session(session),
             events.CallManager("release_session", (session,)),
@@ -113,6 +134,9 @@ class Clients:
             if tenant is None or tenant.name != client.tenant.name:
                 gone = f"tenant {client.tenant.name!r} is not in the table of tenants any more, or has another token"
                 commands += self.end(client, gone)
+            elif client.tenant.trusted and not tenant.trusted:
+                # What it has registered was checked as a trusted tenant's.
+                commands += self.end(client, f"tenant {tenant.name!r} is not trusted any more")
             elif tenant != client.tenant:
                 client.tenant = tenant
                 commands += self.launches.set_tenant(tenant)
@@ -153,26 +177,89 @@ class Clients:
         client = self.known.get(event.session)
         if client is None:
             return []
-        commands: list[events.Command] = []
         try:
             client.channel.check_carrier(event.carrier)
             self._check_size(client, event.size, event.messages)
-            session, take = self.launches.sessions[event.session], self.launches.admission.call
-            for k, message in enumerate(event.messages):
+        except PathwaysError as error:
+            return self.end(client, str(error))
+        if self.turns.put(event.session, event.messages):
+            return []
+        return self._work_off(client, event.messages)
+
+    def turn(self, event: events.Turn, now: float) -> list[events.Command]:
+        """The next session that waits has its turn."""
+        self.turns.called = False
+        found = self.turns.next()
+        if found is None:
+            return []
+        session, messages = found
+        return self._work_off(self.known[session], messages)
+
+    def _work_off(self, client: Client, messages: Sequence[ToController]) -> list[events.Command]:
+        """Works off messages until the session's turn is over, or something holds the rest."""
+        commands: list[events.Command] = []
+        session = self.launches.sessions[client.session]
+        take, backlog = self.launches.admission.call, self.launches.admission.backlogs[client.session]
+        left, taken, hold = TURN_WORK, 0, None
+        try:
+            for message in messages:
                 if isinstance(message, Register):
-                    commands += self._register(client, session, message)
+                    if self.islands_full:
+                        hold = Hold.ISLAND
+                        break
+                    taken += 1
+                    made, hold = self._register(client, session, message)
+                    commands += made
+                    left -= work_of(message, 0)
                 elif isinstance(message, Upgrade):
-                    commands += self._upgrade(client, is_last=k + 1 == len(event.messages))
+                    taken += 1
+                    commands += self._upgrade(client, is_last=taken == len(messages))
                 elif isinstance(message, Cancel):
+                    taken += 1
+                    left -= work_of(message, 0)
                     commands += self.launches.cancellation.cancel(session, message)
                 else:
+                    taken += 1
+                    program = session.programs.get(message.program) if isinstance(message, Launch) else None
+                    left -= work_of(message, program.result_count if program is not None else 0)
                     commands += take(session, message)
+                    if len(backlog.waiting) >= limits.MAX_BACKLOG_CALLS:
+                        backlog.full = True
+                        hold = Hold.BACKLOG
+                if left <= 0 or hold is not None:
+                    break
         except PathwaysError as error:
-            commands += self.end(client, str(error))
+            return commands + self.end(client, str(error))
         except Exception as error:  # it must not end the controller, and with it the sessions of others
             commands.append(events.ReportFault(traceback.format_exc()))
-            commands += self.end(client, f"internal error of the controller: {type(error).__name__}: {error}")
+            return commands + self.end(client, f"internal error of the controller: {type(error).__name__}: {error}")
+        if hold is not None or taken < len(messages):
+            self.turns.wait(client.session, deque(islice(messages, taken, None)), hold)
+            if client.reading:
+                client.reading = False
+                commands.append(events.PauseReading(client.session))
+        elif not client.reading:
+            client.reading = True
+            commands.append(events.ResumeReading(client.session))
         return commands
+
+    def after(self) -> list[events.Command]:
+        """Lets sessions go on whose backlog an event has emptied, and asks for the next turn."""
+        for session in self.launches.admission.relieved:
+            self.turns.release(session, Hold.BACKLOG)
+        self.launches.admission.relieved.clear()
+        return [events.TakeTurn()] if self.turns.call() else []
+
+    def island_full(self, event: events.IslandFull | events.IslandRoom, now: float) -> list[events.Command]:
+        """The link to an island is full, or has room again. Until then no session registers a program: its functions
+        would gather in this process, and hold up the launches of others."""
+        if isinstance(event, events.IslandFull):
+            self.islands_full.add(event.island)
+            return []
+        self.islands_full.discard(event.island)
+        if not self.islands_full:
+            self.turns.release_all(Hold.ISLAND)
+        return []
 
     def _upgrade(self, client: Client, is_last: bool) -> list[events.Command]:
         client.channel.apply(ChannelEvent.UPGRADE)
@@ -191,15 +278,48 @@ class Clients:
             if refused is not None:
                 raise from_failure(refused)
 
-    def _register(self, client: Client, session: Session, message: Register) -> list[events.Command]:
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _register(
+        self, client: Client, session: Session, message: Register
+    ) -> tuple[list[events.Command], Hold | None]:
+        """Plans a program, or has it planned elsewhere; then the session's other messages have to wait."""
         self.programs_made += 1
-        program = client.registration.plan(self.programs_made, session, message, self.fusion)
+        key, registration = self.programs_made, client.registration
+        if len(session.programs) >= limits.MAX_PROGRAMS:
+            return [], None
+        refused = registration.refusal(session, message)
+        if refused is not None:
+            registration.withhold(message, refused)
+            return self._registered(client, session, message, key, PlanReply(failure=refused, checked=False)), None
+        # A program may arrive after a release that was called later: released slices are still known.
+        request = request_of(message.graph, session.places, self.fusion, session.tenant)
+        if sum(map(len, message.functions.values())) <= CHEAP_FUNCTION_BYTES:
+            try:
+                self.check(message.functions)
+            except PathwaysError as error:
+                reply: PlanReply | None = PlanReply(failure=to_failure(error), checked=False)
+            else:
+                reply = self.plan_if_cheap(request)
+            if reply is not None:
+                return self._registered(client, session, message, key, reply), None
+
+        def planned(reply: PlanReply) -> list[events.Command]:
+            self.turns.release(client.session, Hold.PLANNING)
+            return self._registered(client, session, message, key, reply)
+
+        return self.plans.put(client.session, request, message.functions, planned), Hold.PLANNING
+
+    def _registered(
+        self, client: Client, session: Session, message: Register, key: int, reply: PlanReply
+    ) -> list[events.Command]:
+        if reply.checked:
+            client.registration.take(message.functions)
+        program = client.registration.made(key, session, message, reply)
         if program.failure is not None:
             now = self.launches.tables.now
             text = program.failure.message
             self.launches.story.note(Entry(now, "program refused", program.name, text, session=session.id))
-        if len(session.programs) >= limits.MAX_PROGRAMS:
-            return []
         return [*self.launches.register(session.id, message.program, program)]
 
 

@@ -73,6 +73,10 @@ class ControllerCore:
         self.manager_gone_since: float | None = None
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
             events.ClientMessages: clients.messages,
+            events.Turn: clients.turn,
+            events.Planned: clients.plans.ended,
+            events.IslandFull: clients.island_full,
+            events.IslandRoom: clients.island_full,
             events.IslandMessages: self._island_messages,
             events.IslandConnected: self._island_connected,
             events.IslandDisconnected: self._island_disconnected,
@@ -99,6 +103,8 @@ class ControllerCore:
         commands = self._handlers[type(event)](event, now)
         if self.requests.explaining:
             commands += self.requests.programs_changed(now)
+        if self.clients.turns.order or self.launches.admission.relieved:
+            commands += self.clients.after()
         return commands
 
     def last_events(self, now: float, count: int = 50) -> list[str]:
@@ -267,5 +273,6 @@ class ControllerCore:
         commands = self._watch_schedulers(now, event.slowness)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
+        commands += self.requests.ask_again(now)
         commands += self.requests.isolation.tick(self.clients.known.values(), now)
         return commands + self._watch_manager(now, event.slowness)

@@ -51,20 +51,21 @@ class Dispatch:
             program,
             launch.results,
             launch.arguments,
-            set(program.plans),
+            set(program.islands),
             producers,
             after(state, LaunchEvent.ADMITTED),
             donated=donated,
         )
         session.in_flight += 1
+        program.in_flight += 1
         tables.story.note_launch(Entry(tables.now, "admitted", program.name, "", session.id, sequence))
         if program.cross_island:
             record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
         if not self.parallel:
-            return record, self._send_gang(record) if program.plans else []
+            return record, self._send_gang(record) if program.islands else []
         message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results)
-        return record, [SendIsland(island, message) for island in program.plans]
+        return record, [SendIsland(island, message) for island in program.islands]
 
     def enqueued(self, island: int, message: Enqueued) -> list[Send]:
         """Sequential dispatch: the gang is on its device queues, the next one may start its host work."""
@@ -82,14 +83,14 @@ class Dispatch:
         record.awaiting = set(program.gang_islands[gang])
         message = IslandLaunch(record.sequence, record.session, program.key, record.arguments, record.results, gang, 1)
         # The first one goes to every island, so that all take their arguments before the client may drop them.
-        islands = program.plans if gang == 0 else program.gang_islands[gang]
+        islands = program.islands if gang == 0 else program.gang_islands[gang]
         return [SendIsland(island, message) for island in islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""
         commands: list[Send] = []
         numbers = tuple(record.results + k for k in range(len(record.program.results)))
-        for island in record.program.plans:
+        for island in record.program.islands:
             if not self.parallel and island in record.pending:
                 # The gangs that were held back run on failures, so that nothing of the launch stays on the hosts.
                 rest = len(record.program.gang_islands) - record.next_gang - 1

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.planning import PlanReply, PlanRequest
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.transport.messages import FromIsland, IslandUp, Reply, Request, ToController
@@ -39,6 +40,18 @@ class IslandMessages(Event, frozen=True):
     link: int
     island: int
     messages: list[FromIsland]
+
+
+class IslandFull(Event, frozen=True):
+    """The link to an island takes no more for the moment."""
+
+    island: int
+
+
+class IslandRoom(Event, frozen=True):
+    """The link to an island takes messages again, or is gone."""
+
+    island: int
 
 
 class IslandDisconnected(Event, frozen=True):
@@ -82,6 +95,17 @@ class ClientGarbled(Event, frozen=True):
 
     session: int
     reason: str
+
+
+class Turn(Event, frozen=True):
+    """The turn that a `TakeTurn` asked for: what came meanwhile has been handled."""
+
+
+class Planned(Event, frozen=True):
+    """A `Plan` has been carried out, or its process ended; the reply says which."""
+
+    call: int
+    reply: PlanReply
 
 
 class Requested(Event, frozen=True):
@@ -159,6 +183,30 @@ class CloseChannel(msgspec.Struct, frozen=True):
     at_once: bool
 
 
+class TakeTurn(msgspec.Struct, frozen=True):
+    """Bring a `Turn` once what is ready by now has been handled."""
+
+
+class PauseReading(msgspec.Struct, frozen=True):
+    """Read nothing more from a client: messages of it wait here."""
+
+    session: int
+
+
+class ResumeReading(msgspec.Struct, frozen=True):
+    """Read from a client again."""
+
+    session: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Check functions, then lower and plan a program, away from the loop; bring a `Planned`. One at a time."""
+
+    call: int
+    request: PlanRequest
+    functions: dict[str, bytes]
+
+
 class AnswerCall(msgspec.Struct, frozen=True):
     """The reply to a request."""
 
@@ -218,6 +266,10 @@ Command: TypeAlias = (
     | OpenChannel
     | SwitchToLink
     | CloseChannel
+    | TakeTurn
+    | PauseReading
+    | ResumeReading
+    | Plan
     | AnswerCall
     | CloseIsland
     | KillScheduler

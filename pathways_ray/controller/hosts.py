@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathways_ray.controller import buffers
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.outcomes import Outcomes, Settled
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
@@ -20,8 +21,9 @@ HOST_ABSENCE_LIMIT_S = 20.0
 class Hosts:
     """The table of hosts."""
 
-    def __init__(self, tables: Tables, dispatch: Dispatch, outcomes: Outcomes) -> None:
+    def __init__(self, tables: Tables, preparation: Preparation, dispatch: Dispatch, outcomes: Outcomes) -> None:
         self.tables = tables
+        self.preparation = preparation
         self.dispatch = dispatch
         self.outcomes = outcomes
 
@@ -33,7 +35,7 @@ class Hosts:
                 self.tables.away.add(host)
 
     def up(self, island: int, message: HostUp) -> list[Send]:
-        """A host serves under a new epoch: everybody learns its addresses, its island its programs."""
+        """A host serves under a new epoch: everybody learns its addresses."""
         tables = self.tables
         tables.hosts[message.host] = HostState(
             message.host,
@@ -52,18 +54,15 @@ class Hosts:
         cause = f"its process before died of {message.crash}" if message.crash else ""
         tables.story.note(Entry(tables.now, "host up", detail, cause, host=message.host))
         if message.crash:
-            tables.circuit_breaker.crashed(message.host, message.crash)
+            tables.circuit_breaker.crashed(message.host, message.crash, tables.now)
         commands: list[Send] = list(self._peers())
-        for program in tables.programs.values():
-            if island in program.messages:
-                program.ready.discard(message.host)
-                commands.append(SendIsland(island, program.messages[island]))
+        self.preparation.host_up(island, message.host)
         address = HostAddress(message.host, message.epoch, message.data_address)
         return commands + [SendClient(session, address) for session in tables.sessions]
 
     def down(self, message: HostDown) -> Settled:
-        """A host is gone: launches that need its island fail, buffers on it are lost, programs become candidates of the
-        circuit breaker."""
+        """A host is gone: launches that need its island fail, buffers on it are lost, and the circuit breaker looks for
+        the program that was the cause."""
         tables = self.tables
         host = tables.hosts.get(message.host)
         if host is None or host.epoch != message.epoch or host.down_since is not None:
@@ -80,11 +79,9 @@ class Hosts:
         seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
         text = f"host {host.host} was lost: {message.reason}"
         failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
-        candidates = [record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None]
-        if candidates:
-            tables.circuit_breaker.attribute({p.digest: p.name for p in candidates}, members, failure)
+        not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        lost = [record for record in tables.in_flight.values() if host.island in record.program.plans]
+        lost = [record for record in tables.in_flight.values() if host.island in record.program.islands]
         for record in lost:
             record.failure = failure
             record.producers = ()
@@ -95,7 +92,8 @@ class Hosts:
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
             commands += self._lose_buffers(session, host.host, Failure("BufferLost", text, host=host.host))
-        return Settled(commands, settled.sessions)
+        waiting = [s for p in not_compiled if (s := tables.sessions.get(p.session)) is not None]
+        return Settled(commands, [*settled.sessions, *waiting])
 
     def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Send]:
         lost = []
@@ -116,7 +114,7 @@ class Hosts:
     def away(self, program: PlannedProgram) -> list[HostState]:
         """Hosts that are down on the islands of a program: such an island starts nothing, whichever hosts it needs."""
         hosts = self.tables.hosts
-        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.plans]
+        return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.islands]
 
     def absence(self, program: PlannedProgram) -> Failure | None:
         """The failure of a launch whose islands have been without a host for too long."""

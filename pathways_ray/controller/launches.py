@@ -7,15 +7,19 @@ launches go on after every event that may have made room. Methods are events, th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from pathways_ray import limits
 from pathways_ray.controller import buffers
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.outcomes import Outcomes, Settled
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.controller.tenants import Tenant
@@ -31,9 +35,16 @@ class Launches:
         parallel: dispatch all gangs of a launch at once; otherwise a gang is sent when the one before it is enqueued.
         max_in_flight: launches of one session without an outcome; further ones wait.
         cross_island: its policy orders launches over several islands.
+        compile_limit_s: seconds that a host may compile one program.
     """
 
-    def __init__(self, parallel: bool, max_in_flight: int, cross_island: CrossIslandWindow | None = None) -> None:
+    def __init__(
+        self,
+        parallel: bool,
+        max_in_flight: int,
+        cross_island: CrossIslandWindow | None = None,
+        compile_limit_s: float = limits.COMPILE_LIMIT_S,
+    ) -> None:
         self.parallel = parallel
         self.cross_island = cross_island if cross_island is not None else CrossIslandWindow()
         self.tables = tables = Tables()
@@ -41,10 +52,11 @@ class Launches:
         self.hosts, self.away, self.sessions = tables.hosts, tables.away, tables.sessions
         self.programs, self.in_flight = tables.programs, tables.in_flight
         self.dispatch = Dispatch(tables, parallel)
-        self.outcomes = Outcomes(tables, self.cross_island)
-        self.membership = Hosts(tables, self.dispatch, self.outcomes)
+        self.preparation = Preparation(tables, Distribution(), compile_limit_s)
+        self.outcomes = Outcomes(tables, self.cross_island, self.preparation)
+        self.membership = Hosts(tables, self.preparation, self.dispatch, self.outcomes)
         self.admission = Admission(
-            tables, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
+            tables, self.preparation, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
         )
 
         self.cancellation = Cancellation(tables, self.admission)
@@ -99,11 +111,10 @@ class Launches:
             return []
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
-            self.programs.pop(program.key, None)
-            commands += self.outcomes.drop_program(program)
+            commands += self.preparation.forget(program)
         self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
-        self.ledger.close(session, lasting=state.tenant.name != f"session {session}")
+        self.ledger.close(session)
         self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 
@@ -124,7 +135,12 @@ class Launches:
         if program.failure is not None:
             return []
         self.programs[program.key] = program
-        return [SendIsland(island, message) for island, message in program.messages.items()]
+        return self.preparation.registered(program)
+
+    def prepare(self, session: int, number: int) -> list[Send]:
+        """Somebody wants to know how a program was compiled."""
+        program = self.sessions[session].programs.get(number)
+        return self.preparation.asked(program) if program is not None else []
 
     def ready(self, message: wire.Ready) -> list[Send]:
         """A host has compiled a program, or failed to. Its client hears once that all have.
@@ -136,9 +152,13 @@ class Launches:
         if program is None:
             return []
         if message.failure is not None:
-            program.failure = message.failure
-        program.ready.add(message.host)
-        program.temporary_bytes[message.host] = message.temporary_bytes
+            self.preparation.failed(program, message.failure)
+        else:
+            program.ready.add(message.host)
+            program.temporary_bytes[message.host] = message.temporary_bytes
+            if program.is_ready:
+                program.wanted_since = math.inf
+                self.circuit_breaker.compiled(program.culprit)
         session = self.sessions.get(program.session)
         if session is None:
             return []
@@ -191,16 +211,23 @@ class Launches:
         return self._resume(self.membership.down(message))
 
     def tick(self, now: float) -> list[Send]:
-        """Time passes: launches fail that wait for a host that does not come back, or for an upload."""
+        """Time passes: launches fail that wait for a host that does not come back, for a compiler that does not come to
+        them, or for an upload."""
         self.tables.now = now
-        deferred = [s for s in self.sessions.values() if self.admission.backlogs[s.id].deferred]
-        return self.admission.resume(deferred) + self.admission.memory_freed()
+        self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
+        return (
+            self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
+            + self.admission.memory_freed()
+        )
 
     def validate(self) -> None:
         """Re-derives what must hold between the tables; tests call it after every event."""
         for sequence, record in self.in_flight.items():
             assert record.sequence == sequence
             assert record.pending or record.failure is not None, f"launch {sequence} has nothing to wait for"
+        for program in self.programs.values():
+            flying = sum(record.program is program for record in self.in_flight.values())
+            assert program.in_flight == flying, (program.in_flight, flying)
         for session in self.sessions.values():
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
@@ -213,7 +240,7 @@ class Launches:
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
         under_way: dict[int, int] = {}
         for record in self.in_flight.values():
-            for island in record.program.plans if record.program.cross_island else ():
+            for island in record.program.islands if record.program.cross_island else ():
                 under_way[island] = under_way.get(island, 0) + 1
         assert under_way == {island: n for island, n in self.cross_island.under_way.items() if n}
         assert self.admission.backlogs.keys() == self.sessions.keys()

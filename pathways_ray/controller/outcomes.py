@@ -15,15 +15,14 @@ import msgspec
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
-from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.state import Buffer, InFlight, Send, SendClient, SendIsland, Session, Tables
+from pathways_ray.controller.preparation import Preparation
+from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import (
     Abort,
     Completed,
     Done,
-    DropProgram,
     IslandLaunchFailed,
     Launch,
     LaunchFailed,
@@ -40,9 +39,10 @@ class Settled(NamedTuple):
 class Outcomes:
     """Gives launches in flight their outcome."""
 
-    def __init__(self, tables: Tables, window: CrossIslandWindow) -> None:
+    def __init__(self, tables: Tables, window: CrossIslandWindow, preparation: Preparation) -> None:
         self.tables = tables
         self.window = window
+        self.preparation = preparation
         self.donations = Donations(tables)
 
     # --- reports of islands -------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Outcomes:
                 decided += self.donations.reported(island, sequence, None)
                 continue
             if k < len(device_us):
-                record.device_seconds += device_us[k] * 1e-6 * record.program.messages[island].devices
+                record.device_seconds += device_us[k] * 1e-6 * len(record.program.messages[island].devices)
             if island in record.pending:
                 record.pending.remove(island)
                 if not record.pending:
@@ -100,12 +100,13 @@ class Outcomes:
             if record.sequence not in in_flight or (record.failure is not None and self._waits(record)):
                 continue
             del in_flight[record.sequence]
+            record.program.in_flight -= 1
             self._account(record)
             if record.failure is not None:
                 failed += self._abort(record, record.failure)
             session = tables.sessions.get(record.session)
             if session is None:
-                failed += self.drop_program(record.program)
+                failed += self.preparation.drop(record.program)
             else:
                 sessions[session.id] = session
                 session.in_flight -= 1
@@ -135,14 +136,7 @@ class Outcomes:
         if failure.node or len(program.hosts) < 2:
             return []
         message = Abort(((record.sequence, program.key),), msgspec.structs.replace(failure, story=()))
-        return [SendIsland(island, message) for island in program.plans]
-
-    def drop_program(self, program: PlannedProgram) -> list[Send]:
-        """Has islands forget a program whose session has ended, unless a launch of it is in flight: hosts need it to
-        take back what that one offers."""
-        if any(record.program is program for record in self.tables.in_flight.values()):
-            return []
-        return [SendIsland(island, DropProgram(program.session, program.key)) for island in program.plans]
+        return [SendIsland(island, message) for island in program.islands]
 
     def _waits(self, record: InFlight) -> bool:
         """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""
@@ -157,12 +151,14 @@ class Outcomes:
         """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
         program, ledger = record.program, self.tables.ledger
         actual = record.estimate
-        if record.failure is None:
+        if record.failure is not None:
+            self.tables.note_failed(record.sequence, program)
+        else:
             actual = record.device_seconds
             program.device_time.measure(actual)
-            self.tables.circuit_breaker.clear(program.digest)
+            self.tables.circuit_breaker.succeeded(program.culprit)
         if program.cross_island:
-            self.window.end(program.plans)
+            self.window.end(program.islands)
         ledger.settle(record.usage, record.estimate, actual)
         ledger.leave(record.usage)
 
@@ -199,7 +195,5 @@ class Outcomes:
     def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
         program = session.programs.get(launch.program)
-        for number, kind in enumerate(program.results if program is not None else (), launch.results):
-            if not session.lives(number):
-                session.keep(number, Buffer(kind, 0, failure))
+        session.refuse(launch.results, program.result_count if program is not None else 0, failure)
         return [SendClient(session.id, LaunchFailed(launch.launch, failure))]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
-from pathways_ray.ir.graph import Compute, Graph, Result, functions_in, references_in
+from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
@@ -22,33 +24,67 @@ from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
 
 _GRAPH = msgspec.msgpack.Decoder(Graph)
+_PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
 @dataclass(frozen=True)
 class BufferType:
-    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on devices."""
+    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on
+    devices, and those of the array itself."""
 
     type: ArrayType
     slice: int
     spec: Spec
     device_bytes: int
+    array_bytes: int = field(default=0, compare=False)
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
         """The type on a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
-        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
+        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size, kind.nbytes)
+
+    @property
+    def charged_bytes(self) -> int:
+        """Bytes that count against the tenant's quota."""
+        return max(self.device_bytes, limits.MIN_BUFFER_BYTES)
+
+
+class IslandPart(msgspec.Struct, frozen=True, array_like=True):
+    """A program's plan for an island, encoded; the functions that it names; the devices that it uses there; its
+    `computations` (see `messages.Program`)."""
+
+    plan: bytes
+    functions: tuple[str, ...]
+    devices: tuple[Device, ...]
+    computations: int
+
+
+class Lowered(msgspec.Struct, frozen=True, array_like=True):
+    """All that the controller keeps of a program that was lowered and planned; see `PlannedProgram`."""
+
+    name: str
+    arguments: tuple[BufferType, ...]
+    results: tuple[BufferType, ...]
+    donated: tuple[int, ...]
+    islands: dict[int, IslandPart]
+    hosts: tuple[int, ...]
+    gang_islands: tuple[tuple[int, ...], ...]
+    digest: str
+    devices: int
 
 
 @dataclass
 class PlannedProgram:
-    """A program with a plan for each island it touches, and what the controller needs to launch it.
+    """A program with its part for each island it touches, and what the controller needs to launch it.
 
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
-    `ready` are hosts that hold its compiled functions.
-    `digest` names what it computes: equal for all sessions. `device_time` is the time of a launch, summed over its
-    `devices`. `result_bytes` are those of all results on devices. `number` is
-    the client's for it; `announced` is set once the client has heard that every host has compiled it.
+    `ready` are hosts that hold its compiled functions, `unsent` islands whose hosts have yet to get them. `culprit` is
+    what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
+    `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
+    has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
+    compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `promised` the results of one
+    that could not be planned.
     """
 
     key: int
@@ -57,19 +93,88 @@ class PlannedProgram:
     arguments: tuple[BufferType, ...] = ()
     results: tuple[BufferType, ...] = ()
     donated: tuple[int, ...] = ()
-    plans: dict[int, IslandPlan] = field(default_factory=dict)
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
     ready: set[int] = field(default_factory=set)
+    unsent: set[int] = field(default_factory=set)
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
-    digest: str = ""
+    retry_at: float = math.inf
+    wanted_since: float = math.inf
+    culprit: Culprit = NOBODY
     device_time: MovingAverage = field(default_factory=MovingAverage)
     number: int = 0
     announced: bool = False
     devices: int = 1
+    in_flight: int = 0
+    promised: int = 0
     result_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.islands = tuple(self.messages)
+        self.result_count = len(self.results) or self.promised
+        self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
+
+    @classmethod
+    def of(
+        cls,
+        key: int,
+        session: int,
+        lowered: Lowered,
+        functions: Mapping[str, bytes],
+        tenant: str = "",
+        trusted: bool = False,
+    ) -> PlannedProgram:
+        """Joins a lowered program with its functions.
+
+        Raises:
+            GraphError: a function was not sent.
+            TooLarge: the functions together are more than fit in a message.
+        """
+        names = sorted({digest for part in lowered.islands.values() for digest in part.functions})
+        if missing := [digest for digest in names if digest not in functions]:
+            raise GraphError(f"program {lowered.name!r} needs functions that were not sent: {missing[0][:12]}…")
+        size = sum(len(functions[digest]) for digest in names)
+        if size > limits.MAX_PROGRAM_BYTES:
+            raise TooLarge(
+                f"the functions of program {lowered.name!r} take {size} bytes, constants included; the limit is "
+                f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
+            )
+        cross_island = len(lowered.islands) > 1
+        messages = {
+            island: Program(
+                program=key,
+                plan=part.plan,
+                functions={digest: functions[digest] for digest in part.functions},
+                name=lowered.name,
+                devices=part.devices,
+                cross_island=cross_island,
+                tenant=tenant,
+                computations=part.computations,
+                trusted=trusted,
+            )
+            for island, part in lowered.islands.items()
+        }
+        return cls(
+            key=key,
+            session=session,
+            name=lowered.name,
+            arguments=lowered.arguments,
+            results=lowered.results,
+            donated=lowered.donated,
+            messages=messages,
+            hosts=frozenset(lowered.hosts),
+            gang_islands=lowered.gang_islands,
+            culprit=Culprit(tenant, lowered.digest),
+            devices=lowered.devices,
+            result_bytes=sum(kind.device_bytes for kind in lowered.results),
+        )
+
+    @functools.cached_property
+    def plans(self) -> dict[int, IslandPlan]:
+        """Its plans, decoded when somebody asks for them."""
+        return {island: _PLAN.decode(message.plan) for island, message in self.messages.items()}
 
     @property
     def is_ready(self) -> bool:
@@ -79,7 +184,7 @@ class PlannedProgram:
     @property
     def cross_island(self) -> bool:
         """Whether it runs on several islands."""
-        return len(self.plans) > 1
+        return len(self.islands) > 1
 
 
 def decode_graph(data: bytes) -> Graph:
@@ -102,14 +207,30 @@ def check_functions(functions: Mapping[str, bytes]) -> None:
             )
 
 
+def references(graph: Graph) -> int:
+    """Values that the nodes of a graph refer to, and the parts of their recipes, once for each node that runs them:
+    what passes have to look at."""
+    recipes = [len(recipe.outputs) + references_in(recipe.parts) for recipe in graph.recipes]
+    found = len(graph.slices) + sum(recipes)
+    for node in graph.nodes:
+        if isinstance(node, Compute):
+            found += len(node.inputs) + len(node.input_layouts) + len(node.outputs) + len(node.output_layouts)
+            found += len(node.donated) + (recipes[node.recipe] if 0 <= node.recipe < len(recipes) else 0)
+        elif isinstance(node, Result):
+            found += len(node.inputs)
+    return found
+
+
 def check_size(graph: Graph) -> None:
-    """Raises `TooLarge` for a graph whose nodes refer to too many values: passes look at each several times, while
-    other clients wait."""
-    computes = [node for node in graph.nodes if isinstance(node, Compute)]
-    found = sum(len(n.inputs) + len(n.input_layouts) + len(n.outputs) + len(n.output_layouts) for n in computes)
-    found += sum(len(n.donated) for n in computes) + len(graph.slices)
-    found += sum(len(r.outputs) + references_in(r.parts) for r in graph.recipes)
-    found += sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
+    """Raises `TooLarge` for a graph with too many results, or whose nodes refer to too many values: passes look at each
+    several times."""
+    results = sum(len(node.inputs) for node in graph.nodes if isinstance(node, Result))
+    if results > limits.MAX_RESULTS:
+        raise TooLarge(
+            f"program {graph.name!r} has {results} results; the limit is {limits.MAX_RESULTS}. Return fewer, larger "
+            "arrays, or split the program into several"
+        )
+    found = references(graph)
     if found > limits.MAX_REFERENCES:
         raise TooLarge(
             f"program {graph.name!r} refers to {found} values; the limit is {limits.MAX_REFERENCES}. Pass fewer, "
@@ -134,19 +255,14 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
     return lowered, plan_islands(lowered, slices)
 
 
-def plan_program(
-    key: int,
-    session: int,
-    graph: Graph,
-    functions: Mapping[str, bytes],
-    slices: Mapping[int, PlacedSlice],
-    fusion: bool,
-) -> PlannedProgram:
-    """Plans `graph`; raises what `placed_graph` raises, and `GraphError` for a function that was not sent."""
-    lowered, plans = placed_graph(graph, slices, fusion)
-    needed = {part.function for recipe in lowered.recipes for part in functions_in(recipe.parts)}
-    if missing := needed - functions.keys():
-        raise GraphError(f"program {graph.name!r} needs functions that were not sent: {sorted(missing)[0][:12]}…")
+def lowered_program(
+    graph: Graph, lowered: Graph, plans: tuple[IslandPlan, ...], slices: Mapping[int, PlacedSlice]
+) -> Lowered:
+    """The part of `graph` that the controller keeps, given what `placed_graph` made of it.
+
+    Raises:
+        GraphError: its arguments are not numbered from 0 on.
+    """
     arguments = {
         node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
         for node in graph.arguments
@@ -158,43 +274,59 @@ def plan_program(
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)
         results.append(BufferType.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
-    return PlannedProgram(
-        key=key,
-        session=session,
+    return Lowered(
         name=graph.name,
         arguments=tuple(arguments[k] for k in range(len(arguments))),
         results=tuple(results),
         donated=graph.donated_arguments,
-        plans={p.island: p for p in plans},
-        messages={p.island: _message(key, p, functions, cross_island=len(plans) > 1) for p in plans},
-        hosts=frozenset(host for p in plans for s in p.slices for host in s.hosts),
+        islands={p.island: _part(p) for p in plans},
+        hosts=tuple(sorted({host for p in plans for s in p.slices for host in s.hosts})),
         gang_islands=_gang_islands(lowered, plans),
-        digest=_digest(graph, needed),
+        digest=_digest(graph),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
-        result_bytes=sum(kind.device_bytes for kind in results),
     )
 
 
-def _digest(graph: Graph, functions: set[str]) -> str:
-    """Names what a program computes, for all slices and sessions: its functions and how they hang together."""
-    shape = [(type(node).__name__, [*node.inputs] if isinstance(node, Compute) else []) for node in graph.nodes]
-    return hashlib.sha256(encode((graph.name, sorted(functions), shape))).hexdigest()
+def _digest(graph: Graph) -> str:
+    """Names what a program computes, on any slices and under any names: its functions and how they hang together."""
+
+    def work(parts: Iterable[Part | Loop]) -> list[Any]:
+        return [
+            (work(p.body), p.times, p.inputs, p.carried, p.outputs) if isinstance(p, Loop) else (p.function, p.inputs)
+            for p in parts
+        ]
+
+    recipes = [(work(recipe.parts), recipe.outputs) for recipe in graph.recipes]
+    nodes = [(type(n).__name__, inputs_of(n), n.recipe if isinstance(n, Compute) else -1) for n in graph.nodes]
+    return hashlib.sha256(encode((recipes, nodes))).hexdigest()
 
 
-def _message(key: int, island: IslandPlan, functions: Mapping[str, bytes], cross_island: bool) -> Program:
-    """The part of a program that an island gets. `device_set` is a number for its set of devices there: that two sets
-    share one is unlikely, and would only make their launches wait for each other."""
+def plan_program(
+    key: int,
+    session: int,
+    graph: Graph,
+    functions: Mapping[str, bytes],
+    slices: Mapping[int, PlacedSlice],
+    fusion: bool,
+    tenant: str = "",
+    trusted: bool = False,
+) -> PlannedProgram:
+    """Plans `graph`; raises what `placed_graph`, `lowered_program` and `PlannedProgram.of` raise."""
+    lowered, plans = placed_graph(graph, slices, fusion)
+    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions, tenant, trusted)
+
+
+def _part(island: IslandPlan) -> IslandPart:
+    """The part of a program that an island gets."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
-    return Program(
-        program=key,
-        plan=encode(island),
-        functions=_functions_of(island, functions),
-        name=island.name,
-        devices=len(devices),
-        device_set=zlib.crc32(encode(devices)),
-        cross_island=cross_island,
-        computations=_computations(island),
-    )
+    digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
+    plan = encode(island)
+    if len(plan) > limits.MAX_PLAN_BYTES:
+        raise TooLarge(
+            f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit "
+            f"is {limits.MAX_PLAN_BYTES}. Split the program into several"
+        )
+    return IslandPart(plan, tuple(sorted(digests)), tuple(devices), _computations(island))
 
 
 def _computations(island: IslandPlan) -> int:
@@ -209,11 +341,6 @@ def _computations(island: IslandPlan) -> int:
             case Send() | Reshard():
                 counts.update(island.placed(island.edges[step.edge].source.slice).devices)
     return max(counts.values(), default=1)
-
-
-def _functions_of(island: IslandPlan, functions: Mapping[str, bytes]) -> dict[str, bytes]:
-    digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
-    return {digest: functions[digest] for digest in sorted(digests)}
 
 
 def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:

@@ -7,25 +7,43 @@ from collections.abc import Iterable
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
-from pathways_ray.limits import MAX_SESSIONS
-
-MAX_BACKLOG_CALLS = 8192
-"""Launches and other calls of one session that may wait here; a client that keeps to its limit never gets there."""
+from pathways_ray.limits import MAX_BUFFERS, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
 
 
-def launches(session: Session, backlog: int) -> Failure | None:
-    """One more launch of a session of which `backlog` calls wait."""
+def launches(session: Session) -> Failure | None:
+    """One more launch of a session."""
     held = session.usage.busy
     allowed = session.tenant.quota.launches
-    if allowed is not None and held >= allowed:
-        return Failure(
-            "QuotaExceeded",
-            f"tenant {session.tenant.name!r} may have {allowed} launches without an outcome; it has {held} and asks "
-            "for 1 more",
-        )
-    if backlog >= MAX_BACKLOG_CALLS:
-        return Failure("QuotaExceeded", f"{MAX_BACKLOG_CALLS} calls of a session may wait; there are {backlog}")
-    return None
+    if allowed is None or held < allowed:
+        return None
+    return Failure(
+        "QuotaExceeded",
+        f"tenant {session.tenant.name!r} may have {allowed} launches without an outcome; it has {held} and asks "
+        "for 1 more",
+    )
+
+
+def buffers(session: Session, held: int, asked: int, purpose: str) -> Failure | None:
+    """`asked` more buffers of a session for `purpose`; all sessions together have `held`."""
+    mine = len(session.buffers)
+    if mine + asked <= MAX_SESSION_BUFFERS and held + asked <= MAX_BUFFERS:
+        return None
+    return Failure(
+        "TooLarge",
+        f"the session has {mine} buffers and asks for {asked} more for {purpose}; {MAX_SESSION_BUFFERS} are the limit, "
+        f"and {MAX_BUFFERS} for all sessions, which have {held}. Drop some",
+    )
+
+
+def slices(session: Session) -> Failure | None:
+    """One more slice of a session."""
+    if len(session.slices) < MAX_SLICES and len(session.places) < MAX_PLACES:
+        return None
+    return Failure(
+        "TooLarge",
+        f"the session holds {len(session.slices)} slices and has had {len(session.places)}; {MAX_SLICES} and "
+        f"{MAX_PLACES} are the limits. Release some, or open a new session",
+    )
 
 
 def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purpose: str) -> Failure | None:
@@ -33,7 +51,7 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
     allowed = session.tenant.quota.device_bytes
     if allowed is None:
         return None
-    held = sum(s.device_bytes for s in sessions if s.tenant.name == session.tenant.name)
+    held = sum(s.charged_bytes for s in sessions if s.tenant.name == session.tenant.name)
     if held + asked <= allowed:
         return None
     return Failure(

@@ -24,8 +24,8 @@ def program_failed(tables: Tables, session: Session, program: PlannedProgram, la
 
 
 def circuit_open(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """Launches of the program ended hosts, several times."""
-    return tables.circuit_breaker.refusal(program.digest)
+    """The program ended hosts, several times."""
+    return tables.circuit_breaker.refusal(program.culprit)
 
 
 def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
@@ -40,7 +40,8 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
     for number, expected in zip(arguments, types, strict=True):
         buffer = buffers.get(number)
         if buffer is None:
-            return Failure("BufferDeleted", f"buffer {number} of this session does not exist (deleted?)")
+            refused = session.why_refused(number)
+            return refused or Failure("BufferDeleted", f"buffer {number} of this session does not exist (deleted?)")
         if buffer.failure is not None:
             return buffer.failure
         given = buffer.type
@@ -61,13 +62,25 @@ def results_taken(tables: Tables, session: Session, program: PlannedProgram, lau
     return None
 
 
+def over_buffers(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The session, or the controller, has as many buffers as it may."""
+    return quotas.buffers(session, tables.buffers, len(program.results), program.name)
+
+
 def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """The results do not fit into the tenant's quota of memory on devices."""
     if session.tenant.quota.device_bytes is None:
         return None
     purpose = f"the results of program {program.name!r}"
-    return quotas.device_bytes(session, tables.sessions.values(), program.result_bytes, purpose)
+    return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes, purpose)
 
 
-REFUSALS: tuple[Refusal, ...] = (program_failed, circuit_open, arguments_unfit, results_taken, over_device_bytes)
+REFUSALS: tuple[Refusal, ...] = (
+    program_failed,
+    circuit_open,
+    arguments_unfit,
+    results_taken,
+    over_buffers,
+    over_device_bytes,
+)
 """Refusals in the order in which a user should learn of them."""

@@ -1,22 +1,47 @@
-"""Registration: from a client's message to a planned program, or to one that carries its failure."""
+"""Registration: the functions that sessions have sent, and the way from a message to a planned program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas
-from pathways_ray.controller.programs import (
-    PlannedProgram,
-    check_functions,
-    check_size,
-    decode_graph,
-    plan_program,
-)
+from pathways_ray.controller.planning import PlanReply, result_count
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session
-from pathways_ray.errors import Failure, PathwaysError, to_failure
-from pathways_ray.ir.graph import functions_in
+from pathways_ray.errors import Failure, PathwaysError, from_failure, to_failure
 from pathways_ray.transport.messages import Register
+
+MAX_FAILURE_CHARACTERS = 4096
+"""Of the failure of a program, which every launch of it repeats."""
+
+
+class TenantFunctions:
+    """The functions of all sessions of a tenant by digest, each held once, and how many sessions hold it."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[bytes, int]] = {}
+        self.bytes = 0
+
+    def missing(self, functions: Mapping[str, bytes]) -> int:
+        """Bytes of the functions that are not held."""
+        return sum(len(blob) for digest, blob in functions.items() if digest not in self.held)
+
+    def hold(self, digest: str, blob: bytes) -> bytes:
+        """Counts one more session with a function; returns the copy that all share."""
+        blob, count = self.held.get(digest, (blob, 0))
+        self.bytes += len(blob) if not count else 0
+        self.held[digest] = blob, count + 1
+        return blob
+
+    def release(self, digest: str) -> None:
+        blob, count = self.held.pop(digest)
+        if count > 1:
+            self.held[digest] = blob, count - 1
+        else:
+            self.bytes -= len(blob)
 
 
 class Registration:
@@ -26,46 +51,17 @@ class Registration:
     programs that name them later fail for the same reason.
 
     Args:
-        check: raises for functions that are not what their names say.
+        tenants: the functions of the tenant that the session belongs to.
     """
 
-    def __init__(self, check: Callable[[Mapping[str, bytes]], None] = check_functions) -> None:
-        self.check = check
+    def __init__(self, tenants: TenantFunctions) -> None:
+        self.tenants = tenants
         self.functions: dict[str, bytes] = {}
         self.function_bytes = 0
         self.withheld: dict[str, Failure] = {}
 
-    def plan(self, key: int, session: Session, message: Register, fusion: bool) -> PlannedProgram:
-        """A program with plans for its islands, or with the failure to make them."""
-        try:
-            planned = self._planned(key, session, message, fusion)
-        except PathwaysError as error:
-            planned = to_failure(error)
-        except Exception as error:  # a malformed graph may trip the planner anywhere; it must not end the controller
-            planned = Failure("WireError", f"program refused: {type(error).__name__}: {error}")
-        return PlannedProgram(key, session.id, "", failure=planned) if isinstance(planned, Failure) else planned
-
-    def _planned(self, key: int, session: Session, message: Register, fusion: bool) -> PlannedProgram | Failure:
-        refused = self._refusal(session, message)
-        if refused is not None:
-            if len(self.withheld) < limits.MAX_PROGRAMS:
-                self.withheld |= dict.fromkeys(message.functions, refused)
-            return refused
-        self.check(message.functions)
-        self.functions.update(message.functions)
-        self.function_bytes += sum(map(len, message.functions.values()))
-        graph = decode_graph(message.graph)
-        refused = quotas.nodes(session.tenant, len(graph.nodes), graph.name)
-        if refused is not None:
-            return refused
-        check_size(graph)
-        for digest in (part.function for recipe in graph.recipes for part in functions_in(recipe.parts)):
-            if digest in self.withheld and digest not in self.functions:
-                return self.withheld[digest]
-        # A program may arrive after a release that was called later: released slices are still known.
-        return plan_program(key, session.id, graph, self.functions, session.places, fusion)
-
-    def _refusal(self, session: Session, message: Register) -> Failure | None:
+    def refusal(self, session: Session, message: Register) -> Failure | None:
+        """The failure of a program that is not looked at, if there is one."""
         size = len(message.graph) + sum(map(len, message.functions.values()))
         refused = quotas.message_bytes(session.tenant, size, "a program")
         if refused is not None:
@@ -76,4 +72,53 @@ class Registration:
                 f"the functions of a program have {size} bytes and those this session sent before "
                 f"{self.function_bytes}; {limits.MAX_SESSION_FUNCTION_BYTES} are the limit. Open a new session",
             )
+        more = self.tenants.missing(message.functions)
+        if self.tenants.bytes + more > limits.MAX_TENANT_FUNCTION_BYTES:
+            return Failure(
+                "QuotaExceeded",
+                f"the functions of a program have {more} bytes that are new to tenant {session.tenant.name!r}, whose "
+                f"sessions hold {self.tenants.bytes}; {limits.MAX_TENANT_FUNCTION_BYTES} are allowed. Close some",
+            )
         return None
+
+    def made(self, key: int, session: Session, message: Register, reply: PlanReply) -> PlannedProgram:
+        """The program of a reply, or one with the failure to make it."""
+        failure = reply.failure
+        if reply.lowered is not None:
+            try:
+                known = self._known(reply)
+                tenant = session.tenant
+                return PlannedProgram.of(key, session.id, reply.lowered, known, tenant.name, tenant.trusted)
+            except PathwaysError as error:
+                failure = to_failure(error)
+        assert failure is not None
+        if len(failure.message) > MAX_FAILURE_CHARACTERS:
+            failure = msgspec.structs.replace(failure, message=failure.message[:MAX_FAILURE_CHARACTERS] + "…")
+        return PlannedProgram(key, session.id, "", failure=failure, promised=result_count(message.graph))
+
+    def _known(self, reply: PlanReply) -> Mapping[str, bytes]:
+        """The functions of the session. Raises the error of one that was withheld."""
+        assert reply.lowered is not None
+        for part in reply.lowered.islands.values():
+            for digest in part.functions:
+                if digest in self.withheld and digest not in self.functions:
+                    raise from_failure(self.withheld[digest])
+        return self.functions
+
+    def withhold(self, message: Register, failure: Failure) -> None:
+        """The functions of a message that was refused are not taken."""
+        if len(self.withheld) + len(message.functions) <= limits.MAX_PROGRAMS:
+            self.withheld |= dict.fromkeys(message.functions, failure)
+
+    def take(self, functions: Mapping[str, bytes]) -> None:
+        """Keeps functions that are what their names say."""
+        for digest, blob in functions.items():
+            if digest not in self.functions:
+                self.functions[digest] = self.tenants.hold(digest, blob)
+                self.function_bytes += len(blob)
+
+    def close(self) -> None:
+        """Lets go of the session's functions."""
+        for digest in self.functions:
+            self.tenants.release(digest)
+        self.functions.clear()

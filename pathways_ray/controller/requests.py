@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,22 +17,36 @@ from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.programs import check_size, decode_graph, order_text, placed_graph
+from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
 from pathways_ray.controller.tenants import Tenant, TenantBook
-from pathways_ray.errors import AuthenticationError, PathwaysError, SessionClosed, WireError, from_failure, to_failure
-from pathways_ray.ir.text import plan_text
+from pathways_ray.errors import (
+    AuthenticationError,
+    PathwaysError,
+    QuotaExceeded,
+    SessionClosed,
+    TooLarge,
+    UsageError,
+    WireError,
+    from_failure,
+    to_failure,
+)
+from pathways_ray.resource_manager.core import MAX_REJOIN_S
+from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
 
-COMPILE_LIMIT_S = 120.0
+EXPLAIN_LIMIT_S = 120.0
 """`explain` waits this long for the compiled memory analysis."""
+
+MAX_CALL_BYTES = 1 << 16
+"""A call other than `Explain`."""
 
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
 
-_SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused)
+_SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
-Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply, list[Command]]]
-"""The rest of a request, once the resource manager has answered."""
+Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
+"""The rest of a request, once the resource manager has answered; without a reply, it will be asked again."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,16 @@ class Explaining:
     program: int
     plan: str
     order: str
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """A request for a slice that waits for islands to join, at most until `deadline`."""
+
+    call: int
+    client: Client
+    request: wire.CreateSlice
     deadline: float
 
 
@@ -70,6 +95,30 @@ class Requests:
     isolation: Isolation = field(default_factory=Isolation)
     waiting: dict[int, Continuation] = field(default_factory=dict)
     explaining: dict[int, Explaining] = field(default_factory=dict)
+    calling: dict[str, int] = field(default_factory=dict)
+    slicing: dict[int, deque[Requested]] = field(default_factory=dict)
+    not_yet: list[Slicing] = field(default_factory=list)
+    known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
+
+    def enter(self, caller: Caller) -> str:
+        """Counts a call before it is read; `leave` takes what this returns.
+
+        Raises:
+            QuotaExceeded: the caller has as many calls without a reply as it may.
+        """
+        name = f"session {caller}" if isinstance(caller, int) else f"tenant {caller.name}" if caller else "the operator"
+        most = limits.MAX_CALLS if isinstance(caller, int) else limits.MAX_TENANT_CALLS
+        held = self.calling.get(name, 0)
+        if held >= most:
+            raise QuotaExceeded(f"{name} has {held} calls without a reply; {most} are allowed. Wait a little")
+        self.calling[name] = held + 1
+        return name
+
+    def leave(self, name: str) -> None:
+        """A call has its reply."""
+        self.calling[name] -= 1
+        if not self.calling[name]:
+            del self.calling[name]
 
     def caller(self, metadata: dict[str, str]) -> Caller:
         """The origin of a request that shows this: a session with its secret, a tenant or the operator with a token.
@@ -107,15 +156,13 @@ class Requests:
         if go_on is None:
             return []
         try:
-            if isinstance(answer, BaseException):
-                raise WireError(f"the resource manager failed: {answer}")
             reply, commands = go_on(answer)
         except PathwaysError as error:
             reply, commands = wire.Refused(to_failure(error)), []
-        return [*commands, AnswerCall(call, reply)]
+        return commands if reply is None else [*commands, AnswerCall(call, reply)]
 
     def _ask_manager(self, call: int, method: str, arguments: tuple[Any, ...], go_on: Continuation) -> list[Command]:
-        self.waiting[call] = go_on
+        self.waiting[call] = lambda answer: go_on(_valid(answer))
         return [CallManager(method, arguments, call)]
 
     def _answer(self, event: Requested, now: float) -> tuple[wire.Reply | None, list[Command]]:
@@ -124,17 +171,21 @@ class Requests:
         client = self.clients.known.get(caller) if isinstance(caller, int) else None
         if isinstance(caller, int) and client is None:
             raise SessionClosed(f"session {caller} has been closed")
+        if event.size > MAX_CALL_BYTES and not isinstance(request, wire.Explain):
+            raise TooLarge(f"a call of {event.size} bytes; the limit is {MAX_CALL_BYTES}")
         if client is not None:
             _refuse(quotas.message_bytes(client.tenant, event.size, "a call"))
         if isinstance(request, wire.OpenSession) and not isinstance(caller, int):
             return None, self._open(event, request, caller, now)
         if isinstance(request, wire.Status) and request.session == 0 and caller is None:
-            return None, self._status(event.call, None)
+            return self._status(event.call, None, now)
+        if isinstance(request, wire.LiftRefusal) and caller is None:
+            return self._lift(request, now), []
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
             case wire.CreateSlice():
-                return None, self._create_slice(event.call, client, request)
+                return None, self._create_slice(event, client, request)
             case wire.ReleaseSlice():
                 self.launches.remove_slice(client.session, request.slice)
                 arguments = (client.session, request.slice)
@@ -142,9 +193,12 @@ class Requests:
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():
-                return self._explain(event.call, client, request, now), []
+                reply, commands = self._explain(event.call, client, request, now)
+                return reply, [*commands, *self.launches.prepare(client.session, request.program)]
             case wire.Status():
-                return None, self._status(event.call, client)
+                return self._status(event.call, client, now)
+            case wire.LiftRefusal():
+                raise AuthenticationError("only the operator, with the runtime's own token, lifts a refusal")
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
 
@@ -172,13 +226,25 @@ class Requests:
             fusion=self.clients.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
             link_port=self.link_port,
+            trusted=client.tenant.trusted,
         )
         return reply, []
 
-    def _create_slice(self, call: int, client: Client, request: wire.CreateSlice) -> list[Command]:
-        sessions = self.launches.sessions
+    def _create_slice(self, event: Requested, client: Client, request: wire.CreateSlice) -> list[Command]:
+        """Asks for a slice; one request of a session at a time, so that all of them together keep nobody busy."""
+        if client.session in self.slicing:
+            self.slicing[client.session].append(event)
+            return []
+        state = self.launches.sessions[client.session]
+        _refuse(quotas.slices(state))
         if request.shape and all(size > 0 for size in request.shape):
-            _refuse(quotas.devices(client.tenant, math.prod(request.shape), sessions.values()))
+            _refuse(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
+        self.slicing[client.session] = deque()
+        now = self.launches.tables.now
+        return self._ask_for_slice(Slicing(event.call, client, request, now + MAX_REJOIN_S), now)
+
+    def _ask_for_slice(self, asked: Slicing, now: float) -> list[Command]:
+        client, request = asked.client, asked.request
         arguments = (
             client.session,
             request.shape,
@@ -187,11 +253,43 @@ class Requests:
             request.platform,
             request.name[:256],
             self.isolation.islands_of(client),
+            now >= asked.deadline,
         )
-        return self._ask_manager(call, "create_slice", arguments, lambda answer: self._slice_created(client, answer))
 
-    def _slice_created(self, client: Client, answer: bytes) -> tuple[wire.Reply, list[Command]]:
-        reply: wire.SliceCreated | wire.Refused = _SLICE.decode(answer)
+        def answered(answer: Any) -> tuple[wire.Reply | None, list[Command]]:
+            try:
+                found: wire.SliceCreated | wire.Refused | wire.NotYet = _SLICE.decode(_valid(answer))
+                if isinstance(found, wire.NotYet) and client.session in self.clients.known:
+                    self.not_yet.append(asked)  # it is asked again with the next tick
+                    return None, []
+                reply, commands = self._slice_created(client, found)
+            except PathwaysError as error:
+                reply, commands = wire.Refused(to_failure(error)), []
+            return reply, commands + self._next_slices(client.session)
+
+        self.waiting[asked.call] = answered
+        return [CallManager("create_slice", arguments, asked.call)]
+
+    def _next_slices(self, session: int) -> list[Command]:
+        """The requests that waited for the one before: up to the first that asks the resource manager again."""
+        events = self.slicing.pop(session, deque())
+        commands: list[Command] = []
+        while events and session not in self.slicing:
+            commands += self.received(events.popleft(), self.launches.tables.now)
+        if events:
+            self.slicing[session].extend(events)
+        return commands
+
+    def ask_again(self, now: float) -> list[Command]:
+        """Asks again for slices that the resource manager could not map yet."""
+        again, self.not_yet = self.not_yet, []
+        return [command for asked in again for command in self._ask_for_slice(asked, now)]
+
+    def _slice_created(
+        self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet
+    ) -> tuple[wire.Reply, list[Command]]:
+        if isinstance(reply, wire.NotYet):
+            raise SessionClosed(f"session {client.session} ended while it asked for a slice")
         if isinstance(reply, wire.Refused):
             return reply, []
         session, placed = client.session, reply.placed
@@ -207,20 +305,32 @@ class Requests:
 
     # --- explain ------------------------------------------------------------------------------------------------------
 
-    def _explain(self, call: int, client: Client, request: wire.Explain, now: float) -> wire.Reply | None:
+    def _explain(
+        self, call: int, client: Client, request: wire.Explain, now: float
+    ) -> tuple[wire.Reply | None, list[Command]]:
         session = self.launches.sessions[client.session]
-        graph = decode_graph(request.graph)
-        _refuse(quotas.nodes(client.tenant, len(graph.nodes), graph.name))
-        check_size(graph)
-        _, plans = placed_graph(graph, session.slices, self.clients.fusion)
-        plan, order = plan_text(plans), order_text({p.island: p for p in plans})
+        asked = request_of(request.graph, session.slices, self.clients.fusion, client.tenant, text=True)
+        reply = plan_if_cheap(asked)
+        if reply is not None:
+            return self._placed(call, request, reply, now), []
+
+        def planned(reply: PlanReply) -> list[Command]:
+            found = self._placed(call, request, reply, self.launches.tables.now)
+            return [AnswerCall(call, found)] if found is not None else []
+
+        return None, self.clients.plans.put(client.session, asked, {}, planned)
+
+    def _placed(self, call: int, request: wire.Explain, reply: PlanReply, now: float) -> wire.Reply | None:
+        """The reply once the plan is known; None where it waits until the program is compiled."""
+        if reply.failure is not None:
+            return wire.Refused(reply.failure)
         if request.program < 0:
-            return wire.Explained(plan, order, {})
-        explaining = Explaining(session.id, request.program, plan, order, now + COMPILE_LIMIT_S)
-        reply = self._explained(explaining, now)
-        if reply is None:  # the program comes on the stream, and this call may have overtaken it
+            return wire.Explained(reply.plan, reply.order, {})
+        explaining = Explaining(request.session, request.program, reply.plan, reply.order, now + EXPLAIN_LIMIT_S)
+        found = self._explained(explaining, now)
+        if found is None:  # the program comes on the stream, and this call may have overtaken it
             self.explaining[call] = explaining
-        return reply
+        return found
 
     def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
         session = self.launches.sessions.get(waiting.session)
@@ -241,22 +351,48 @@ class Requests:
                 commands.append(AnswerCall(call, reply))
         return commands
 
+    # --- refusals -----------------------------------------------------------------------------------------------------
+
+    def _lift(self, request: wire.LiftRefusal, now: float) -> wire.Reply:
+        if not self.launches.circuit_breaker.lift(request.refusal):
+            raise UsageError(f"no program is refused under {request.refusal[:64]!r}; 'pathways refusals' lists them")
+        self.launches.story.note(Entry(now, "refusal lifted", request.refusal))
+        return wire.Accepted()
+
     # --- status -------------------------------------------------------------------------------------------------------
 
-    def _status(self, call: int, client: Client | None) -> list[Command]:
-        return self._ask_manager(call, "status", (), lambda text: (self._status_reply(client, text), []))
+    def _status(self, call: int, client: Client | None, now: float) -> tuple[wire.Reply | None, list[Command]]:
+        name = client.tenant.name if client is not None else ""
+        known = self.known_status.setdefault(name, status.KnownStatus())
+        if client is not None and client.token and known.is_fresh_enough(now):
+            return wire.StatusReply(known.text), []
 
-    def _status_reply(self, client: Client | None, text: str) -> wire.Reply:
+        def answered(text: str) -> tuple[wire.Reply, list[Command]]:
+            reply = self._status_reply(client, text)
+            known.text = reply.text
+            return reply, []
+
+        return None, self._ask_manager(call, "status", (), answered)
+
+    def _status_reply(self, client: Client | None, text: str) -> wire.StatusReply:
         found: dict[str, Any] = json.loads(text)
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
         found |= status.of_launches(self.launches, self.report, names) | self.about
+        found["trusted_tenants"] = [tenant.name for tenant, _ in self.book.entries if tenant.trusted]
         if self.logs is not None:
             found["logs"] = status.logs(found["islands"], *self.logs)
         if client is not None and client.token:
             mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
             found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
         return wire.StatusReply(json.dumps(found))
+
+
+def _valid(answer: Any) -> Any:
+    """An answer of the resource manager. Raises `WireError` for how it failed."""
+    if isinstance(answer, BaseException):
+        raise WireError(f"the resource manager failed: {answer}")
+    return answer
 
 
 def _refuse(failure: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
 from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.programs import BufferType, PlannedProgram
@@ -15,6 +19,9 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
 from pathways_ray.transport.messages import Stored, ToClient, ToIsland
+
+MAX_FAILED = 4096
+"""Launches that failed lately, of which their programs are remembered."""
 
 
 class SendIsland(msgspec.Struct, frozen=True):
@@ -34,12 +41,24 @@ class SendClient(msgspec.Struct, frozen=True):
 Send = SendIsland | SendClient
 
 
-class Buffer(msgspec.Struct, eq=False):
+class Buffer(msgspec.Struct, eq=False, gc=False):
     """One logical array: its type, the launch that makes it (0: it is there), why it failed."""
 
     type: BufferType
     producer: int
     failure: Failure | None = None
+
+
+class RefusedResults(NamedTuple):
+    """Buffers from number `first` up to `end` that are not there."""
+
+    first: int
+    end: int
+    failure: Failure
+
+
+MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
+"""Refused launches that a session remembers: a client has no more under way when it hears that one was refused."""
 
 
 @dataclass(slots=True)
@@ -48,9 +67,11 @@ class Session:
 
     `places` remembers released slices too, since buffers may outlive them. `arriving` has the buffers that its client
     uploads, with the hosts that have yet to report them; `early` what hosts reported of buffers that the client has not
-    named yet; `burnt` numbers of uploads that were freed before they had arrived (see `buffers`). `held` are the bytes
-    of its buffers on the devices of each slice, `in_flight` counts its launches on islands. `donated` are buffers whose
-    memory a launch may take.
+    named yet; `burnt` numbers of uploads that were dropped before they had arrived (see `buffers`). `held` are the
+    bytes of its buffers on the devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes`
+    those that count against the tenant's quota, `in_flight` counts its launches on islands.
+    `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
+    `donated` those whose memory a launch may take.
     """
 
     id: int
@@ -63,9 +84,12 @@ class Session:
     arriving: dict[int, set[int]] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
+    refused: list[RefusedResults] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)
     in_flight: int = 0
+    array_bytes: int = 0
+    charged_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -79,10 +103,13 @@ class Session:
 
     def keep(self, number: int, buffer: Buffer) -> None:
         """Enters a buffer under the client's number for it."""
+        before = self.buffers.get(number)
+        if before is not None:
+            self.array_bytes -= before.type.array_bytes
         self.buffers[number] = buffer
+        self.array_bytes += buffer.type.array_bytes
         if buffer.failure is None:
-            kind = buffer.type
-            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
+            self._count(buffer.type, 1)
 
     def find(self, number: int) -> Buffer | None:
         """A buffer that is in the table, or was donated to a launch that has not ended."""
@@ -91,15 +118,34 @@ class Session:
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
         buffer = self.buffers.pop(number, None)
-        if buffer is not None and buffer.failure is None:
-            self.held[buffer.type.slice] -= buffer.type.device_bytes
+        if buffer is not None:
+            self.array_bytes -= buffer.type.array_bytes
+            if buffer.failure is None:
+                self._count(buffer.type, -1)
         return buffer
+
+    def _count(self, kind: BufferType, sign: int) -> None:
+        self.held[kind.slice] = self.held.get(kind.slice, 0) + sign * kind.device_bytes
+        self.charged_bytes += sign * kind.charged_bytes
+
+    def refuse(self, first: int, count: int, failure: Failure) -> None:
+        """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13
+        bytes may name thousands."""
+        if count:
+            insort(self.refused, RefusedResults(first, first + count, failure), key=lambda entry: entry.first)
+            if len(self.refused) > MAX_REFUSED:
+                del self.refused[0]  # clients count up
+
+    def why_refused(self, number: int) -> Failure | None:
+        """The failure of a buffer that was refused not long ago."""
+        place = bisect_right(self.refused, number, key=lambda entry: entry.first)
+        return self.refused[place - 1].failure if place and number < self.refused[place - 1].end else None
 
     def fail(self, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None and buffer not in self.donated.values():
-            self.held[buffer.type.slice] -= buffer.type.device_bytes
+            self._count(buffer.type, -1)
         buffer.failure = failure
 
 
@@ -161,8 +207,9 @@ class HostState:
 class Tables:
     """The state that admission, dispatch, outcomes and hosts share.
 
-    `programs` are all by their key, `away` the hosts that are down, `sequence` the number of the last launch of the
-    cluster, `now` the time of the event that is handled, in seconds.
+    `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
+    down, `sequence` is the number of the last launch of the cluster, `now` the time of the event that is handled, in
+    seconds, `buffers` how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -173,8 +220,16 @@ class Tables:
     sessions: dict[int, Session] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     in_flight: dict[int, InFlight] = field(default_factory=dict)
+    failed: OrderedDict[int, PlannedProgram] = field(default_factory=OrderedDict)
     sequence: int = 0
     now: float = 0.0
+    buffers: int = 0
+
+    def note_failed(self, sequence: int, program: PlannedProgram) -> None:
+        """Remembers what a launch that has failed was of: some of it may still be on a device."""
+        self.failed[sequence] = program
+        while len(self.failed) > MAX_FAILED:
+            self.failed.popitem(last=False)
 
     def islands(self) -> list[int]:
         """The islands that have, or had, a host."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import Session
 from pathways_ray.scheduler.policies import Usage
 from pathways_ray.story import log_name
 from pathways_ray.transport.messages import Load
@@ -17,6 +19,29 @@ SPAN_S = 10.0
 
 ANONYMOUS = "somebody"
 """The label of another tenant's slice, as a tenant sees it."""
+
+
+FRESH_STATUS = 8
+"""Answers about the status in a second, to one tenant, that are made for it; further ones are at most a second old.
+The operator's are always made for it."""
+
+STATUS_AGE_S = 1.0
+
+
+@dataclass
+class KnownStatus:
+    """The last status that a tenant was told, when that was, and how often it was asked for in that second."""
+
+    text: str = ""
+    since: float = -math.inf
+    made: int = 0
+
+    def is_fresh_enough(self, now: float) -> bool:
+        """Whether it can be told again; it is counted."""
+        if now - self.since >= STATUS_AGE_S:
+            self.since, self.made, self.text = now, 0, ""
+        self.made += 1
+        return bool(self.text) and self.made > FRESH_STATUS
 
 
 @dataclass
@@ -47,9 +72,12 @@ class Report:
         accounts = sorted(launches.ledger.usages.values(), key=lambda usage: usage.tenant)
         recent = {u.tenant: u.device_seconds - before.get(u.tenant, 0.0) for u in accounts}
         total = sum(recent.values())
+        sessions: dict[str, list[Session]] = {}
+        for session in launches.sessions.values():
+            sessions.setdefault(session.tenant.name, []).append(session)
         found = []
         for usage in accounts:
-            mine = [s for s in launches.sessions.values() if s.tenant.name == usage.tenant]
+            mine = sessions.get(usage.tenant, [])
             waiting = sum(launches.backlog(s.id) for s in mine)
             found.append(
                 {
@@ -79,7 +107,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
                 "name": names.get(s.id, ""),
                 "tenant": s.tenant.name,
                 "buffers": len(s.buffers),
-                "bytes": sum(b.type.type.nbytes for b in s.buffers.values()),
+                "bytes": s.array_bytes,
                 "programs": len(s.programs),
                 "in_flight": s.in_flight,
                 "waiting": launches.backlog(s.id),
@@ -87,11 +115,26 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
             for s in sessions.values()
         ],
         "tenants": report.tenants(launches),
+        "refusals": refusals(launches),
         "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),
         "launches": launches.sequence,
         "in_flight": len(launches.in_flight),
     }
+
+
+def refusals(launches: Launches) -> list[dict[str, Any]]:
+    """The programs that the circuit breaker refuses, oldest first; `age_s` is for how long, in seconds."""
+    return [
+        {
+            "id": culprit.id,
+            "tenant": culprit.tenant,
+            "program": refusal.name,
+            "reason": refusal.failure.message,
+            "age_s": launches.tables.now - refusal.at,
+        }
+        for culprit, refusal in launches.circuit_breaker.refused.items()
+    ]
 
 
 def logs(islands: Iterable[Mapping[str, Any]], folder: str, node: str) -> list[dict[str, str]]:
@@ -145,6 +188,7 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_o
         "slices": [s for s in status["slices"] if s["session"] in mine],
         "sessions": sessions,
         "tenants": [t for t in status["tenants"] if t["tenant"] == tenant],
+        "refusals": [r for r in status["refusals"] if r["tenant"] == tenant],
         "buffers": sum(s["buffers"] for s in sessions),
         "in_flight": sum(s["in_flight"] for s in sessions),
     }

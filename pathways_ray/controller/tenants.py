@@ -46,6 +46,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     `weight` is its part of the device time under the policy "share", `priority` its rank under "priority" (higher goes
     first). `launch_limit_s` are the seconds that one of its launches may keep its devices; None leaves the runtime's.
+    Of what `trusted` tenants send only the form is checked: their code can reach the data of others.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     priority: int = 0
     quota: Quota = Quota()
     launch_limit_s: float | None = None
+    trusted: bool = False
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -65,6 +67,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     priority: int = 0
     quota: Quota = Quota()
     launch_limit_s: float | None = None
+    trusted: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,8 +97,8 @@ class TenantBook:
 
 
 def operators(session: int) -> Tenant:
-    """The tenant of a session that was opened with the cluster's own token."""
-    return Tenant(f"session {session}")
+    """The tenant of a session that was opened with the cluster's own token. The operator is trusted."""
+    return Tenant(f"session {session}", trusted=True)
 
 
 def token_digest(token: str) -> str:
@@ -122,7 +125,7 @@ def decode(data: bytes) -> TenantBook:
             raise UsageError(
                 f"{what} has a token of {len(entry.token)} characters; {MIN_TOKEN_CHARACTERS} are the least"
             )
-        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.launch_limit_s)
+        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.launch_limit_s, entry.trusted)
         try:
             book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
         except UsageError as error:
@@ -133,7 +136,16 @@ def decode(data: bytes) -> TenantBook:
 def encode(book: TenantBook) -> bytes:
     """The file of a table, with digests in place of tokens."""
     tenants = [
-        _Entry(tenant.name, "", digest, tenant.weight, tenant.priority, tenant.quota, tenant.launch_limit_s)
+        _Entry(
+            tenant.name,
+            "",
+            digest,
+            tenant.weight,
+            tenant.priority,
+            tenant.quota,
+            tenant.launch_limit_s,
+            tenant.trusted,
+        )
         for tenant, digest in book.entries
     ]
     return msgspec.json.format(msgspec.json.encode({"tenants": tenants}), indent=2) + b"\n"

@@ -32,7 +32,7 @@ from pathways_ray.deployment.topology import PLACEMENTS, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
 from pathways_ray.liveness import SILENCE_LIMIT_S
-from pathways_ray.resource_manager.actor import ResourceManager
+from pathways_ray.resource_manager.actor import GROUPS, ResourceManager
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport.endpoints import ListenConfig, check_exposure, is_loopback
 from pathways_ray.transport.tls import checked
@@ -50,6 +50,7 @@ class Options:
         dispatch: "parallel" or "sequential".
         policy: whose launch goes next, see `scheduler.policies`.
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
+        compile_limit_s: seconds that a host may compile one program.
         launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
         lost_after_s: seconds without one of its hosts after which an island gets no slices any more.
         silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
@@ -76,6 +77,7 @@ class Options:
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
     lost_after_s: float = limits.LOST_AFTER_S
+    compile_limit_s: float = limits.COMPILE_LIMIT_S
     silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
     name: str = ""
@@ -228,6 +230,7 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
         listen,
         options.policy,
         options.launch_limit_s,
+        options.compile_limit_s,
         options.silence_limit_s,
         options.check_order,
         outlives,
@@ -239,7 +242,10 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
     try:
         # The first one has the name of the runtime for itself: of two that start at once, one gets here.
         # All find it by name: a handle among the arguments would keep Ray from restarting them.
-        first = actor(common, ResourceManager, names.resource_manager(runtime), num_cpus=0, max_concurrency=1000)
+        manager_name = names.resource_manager(runtime)
+        first = actor(
+            common, ResourceManager, manager_name, num_cpus=0, max_concurrency=1000, concurrency_groups=dict(GROUPS)
+        )
         try:
             settings = (runtime, islands, *link_secrets, options.silence_limit_s, options.lost_after_s)
             manager = first.options(scheduling_strategy=near).remote(*settings)
@@ -261,6 +267,7 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
             options.policy,
             metrics_at,
             islands,
+            options.compile_limit_s,
             options.isolation == "process",
             options.silence_limit_s,
             options.launch_limit_s,

@@ -29,6 +29,7 @@ class Processes:
     listen: ListenConfig
     policy: str
     launch_limit_s: float
+    compile_limit_s: float
     silence_limit_s: float
     check_order: bool
     detached: bool
@@ -77,7 +78,14 @@ def start_island(
     runtime, listen = processes.runtime, processes.listen
     order = actor(processes, IslandScheduler, names.scheduler(runtime, number), num_cpus=0, max_concurrency=100)
     scheduler = order.options(scheduling_strategy=processes.near).remote(
-        runtime, number, list(members), listen, processes.policy, processes.launch_limit_s, processes.silence_limit_s
+        runtime,
+        number,
+        list(members),
+        listen,
+        processes.policy,
+        processes.launch_limit_s,
+        processes.compile_limit_s,
+        processes.silence_limit_s,
     )
     started = IslandActors(number, scheduler, {})
     taken = {"num_cpus": 0} if tenant else _taking(island.bundle())

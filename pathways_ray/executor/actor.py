@@ -147,7 +147,7 @@ class HostExecutor:
 
     def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
         from pathways_ray.executor.run.dispatcher import heartbeat
-        from pathways_ray.transport.messages import TO_HOST, Heartbeat, HostUp
+        from pathways_ray.transport.messages import TO_HOST, HostUp
 
         self.outbox.send(
             HostUp(
@@ -179,7 +179,7 @@ class HostExecutor:
         self.dispatcher.start()
         threading.Thread(
             target=heartbeat,
-            args=(self.outbox.send, lambda: Heartbeat(self.host, slowness()), HEARTBEAT_S),
+            args=(self.outbox.send, lambda: self.dispatcher.heartbeat(slowness()), HEARTBEAT_S),
             daemon=True,
         ).start()
 

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 
 
@@ -31,6 +32,9 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 MAX_ESTIMATED_US = 10**9
 """A part that is estimated to take longer than this, or without end, is said to take this."""
+
+MAX_NAME_CHARACTERS = 1024
+"""Of a program: failures repeat it."""
 
 MAX_ROUNDS = 1 << 20
 """Rounds of one loop."""
@@ -146,8 +150,8 @@ Node = Argument | Compute | Transfer | Result
 class Graph(msgspec.Struct, frozen=True):
     """A program. `nodes` is in topological order and ends with the `Result`."""
 
-    name: str
-    slices: tuple[SliceType, ...]
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+    slices: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_SLICES)]
     recipes: tuple[Recipe, ...]
     nodes: tuple[Node, ...]
 
@@ -167,8 +171,10 @@ class Graph(msgspec.Struct, frozen=True):
     def arguments(self) -> tuple[Argument, ...]:
         return tuple(node for node in self.nodes if isinstance(node, Argument))
 
-    def slice(self, slice_id: int) -> SliceType:
-        return next(s for s in self.slices if s.id == slice_id)
+    @property
+    def slice_types(self) -> dict[int, SliceType]:
+        """The slices by their ids."""
+        return {mesh.id: mesh for mesh in self.slices}
 
     def type_of(self, ref: Ref) -> ArrayType:
         node = self.nodes[ref.node]

@@ -12,7 +12,7 @@ from pathways_ray.ir.types import item_bytes
 def shard_bytes(graph: Graph, ref: Ref) -> int:
     """Bytes that one device of the value's slice holds of it."""
     array, layout = graph.type_of(ref), graph.layout_of(ref)
-    return math.prod(shard_shape(array, layout.spec, graph.slice(layout.slice))) * item_bytes(array.dtype)
+    return math.prod(shard_shape(array, layout.spec, graph.slice_types[layout.slice])) * item_bytes(array.dtype)
 
 
 def peak_bytes(graph: Graph) -> dict[int, int]:

@@ -7,10 +7,14 @@ sharded over, trailing unsharded dimensions left out. Equal specs are equal tupl
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
 
 from pathways_ray.errors import GraphError, SpecError
+
+MAX_ARRAY_DIMENSIONS = 64
+"""Dimensions of an array, as in NumPy: a product of very many sizes would take minutes."""
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -43,7 +47,7 @@ def item_bytes(dtype: str) -> int:
 class ArrayType(msgspec.Struct, frozen=True, array_like=True):
     """Global shape and dtype name of a logical array."""
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_ARRAY_DIMENSIONS)]
     dtype: str
 
     @property

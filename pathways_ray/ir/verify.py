@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Part, Ref, Result, Transfer, inputs_of, output_count
-from pathways_ray.ir.types import check_layout
+from pathways_ray.ir.types import SliceType, check_layout
 
 
 def verify(graph: Graph, lowered: bool = False) -> Graph:
@@ -26,7 +27,10 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
         raise TooLarge(f"program {graph.name!r} has {len(graph.nodes)} nodes; the limit is {limits.MAX_NODES}")
     if not graph.nodes or not isinstance(graph.nodes[-1], Result):
         raise GraphError(f"program {graph.name!r} does not end with a result node")
-    known = {s.id for s in graph.slices}
+    meshes = graph.slice_types
+    if len(meshes) < len(graph.slices):
+        raise GraphError(f"program {graph.name!r} names {len(graph.slices)} slices, of which {len(meshes)} differ")
+    taken: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
         _check_references(graph, index)
         match node:
@@ -34,11 +38,12 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
                 if index != len(graph.nodes) - 1:
                     raise GraphError(f"program {graph.name!r} has a second result node, %{index}")
             case Compute():
-                _check_compute(graph, index, node, known, lowered)
+                _check_compute(graph, index, node, meshes, lowered, taken)
             case Argument() | Transfer():
-                if node.layout.slice not in known:
+                mesh = meshes.get(node.layout.slice)
+                if mesh is None:
                     raise GraphError(f"%{index} lies on slice {node.layout.slice}, which the program does not have")
-                check_layout(node.type, node.layout.spec, graph.slice(node.layout.slice), f"%{index}")
+                check_layout(node.type, node.layout.spec, mesh, f"%{index}")
     _check_donation(graph)
     return graph
 
@@ -51,16 +56,18 @@ def _check_references(graph: Graph, index: int) -> None:
             raise GraphError(f"%{index} consumes {ref}; %{ref.node} has {output_count(graph.nodes[ref.node])} outputs")
 
 
-def _check_compute(graph: Graph, index: int, node: Compute, known: set[int], lowered: bool) -> None:
+def _check_compute(
+    graph: Graph, index: int, node: Compute, meshes: Mapping[int, SliceType], lowered: bool, taken: dict[int, int]
+) -> None:
     label = f"%{index} {node.name}" + (f" ({node.where})" if node.where else "")
-    if node.slice not in known:
+    mesh = meshes.get(node.slice)
+    if mesh is None:
         raise GraphError(f"{label} runs on slice {node.slice}, which the program does not have")
     if not 0 <= node.recipe < len(graph.recipes):
         raise GraphError(f"{label} runs recipe {node.recipe}; there are {len(graph.recipes)}")
-    _check_recipe(graph, label, node)
+    _check_recipe(graph, label, node, taken)
     if len(node.inputs) != len(node.input_layouts) or len(node.outputs) != len(node.output_layouts):
         raise GraphError(f"{label} does not name one layout for each input and output")
-    mesh = graph.slice(node.slice)
     for k, (ref, layout) in enumerate(zip(node.inputs, node.input_layouts, strict=True)):
         if layout.slice != node.slice:
             raise GraphError(f"{label} asks for input {k} on slice {layout.slice}, but runs on slice {node.slice}")
@@ -73,13 +80,20 @@ def _check_compute(graph: Graph, index: int, node: Compute, known: set[int], low
         check_layout(array, layout.spec, mesh, f"{label}, output {k}")
 
 
-def _check_recipe(graph: Graph, label: str, node: Compute) -> None:
+def _check_recipe(graph: Graph, label: str, node: Compute, taken: dict[int, int]) -> None:
+    """Checks the recipe of a node, the parts of one that several nodes share once; `taken` keeps how many inputs each
+    recipe takes."""
     recipe = graph.recipes[node.recipe]
-    _check_parts(label, recipe.parts, len(node.inputs), limits.MAX_LOOP_DEPTH)
+    if node.recipe not in taken:
+        _check_parts(label, recipe.parts, len(node.inputs), limits.MAX_LOOP_DEPTH)
+        if any(not _is_made(ref, recipe.parts, len(recipe.parts)) for ref in recipe.outputs):
+            raise GraphError(f"{label}: an output of its recipe is made by no part of it")
+        inputs = (ref.output for part in recipe.parts for ref in part.inputs if ref.node == -1)
+        taken[node.recipe] = 1 + max(inputs, default=-1)
+    if taken[node.recipe] > len(node.inputs):
+        raise GraphError(f"{label} has {len(node.inputs)} inputs; its recipe consumes {taken[node.recipe]}")
     if len(recipe.outputs) != len(node.outputs):
         raise GraphError(f"{label} has {len(node.outputs)} outputs, its recipe {len(recipe.outputs)}")
-    if any(not _is_made(ref, recipe.parts, len(recipe.parts)) for ref in recipe.outputs):
-        raise GraphError(f"{label}: an output of its recipe is made by no part of it")
     if any(not 0 <= k < len(node.inputs) for k in node.donated):
         raise GraphError(f"{label} donates input {max(node.donated)}; it has {len(node.inputs)}")
 

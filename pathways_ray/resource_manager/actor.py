@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +32,21 @@ from pathways_ray.transport.messages import HostInfo, encode
 
 KILL_LIMIT_S = 5.0
 """A task that kills a process on another machine has run within this time, or does not run."""
+CLIENTS = "clients"
+"""The concurrency group of calls that clients cause."""
+
+GROUPS = {CLIENTS: 64}
+"""Calls of a concurrency group that are under way at a time; none of them waits for anything."""
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 
 
 class ResourceManager:
-    """One for a cluster. All methods run on the actor's event loop, one at a time between awaits."""
+    """One for a cluster.
+
+    Calls that clients cause are in a concurrency group of their own, `CLIENTS`, so that the cluster's own never queue
+    behind them. Ray runs each group on an event loop in a thread; a lock has one event handled at a time.
+    """
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class ResourceManager:
         self.data_secret = data_secret
         self.link_secret = link_secret
         self.tokens = itertools.count()
+        self.lock = threading.Lock()
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.clock: asyncio.Task[None] | None = None
@@ -111,6 +122,7 @@ class ResourceManager:
         """Kills the process that a host had under `epoch`, stopped or stuck as it may be; Ray restarts it."""
         self._handle(events.KillRequested(host, epoch))
 
+    @ray.method(concurrency_group=CLIENTS)
     async def create_slice(
         self,
         session: int,
@@ -120,6 +132,7 @@ class ResourceManager:
         platform: str,
         name: str,
         tenant: str,
+        final: bool,
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists.
 
@@ -127,25 +140,32 @@ class ResourceManager:
             tenant: the one that has islands for itself; "" where all share them.
         """
         request = SliceRequest(shape, axes, island, platform, name, tenant)
-        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request)))
+        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
 
+    @ray.method(concurrency_group=CLIENTS)
     async def release_slice(self, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""
         released: bool = await self._answer(lambda token: events.SliceReleased(token, session, slice_id))
         return released
 
+    @ray.method(concurrency_group=CLIENTS)
     async def release_session(self, session: int) -> int:
         """The number of slices that the session had, which are free now."""
         released: int = await self._answer(lambda token: events.SessionReleased(token, session))
         return released
 
+    @ray.method(concurrency_group=CLIENTS)
     async def platforms(self) -> tuple[str, ...]:
         """The platforms of all hosts that have joined."""
-        return tuple(sorted({host.platform for host in self.core.inventory.hosts.values()}))
+        with self.lock:
+            return tuple(sorted({host.platform for host in self.core.inventory.hosts.values()}))
 
+    @ray.method(concurrency_group=CLIENTS)
     async def status(self) -> str:
         """JSON: islands with their states, hosts and devices, and the slices on each device."""
-        return json.dumps(status(self.core.inventory))
+        with self.lock:
+            found = status(self.core.inventory)
+        return json.dumps(found)
 
     # --- driver -------------------------------------------------------------------------------------------------------
 
@@ -186,14 +206,15 @@ class ResourceManager:
 
     def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
-        if self.clock is None:  # Ray runs the constructor outside of the event loop
-            self.clock = asyncio.ensure_future(self._tick())
-        for command in self.core.handle(event, time.monotonic()):
+        with self.lock:
+            if self.clock is None:  # Ray runs the constructor outside of the event loop
+                self.clock = asyncio.ensure_future(self._tick())
+            commands = self.core.handle(event, time.monotonic())
+        for command in commands:
             match command:
                 case events.Answer(token, value):
-                    answer = self.calls.pop(token)
-                    if not answer.cancelled():
-                        answer.set_result(value)
+                    answer = self.calls.pop(token)  # perhaps of another thread's loop
+                    answer.get_loop().call_soon_threadsafe(_settle, answer, value)
                 case events.KillProcess():
                     self._kill(command)
                 case events.KillHost(host):
@@ -201,3 +222,8 @@ class ResourceManager:
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
+
+
+def _settle(answer: asyncio.Future[Any], value: Any) -> None:
+    if not answer.cancelled():
+        answer.set_result(value)

@@ -10,6 +10,7 @@ that spans fewer hosts sends fewer messages.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -94,6 +95,10 @@ class Inventory:
     slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
     next_slice: int = 0
     last_epoch: int = 0
+    held: Counter[Device] = field(default_factory=Counter)
+    """Slices on each device that has some, also on one that a host has come back without."""
+    of_session: dict[int, set[int]] = field(default_factory=dict)
+    """The slices of each session."""
     lost_after_s: float = math.inf
     now: float = 0.0
     missed: dict[int, float] = field(default_factory=dict)
@@ -142,6 +147,8 @@ class Inventory:
     def start_over(self) -> None:
         """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""
         self.slices.clear()
+        self.held.clear()
+        self.of_session.clear()
         for host in self.hosts.values():
             host.up = False
 
@@ -160,17 +167,12 @@ class Inventory:
             del self.hosts[host.host]
             self.last_epoch = max(self.last_epoch, host.epoch)  # its number may be another island's some day
         for key in [key for key, record in self.slices.items() if record.placed.island == island]:
-            del self.slices[key]
+            self.release(*key)
         return gone
 
     def load(self) -> dict[Device, int]:
         """Number of slices on each device."""
-        load = {Device(h.host, k): 0 for h in self.hosts.values() for k in range(h.devices)}
-        for record in self.slices.values():
-            for device in record.placed.devices:
-                if device in load:  # a host may come back with fewer devices
-                    load[device] += 1
-        return load
+        return {d: self.held[d] for h in self.hosts.values() for d in (Device(h.host, k) for k in range(h.devices))}
 
     def create(self, session: int, request: SliceRequest) -> PlacedSlice:
         """Maps a slice.
@@ -190,6 +192,8 @@ class Inventory:
         mesh = SliceType(self.next_slice, shape, request.axes)
         placed = PlacedSlice.on(mesh, self.hosts[chosen[0].host].island, chosen)
         self.slices[session, mesh.id] = SliceRecord(session, request.name, placed)
+        self.held.update(placed.devices)
+        self.of_session.setdefault(session, set()).add(mesh.id)
         return placed
 
     def fits_now(self, request: SliceRequest) -> bool:
@@ -220,13 +224,19 @@ class Inventory:
 
     def release(self, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""
-        return self.slices.pop((session, slice_id), None) is not None
+        record = self.slices.pop((session, slice_id), None)
+        if record is None:
+            return False
+        self.held.subtract(record.placed.devices)
+        self.of_session[session].discard(slice_id)
+        return True
 
     def release_session(self, session: int) -> int:
         """Releases all slices of a session; returns their number."""
-        slices = [key for key in self.slices if key[0] == session]
-        for key in slices:
-            del self.slices[key]
+        slices = list(self.of_session.get(session, ()))
+        for number in slices:
+            self.release(session, number)
+        self.of_session.pop(session, None)
         return len(slices)
 
     def describe(self, tenant: str = "") -> str:

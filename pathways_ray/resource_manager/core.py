@@ -12,8 +12,8 @@ their scheduler, and join its successor; one that does not in time is stopped, a
 islands for themselves, which share the devices of the first ones.
 
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
-after the controller's they join again: a request waits for them for some seconds, and for longer if nothing that is up
-can hold it.
+after the controller's they join again: for some seconds, and for longer if nothing that is up can hold the slice, the
+answer is `NotYet`; the controller asks again, and says when it is to be mapped to what there is.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -33,10 +33,10 @@ from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import JoinReply, NotYet, Refused, SliceCreated
 
 TICK_S = 1.0
-"""Time between two looks at the controller and at requests that wait."""
+"""Time between two looks at the controller and at hosts."""
 
 MAX_REJOIN_S = 30.0
 """Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
@@ -90,7 +90,6 @@ class ManagerCore:
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.requests: list[tuple[float, events.SliceRequested]] = []
         self.controller = events.ControllerServes("", "", controller)
         self.awaited = bool(controller)
         self.past_controllers: set[str] = set()
@@ -143,16 +142,14 @@ class ManagerCore:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
             case events.SliceRequested():
-                self.requests.append((now + MAX_REJOIN_S, event))
-                return self._answer_requests(now)
+                return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(token, session, slice_id):
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked(slowness):
                 lost = self._look_at_islands(now)
-                silent = [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
-                return [*silent, *self._answer_requests(now)]
+                return [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -282,7 +279,7 @@ class ManagerCore:
             self.starting.hear(number, now)
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
-        return commands + self._answer_requests(now)
+        return commands
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
@@ -300,19 +297,8 @@ class ManagerCore:
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _answer_requests(self, now: float) -> list[events.Command]:
-        """Answers requests for slices, unless an island may still come that is better, or the only one."""
-        waiting, self.requests = self.requests, []
-        commands: list[events.Command] = []
-        for limit, event in waiting:
-            if now < limit and self._waits(event.request, now):
-                self.requests.append((limit, event))
-            else:
-                commands.append(events.Answer(event.token, self._create(event, now)))
-        return commands
-
     def _waits(self, request: SliceRequest, now: float) -> bool:
-        """Whether an island has yet to come that a slice could go to."""
+        """Whether an island has yet to come that a slice could go to, and that is better, or the only one."""
         known, state_of = self.inventory.islands(request.tenant), self.inventory.state_of
         wanted = [island for island in self.shared if request.island in (-1, island)]
         if request.tenant:  # its islands come one by one, beside those that are up
@@ -323,7 +309,9 @@ class ManagerCore:
             return bool(away)
         return any(island not in known for island in away) and not self.inventory.fits_now(request)
 
-    def _create(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused:
+    def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
+        if not event.final and self._waits(event.request, now):
+            return NotYet()
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -77,11 +77,13 @@ class KillRequested(NamedTuple):
 
 
 class SliceRequested(NamedTuple):
-    """A session needs a slice; answered with `SliceCreated` or `Refused`."""
+    """A session needs a slice; answered with `SliceCreated` or `Refused`, or, while islands have not joined, with
+    `NotYet`, unless the request is the `final` one."""
 
     token: int
     session: int
     request: SliceRequest
+    final: bool = True
 
 
 class SliceReleased(NamedTuple):
@@ -129,7 +131,7 @@ class Answer:
     """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused | None
+    value: str | int | bool | JoinReply | SliceCreated | Refused | NotYet | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,21 @@ class IslandScheduler:
         listen: ListenConfig,
         policy: str = "fifo",
         limit_s: float = math.inf,
+        compile_limit_s: float = limits.COMPILE_LIMIT_S,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.runtime = runtime
         self.silence_limit_s = silence_limit_s
         self.listen = listen
-        self.core = SchedulerCore(island, hosts, limits.ISLAND_WINDOW, policy_named(policy), limit_s, silence_limit_s)
+        self.core = SchedulerCore(
+            island,
+            hosts,
+            limits.ISLAND_WINDOW,
+            policy_named(policy),
+            limit_s,
+            compile_limit_s,
+            silence_limit_s,
+        )
         self.core.story.sink = ProcessLog(runtime, f"scheduler {island}").write
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from pathways_ray import limits
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.deadlines import Deadlines
@@ -57,7 +58,8 @@ class SchedulerCore:
         hosts: the ids of the island's hosts. Until all are up, and from the loss of one until its successor joins,
             launches are not dispatched.
         window: launches with the hosts at once.
-        limit_s: seconds that a launch may be first in line on its devices; then the island restarts.
+        limit_s: seconds that a launch may keep its devices; then the island restarts.
+        compile_limit_s: the same for a host that compiles a program.
         silence_limit_s: a host that says nothing for this long is lost; hosts send a heartbeat every second.
     """
 
@@ -68,12 +70,13 @@ class SchedulerCore:
         window: int,
         policy: Policy = fifo,
         limit_s: float = math.inf,
+        compile_limit_s: float = limits.COMPILE_LIMIT_S,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self.island = island
         self.story = Story(f"scheduler {island}")
         self.members = Membership(frozenset(hosts))
-        self.order = IslandOrder(self.members, window, policy, Deadlines(limit_s), self.story)
+        self.order = IslandOrder(self.members, window, policy, Deadlines(limit_s, compile_limit_s), self.story)
         self.check = OrderCheck()
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.next_load = -math.inf
@@ -127,12 +130,21 @@ class SchedulerCore:
                 return list(self.order.reached(message))
             case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
-            case wire.Ready() | wire.Enqueued() | wire.Stored():
+            case wire.Compiling():
+                self.order.deadlines.compiling[host, message.program] = self.order.now
+                return []
+            case wire.Ready():
+                self.order.deadlines.compiling.pop((host, message.program), None)
+                return [events.ToController(message)]
+            case wire.Enqueued() | wire.Stored():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)
-            case _:  # a heartbeat
+            case wire.Heartbeat():
+                self.order.deadlines.heard(host, message, self.order.now)
                 return []
+            case wire.HostUp():
+                return []  # it has joined
 
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
         overdue = self.order.overdue()
@@ -169,26 +181,31 @@ class SchedulerCore:
         return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
 
     def lose_host(
-        self, host: int, epoch: int, reason: str, *, kill: bool = False, kind: str = "HostLost", launch: int = 0
+        self, host: int, epoch: int, reason: str, *, kill: bool = False, decided: RestartIsland | None = None
     ) -> list[events.Command]:
         """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
 
         So the whole island restarts: every other host's process is killed (and this one's, if `kill` says so), and the
-        controller fails every launch it has on the island.
+        controller fails every launch it has on the island. It also hears what may have ended the host, unless that was
+        `decided` here.
         """
         if not self.members.is_current(host, epoch):
             return []
         now = self.order.now
-        candidates = self.order.candidates()
+        kind = decided.kind if decided is not None else "HostLost"
+        launch = decided.launch if decided is not None else 0
+        candidates, compiling = self._causes(host, decided)
         first = launch or (candidates[0] if candidates else 0)
         story = self.story.lines(now, launch=first, hosts=self.members.hosts)
         self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
         commands: list[events.Command] = [events.ForgetHosts()]
-        for member in self.members.lose(epoch):
+        # The cause first: the controller knows the launches that it names until it has heard of the first loss.
+        for member in sorted(self.members.lose(epoch), key=lambda member: member != host):
             self.liveness.forget(member)
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            commands.append(events.ToController(wire.HostDown(member, epoch, why, kind, candidates, story)))
-            candidates = ()
+            down = wire.HostDown(member, epoch, why, kind, candidates, story, compiling, decided is not None)
+            commands.append(events.ToController(down))
+            candidates = compiling = ()
             if member != host or kill:
                 commands.append(events.Kill(member, epoch))
                 self.condemned[member] = Condemned(epoch, now, now + KILL_PERIOD_S)
@@ -196,14 +213,22 @@ class SchedulerCore:
         self.check = OrderCheck()
         return commands
 
+    def _causes(self, host: int, decided: RestartIsland | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Launches and programs that may have ended a host. Where it was decided to end it, only who is over a
+        limit."""
+        if decided is None:
+            compiling = [program for member, program in self.order.deadlines.compiling if member == host]
+            return self.order.candidates(host), tuple(compiling)
+        launch = (decided.launch,) if decided.kind == "LaunchTimeout" else ()
+        return launch, (decided.program,) if decided.program else ()
+
     def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
         """Commands for the order's decisions, of which the last one may be to restart the island."""
         if decisions and isinstance(restart := decisions[-1], RestartIsland):
-            host, reason, kind, launch = restart
-            epoch = self.members.epochs[host]
+            host, epoch = restart.host, self.members.epochs[restart.host]
             return [
                 *(d for d in decisions[:-1] if not isinstance(d, RestartIsland)),
-                *self.lose_host(host, epoch, reason, kill=True, kind=kind, launch=launch),
+                *self.lose_host(host, epoch, restart.reason, kill=True, decided=restart),
             ]
         return cast(list[events.Command], decisions)
 

@@ -1,52 +1,134 @@
-"""Deadlines of launches that are first in line on their devices.
+"""Deadlines of launches on their devices, and of compilations.
 
-A launch cannot be taken off a device. So the island restarts when one keeps devices for longer than the operator's
-limit (a loop without end), or when hosts still sit in a gang that another one has failed to enter.
+Neither can be stopped. So the island restarts when a launch keeps its devices, or a compiler a host, for longer than
+the operator's limit; and when hosts still sit in a gang that another one has failed to enter.
+
+What a launch waits for is not its fault, and does not count: hosts say which launches are first in the queues of all
+their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the
+last of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no
+device of the island runs anything for twice the limit, the island restarts too, and nobody is blamed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from pathways_ray.scheduler.state import Outstanding, RestartIsland
+from pathways_ray.limits import COMPILE_LIMIT_S
+from pathways_ray.scheduler.state import Outstanding, ProgramState, RestartIsland
+from pathways_ray.transport.messages import Heartbeat
 
 MAX_STRANDED_S = 5.0
 """When a launch has failed on one host, the hosts that share the failed value must end it within this time as well."""
 
+STUCK_LIMITS = 2
+"""Where nothing runs, another island may run what is waited for; if that is over its limit, it is ended first."""
+
 
 @dataclass
 class Deadlines:
-    """Times at which launches were first seen at the head of their devices' queues.
+    """Times at which launches began to keep their devices, and hosts to compile.
+
+    `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
+    program when its compilation began. `held` is when a launch on some devices was last seen in the `queued` of a host.
+    `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
+    launch was last seen to get on.
 
     Args:
-        limit_s: seconds that a launch may stay there, unless its tenant has a limit of its own.
+        limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own.
+        compile_limit_s: seconds that a host may compile one program.
     """
 
     limit_s: float = math.inf
+    compile_limit_s: float = COMPILE_LIMIT_S
+    running: dict[int, dict[int, float]] = field(default_factory=dict)
+    queued: dict[int, frozenset[int]] = field(default_factory=dict)
+    compiling: dict[tuple[int, int], float] = field(default_factory=dict)
+    held: dict[int, float] = field(default_factory=dict)
     first_since: dict[int, float] = field(default_factory=dict)
+    stuck_since: tuple[int, float] = (0, 0.0)
 
-    def overdue(self, first: Mapping[int, Outstanding], hosts: frozenset[int], now: float) -> RestartIsland | None:
-        """The reason to restart the island, if a launch gives one.
+    def clear(self) -> None:
+        """The hosts start again."""
+        self.running.clear()
+        self.queued.clear()
+        self.compiling.clear()
+
+    def heard(self, host: int, message: Heartbeat, now: float) -> None:
+        """Notes the launches that keep a host's devices, and those that wait for them there."""
+        self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
+        self.queued[host] = frozenset(message.queued)
+
+    def overdue(
+        self,
+        outstanding: Mapping[int, Outstanding],
+        programs: Mapping[int, ProgramState],
+        first: tuple[int, ...],
+        hosts: frozenset[int],
+        now: float,
+    ) -> RestartIsland | None:
+        """The reason to restart the island, if there is one.
 
         Args:
-            first: the launches first in line on their devices, by number.
+            outstanding: launches with the hosts, in the order in which they were sent.
+            first: those that are first in line on a device.
             hosts: those of the island.
         """
+        for (host, program), since in self.compiling.items():
+            if now - since > self.compile_limit_s:
+                name = programs[program].name if program in programs else ""
+                reason = (
+                    f"it compiled program {name!r} for {now - since:.0f} s; the limit is {self.compile_limit_s:.0f} s"
+                )
+                return RestartIsland(host, reason, program=program)
+        runs = {sequence for running in self.running.values() for sequence in running}
+        self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}
+        for sequence in sorted(runs):
+            record = outstanding.get(sequence)
+            seconds = now - self._since(sequence, record.hosts if record is not None else hosts, now)
+            limit_s = (record.usage.launch_limit_s if record is not None else None) or self.limit_s
+            if seconds > limit_s:
+                # One that has failed may have left a computation on a device: one that did not depend on what failed.
+                name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
+                text = f"{name} was first on its devices for {seconds:.0f} s"
+                return RestartIsland(min(hosts), f"{text}; the limit is {limit_s:.0f} s", "LaunchTimeout", sequence)
+        failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
+        return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
+
+    def _since(self, sequence: int, hosts: Collection[int], now: float) -> float:
+        """The time at which a launch came to the head of the last device queue that it is in."""
+        if any(sequence in self.queued.get(host, ()) for host in hosts):
+            self.held[sequence] = now
+        started = [at for host in hosts if (at := self.running.get(host, {}).get(sequence)) is not None]
+        return max([*started, self.held.get(sequence, -math.inf)]) if started else now
+
+    def _stranded(self, first: Mapping[int, Outstanding], hosts: frozenset[int], now: float) -> RestartIsland | None:
+        """Hosts wait in a launch that failed on others, and is the first in line."""
         self.first_since = {sequence: self.first_since.get(sequence, now) for sequence in first}
         for sequence, record in first.items():
-            since = self.first_since[sequence]
-            launch = f"launch {sequence} of program {record.program.name!r}"
-            limit_s = record.usage.launch_limit_s or self.limit_s
-            if now - since > limit_s:
-                reason = f"{launch} was first on its devices for {now - since:.0f} s; the limit is {limit_s:.0f} s"
-                return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence)
             failed = record.failed
-            if failed is None or now - max(since, failed.at) <= MAX_STRANDED_S:
+            if failed is None or now - max(self.first_since[sequence], failed.at) <= MAX_STRANDED_S:
                 continue
             if stranded := failed.affected & record.hosts:
                 on, left = (", ".join(map(str, sorted(members))) for members in (failed.hosts, stranded))
-                reason = f"{launch} failed on host {on}, and host {left} waits in it: {failed.report.failure.message}"
-                return RestartIsland(min(hosts), reason, launch=sequence)
+                reason = f"{_named(record)} failed on host {on}, and host {left} waits in it: "
+                return RestartIsland(min(hosts), reason + failed.report.failure.message, launch=sequence)
         return None
+
+    def _stuck(
+        self, outstanding: Mapping[int, Outstanding], runs: bool, hosts: frozenset[int], now: float
+    ) -> RestartIsland | None:
+        """The oldest launch waits for what never comes: no device of the island has run anything for the limit."""
+        oldest = next(iter(outstanding), 0)
+        if not oldest or runs or oldest != self.stuck_since[0]:
+            self.stuck_since = oldest, now
+        waited = now - self.stuck_since[1]
+        if waited <= STUCK_LIMITS * self.limit_s:
+            return None
+        reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
+        return RestartIsland(min(hosts), reason)
+
+
+def _named(record: Outstanding) -> str:
+    return f"launch {record.launch.sequence} of program {record.program.name!r}"

@@ -23,14 +23,15 @@ from itertools import zip_longest
 import msgspec
 
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.devices import DeviceTable
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.policies import Candidate, Ledger, Policy, fifo
 from pathways_ray.scheduler.rendezvous import disagree, reach_barrier
 from pathways_ray.scheduler.state import (
     Decision,
-    DeviceQueue,
     Outstanding,
     PartialFailure,
     ProgramState,
@@ -41,13 +42,13 @@ from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
 SINGLE_TENANT_WINDOW_S = 0.2
-"""Estimated work on one set of devices that may be with the hosts while one tenant has the island to itself."""
+"""Estimated work on a device that may be with the hosts while one tenant has the island to itself."""
 
 CONTENDED_WINDOW_S = 0.02
 """The same while several tenants have launches: a newcomer finds this much in the device queues before its launch."""
 
 MIN_DEVICE_LAUNCHES = 2
-"""Launches on one set of devices that may be with the hosts however long they take, so that devices do not run dry."""
+"""Launches on a device that may be with the hosts however long they take, so that devices do not run dry."""
 
 MAX_DEVICE_COMPUTATIONS = 28
 """Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
@@ -65,7 +66,7 @@ class IslandOrder:
     Args:
         members: launches are dispatched while all hosts are up.
         window: launches with the hosts at once.
-        deadlines: of launches that are first in line on their devices.
+        deadlines: of launches on their devices, and of compilations.
     """
 
     members: Membership
@@ -79,7 +80,7 @@ class IslandOrder:
     waiting: dict[int, SessionQueue] = field(default_factory=dict)
     cross_island: deque[tuple[int, int]] = field(default_factory=deque)
     outstanding: dict[int, Outstanding] = field(default_factory=dict)
-    device_queues: dict[int, DeviceQueue] = field(default_factory=dict)
+    devices: DeviceTable = field(default_factory=DeviceTable)
     now: float = 0.0
     quantum: tuple[int, float] = (0, 0.0)
 
@@ -112,8 +113,7 @@ class IslandOrder:
                 known = self.programs.get(message.program) or ProgramState()
                 self.programs[message.program] = ProgramState(
                     message.name,
-                    message.devices,
-                    message.device_set,
+                    self.devices.set_of(message.devices),
                     message.cross_island,
                     known.seconds,
                     message.computations,
@@ -255,14 +255,14 @@ class IslandOrder:
         if left > 0 and session in self.waiting and self._has_room(queue := self._leading(self.waiting[session])):
             return queue
         policy, now = self.policy, self.now
-        full: set[int] = set()
+        full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
-            program = self._program_of(queue.head)
-            if program.device_set not in full and self._has_room(queue):
+            devices = self._program_of(queue.head).devices.devices
+            if full.isdisjoint(devices) and self._has_room(queue):
                 return queue
             # The first in rank waits for room, and none passes it: small launches would keep a big one out for ever.
-            full.add(program.device_set)
+            full.update(devices)
         return None
 
     def _leading(self, queue: SessionQueue) -> SessionQueue:
@@ -274,15 +274,15 @@ class IslandOrder:
     def _has_room(self, queue: SessionQueue) -> bool:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
-        devices = self.device_queues.get(program.device_set)
-        if program.cross_island or devices is None or not devices.launches:
-            return True
-        if devices.computations + program.computations > MAX_DEVICE_COMPUTATIONS:
-            return False
-        if devices.launches < MIN_DEVICE_LAUNCHES:
-            return True
         window = CONTENDED_WINDOW_S if self.ledger.active > 1 else SINGLE_TENANT_WINDOW_S
-        return devices.seconds + program.seconds.estimate <= window
+        return program.cross_island or all(
+            not group.launches
+            or (
+                group.computations + program.computations <= MAX_DEVICE_COMPUTATIONS
+                and (group.launches < MIN_DEVICE_LAUNCHES or group.seconds + program.seconds.estimate <= window)
+            )
+            for group in program.devices.groups
+        )
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
@@ -292,13 +292,8 @@ class IslandOrder:
         if program.cross_island:
             self.cross_island.popleft()
         else:
-            devices = self.device_queues.get(program.device_set)
-            if devices is None:
-                devices = self.device_queues[program.device_set] = DeviceQueue()
-            devices.launches += 1
-            devices.computations += program.computations
-            devices.seconds += estimate
-        self.ledger.start(queue.usage, estimate * program.devices)
+            program.devices.add(estimate, program.computations)
+        self.ledger.start(queue.usage, estimate * program.width)
         if self.policy is not fifo:
             session, left = self.quantum
             self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
@@ -402,30 +397,31 @@ class IslandOrder:
         del self.outstanding[record.launch.sequence]
         program = record.program
         if not program.cross_island:
-            devices = self.device_queues[program.device_set]
-            devices.launches -= 1
-            devices.computations -= record.program.computations
-            devices.seconds = devices.seconds - record.estimate if devices.launches else 0.0
+            program.devices.remove(record.estimate, program.computations)
         actual = record.estimate
         if record.failed is None:
             actual = record.device_us * 1e-6
             program.seconds.measure(actual)
-        self.ledger.settle(record.usage, record.estimate * program.devices, actual * program.devices)
+        self.ledger.settle(record.usage, record.estimate * program.width, actual * program.width)
         self.ledger.leave(record.usage)
 
     # --- all launches at once -----------------------------------------------------------------------------------------
 
     def overdue(self) -> RestartIsland | None:
-        """A launch that keeps its devices for too long, as the reason to restart the island."""
-        hosts = self.members.hosts
-        return self.deadlines.overdue({k: self.outstanding[k] for k in self.candidates()}, hosts, self.now)
+        """A launch that keeps its devices for too long, or a compilation that does not end, as the reason to restart
+        the island."""
+        return self.deadlines.overdue(self.outstanding, self.programs, self.candidates(), self.members.hosts, self.now)
 
-    def candidates(self) -> tuple[int, ...]:
-        """The launches that the hosts are at: the first in line on each set of devices."""
+    def candidates(self, host: int | None = None) -> tuple[int, ...]:
+        """The launches that the hosts may be at, or one of them: the first in line on each device."""
         first: dict[tuple[int, bool], int] = {}
         for sequence, record in self.outstanding.items():
-            first.setdefault((record.program.device_set, record.program.cross_island), sequence)
-        return tuple(first.values())
+            if host is not None and host not in record.hosts:
+                continue
+            for group in record.program.devices.groups:
+                if host is None or host in group.hosts:
+                    first.setdefault((id(group), record.program.cross_island), sequence)
+        return tuple(dict.fromkeys(first.values()))
 
     def clear(self) -> None:
         """Forgets all launches: those with the hosts and those that waited. Drops are moot, since hosts start empty."""
@@ -440,7 +436,8 @@ class IslandOrder:
         self.outstanding.clear()
         self.waiting.clear()
         self.cross_island.clear()
-        self.device_queues.clear()
+        self.devices.clear()
+        self.deadlines.clear()
 
     def queued(self) -> dict[str, int]:
         """Launches that wait here, by tenant."""
@@ -471,11 +468,12 @@ class IslandOrder:
             assert queue.head.first == 0, "a later gang waits at the head"
         assert set(self.cross_island) <= fresh
         assert list(self.cross_island) == sorted(self.cross_island)
-        launches: dict[int, int] = {}
-        for record in self.outstanding.values():
-            if not record.program.cross_island:
-                launches[record.program.device_set] = launches.get(record.program.device_set, 0) + 1
-        assert launches == {devices: q.launches for devices, q in self.device_queues.items() if q.launches}
+        local = [record.program for record in self.outstanding.values() if not record.program.cross_island]
+        for group in self.devices.groups:
+            assert group.launches == sum(group in program.devices.groups for program in local), group
+        for devices in self.devices:
+            found = [device for group in devices.groups for device in group.devices]
+            assert sorted(found) == sorted(devices.devices), devices
 
 
 def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:

@@ -40,6 +40,11 @@ class Usage:
     busy: int = 0
 
 
+def anonymous(session: int) -> str:
+    """The tenant of a session that the runtime's own token opened: itself."""
+    return f"session {session}"
+
+
 @dataclass(slots=True)
 class Candidate:
     """A session whose next launch could run now.
@@ -86,9 +91,16 @@ def check_policy(name: str) -> None:
         )
 
 
+MAX_ACCOUNTS = 4096
+"""Accounts of tenants without sessions that a ledger keeps: more names than an operator's table has."""
+
+
 @dataclass
 class Ledger:
     """The accounts of all tenants, by name, and the tenant of each session.
+
+    The account of a tenant of the operator's table outlives its sessions: otherwise who has used more than its share
+    would be rid of that by connecting again.
 
     `clock` is the virtual time of the launch that was started last, `active` the number of tenants with launches.
     """
@@ -108,20 +120,27 @@ class Ledger:
             self.tenant_of[session] = tenant
             usage.sessions += 1
 
-    def close(self, session: int, lasting: bool = False) -> None:
-        """Forgets a session, and with its last one the tenant, unless its account is `lasting`."""
+    def close(self, session: int) -> None:
+        """Forgets a session, and with it the tenant that has no name but the session's."""
         tenant = self.tenant_of.pop(session, None)
-        if tenant is not None:
-            usage = self.usages[tenant]
-            usage.sessions -= 1
-            if not usage.sessions and not lasting:
-                del self.usages[tenant]
+        if tenant is None:
+            return
+        usage = self.usages[tenant]
+        usage.sessions -= 1
+        if usage.sessions:
+            return
+        if tenant == anonymous(session):
+            del self.usages[tenant]
+        elif len(self.usages) > MAX_ACCOUNTS:
+            idle = [one for one in self.usages.values() if not one.sessions and not one.busy]
+            if idle:
+                del self.usages[min(idle, key=lambda one: one.virtual).tenant]
 
     def of(self, session: int) -> Usage:
         """The account of a session's tenant; a session that was not opened has one of its own."""
         tenant = self.tenant_of.get(session)
         if tenant is None:
-            self.open(session, f"session {session}")
+            self.open(session, anonymous(session))
             tenant = self.tenant_of[session]
         return self.usages[tenant]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pathways_ray.errors import Failure
+from pathways_ray.scheduler.devices import DeviceSet
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.scheduler.events import Command
 from pathways_ray.scheduler.policies import Candidate, Usage
@@ -16,13 +17,15 @@ from pathways_ray.transport.messages import Drop, DropProgram, IslandLaunch, Isl
 class RestartIsland(NamedTuple):
     """A decision of the order, always its last one: the island's hosts have to start again.
 
-    `host` is the one whose report led to it, `kind` the error that launches get, `launch` the launch at fault or 0.
+    `host` is the one whose report led to it, `kind` the error that launches get. `launch` is the launch at fault, or 0;
+    `program` the one whose compilation is, or 0. Without either nobody is to blame.
     """
 
     host: int
     reason: str
     kind: str = "HostLost"
     launch: int = 0
+    program: int = 0
 
 
 Decision = Command | RestartIsland
@@ -33,21 +36,15 @@ class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices."""
 
     name: str = ""
-    devices: int = 1
-    device_set: int = 0
+    devices: DeviceSet = field(default_factory=DeviceSet)
     cross_island: bool = False
     seconds: MovingAverage = field(default_factory=MovingAverage)
     computations: int = 1
 
-
-@dataclass(slots=True)
-class DeviceQueue:
-    """Launches of this island only, on one set of devices, that are with the hosts, with their computations on each
-    device and their estimated seconds."""
-
-    launches: int = 0
-    computations: int = 0
-    seconds: float = 0.0
+    @property
+    def width(self) -> int:
+        """Devices that a launch keeps."""
+        return len(self.devices.devices) or 1
 
 
 @dataclass(slots=True)

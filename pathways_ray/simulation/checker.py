@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
@@ -28,7 +29,7 @@ from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.settings import Settings
-from pathways_ray.simulation.values import Future, Outcome
+from pathways_ray.simulation.values import FLAWS, Future, Outcome
 from pathways_ray.transport.messages import HostDown, HostUp
 
 OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
@@ -50,6 +51,13 @@ OF_LOSSES = {"HostLost", "BufferLost", "ControllerLost", "ProgramRefused"}
 
 OF_UPLOADS = {"BufferLost", "WireError"}
 """Failures of a launch whose arguments were not uploaded as its client said."""
+
+OF_FLAWS = {"LaunchTimeout", "CompileError"}
+"""Failures that only a flawed program explains, the first one also to others on its island."""
+
+MOST_COMPILED = MAX_DEATHS + 3
+"""A host compiles a program this often that it does not come to the end of, under one controller. More than it may die
+of it, since at first nobody may know which of several programs it was."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
@@ -103,6 +111,7 @@ class Checker:
     over: dict[tuple[int, int], float] = field(default_factory=dict)
     served: dict[tuple[int, int], list[Devices]] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
+    compiled: dict[tuple[str, int, str], int] = field(default_factory=dict)
     checked_values: int = 0
     outcomes: int = 0
     failed: int = 0
@@ -158,6 +167,9 @@ class Checker:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
         elif (failure.kind == "BufferDeleted" and record.strange) or (failure.kind in OF_UPLOADS and record.amiss):
             pass
+        elif failure.kind in OF_FLAWS:
+            if not self.world.settings.flaws or (failure.kind == "CompileError" and not record.may_fail):
+                self.report(f"{name} failed for a program that it has nothing to do with: {failure}")
         elif failure.kind == "Cancelled":
             if not self.world.settings.cancels:
                 self.report(f"{name} was cancelled, and nobody did")
@@ -265,12 +277,37 @@ class Checker:
             if count > self.world.settings.cross_island_window:
                 self.report(f"island {island} has {count} launches over several islands")
         self._validate(launches.validate)
+        self._check_refusals(launches)
 
     def _validate(self, validate: Callable[[], None]) -> None:
         try:
             validate()
         except (AssertionError, IndexError, KeyError) as error:
             self.report(f"tables disagree: {type(error).__name__}: {error}")
+
+    # --- blame --------------------------------------------------------------------------------------------------------
+
+    def compiles(self, host: int, program: str) -> None:
+        """A host begins to compile a program that it will not come to the end of."""
+        key = (self.world.controller.incarnation, host, program)
+        self.compiled[key] = self.compiled.get(key, 0) + 1
+        if self.compiled[key] == MOST_COMPILED + 1:
+            self.report(f"host {host} compiles {program} once more, and never came to its end")
+
+    def blamed(self, launches: Launches, message: HostDown) -> None:
+        """The controller hears that a host was lost, and of what its scheduler ended it for."""
+        if not message.decided:
+            return
+        found = [launches.in_flight[s].program for s in message.candidates if s in launches.in_flight]
+        found += [launches.programs[key] for key in message.compiling if key in launches.programs]
+        for program in found:
+            if not _is_flawed(program.name):
+                self.report(f"{program.name} is blamed for the end of host {message.host}: {message.reason}")
+
+    def _check_refusals(self, launches: Launches) -> None:
+        for refusal in launches.circuit_breaker.refused.values():
+            if not _is_flawed(refusal.name):
+                self.report(f"{refusal.name} is refused, and nothing is wrong with it: {refusal.failure.message}")
 
     # --- ownership ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +331,8 @@ class Checker:
         """Looks at the sessions that ended long enough ago."""
         now = self.world.clock.now
         for session, ended in self.gone.items():
-            if session in self.freed or now - max(ended, self.world.quiet_since) < FREED_LIMIT_S:
+            limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
+            if session in self.freed or now - max(ended, self.world.quiet_since) < limit:
                 continue
             self.freed.add(session)
             for place, what in self._remains(session):
@@ -325,7 +363,9 @@ class Checker:
     # --- healthy islands ----------------------------------------------------------------------------------------------
 
     def island_restarts(self, island: int, message: HostDown) -> None:
-        """No launch of anybody's may have an island restarted whose processes are well."""
+        """No launch of anybody's may have an island restarted whose processes are well, but for those that are flawed."""
+        if self.world.settings.flaws:
+            return
         blamed = message.kind != "HostLost" or "launch" in message.reason
         own = {f"scheduler{island}", *(f"host{host}" for host in self.world.settings.islands[island])}
         if message.kind == "LaunchTimeout" or (blamed and not own & self.world.touched):
@@ -408,3 +448,7 @@ def _cycle(orders: Sequence[Sequence[Identity]]) -> list[Identity]:
             if not before[second]:
                 free.append(second)
     return sorted(gang for gang, count in before.items() if count > 0) if left else []
+
+
+def _is_flawed(program: str) -> bool:
+    return any(flaw in program for flaw in FLAWS)

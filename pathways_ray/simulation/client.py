@@ -28,7 +28,7 @@ from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Han
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
-from pathways_ray.simulation.values import Outcome, mixed, run_alone
+from pathways_ray.simulation.values import FLAWS, Outcome, mixed, run_alone
 from pathways_ray.transport import messages as wire
 
 LENGTHS = (16, 8, 4)
@@ -132,7 +132,10 @@ class SimulatedClient:
         for _ in range(settings.programs):
             number = self.core.new_program()
             poisoned = self.random.random() < settings.poison
-            made = drawn(self.random, number, f"c{self.number}p{number}", self.slices, poisoned, settings.apart)
+            name = f"c{self.number}p{number}"
+            if settings.flaws and self.random.random() < settings.flaws:
+                name += f".{self.random.choice(FLAWS)}"
+            made = drawn(self.random, number, name, self.slices, poisoned, settings.apart)
             self.programs.append(made)
             self._handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
         if self.random.random() < settings.loops:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from pathways_ray.controller import events
+from pathways_ray.controller import events, planning
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import TICK_S, ControllerCore
@@ -15,6 +15,7 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import Failure
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
@@ -22,10 +23,18 @@ from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport import messages as wire
 
+PLANNING_S = (0.001, 0.05, 1.0)
+"""Times that the planner takes for a program."""
+
+PLANNER_DIES = 0.02
+PLANNER_DIED = "the planner died of the program"
+
 
 class ControllerEnvironment(Environment, Protocol):
-    """The environment of the controller. `sessions` counts those opened so far, over restarts."""
+    """The environment of the controller. `sessions` counts those opened so far, over restarts, `losses` the processes
+    that were lost."""
 
+    losses: int
     manager: SimulatedManager
     sessions: int
 
@@ -41,9 +50,11 @@ class SimulatedController:
         self.process = world.network.process("controller", "controller")
         settings = world.settings
         window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
-        self.launches = Launches(settings.parallel, settings.max_in_flight, window)
+        self.launches = Launches(settings.parallel, settings.max_in_flight, window, settings.compile_limit_s)
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
+        if world.random.random() < 0.5:
+            clients.plan_if_cheap = lambda request: None
         self.core = ControllerCore(self.launches, clients, expected=settings.islands, islands=settings.islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
@@ -71,6 +82,12 @@ class SimulatedController:
                 case events.CloseChannel(session):
                     if session in self.clients:
                         self.clients.pop(session).close()
+                case events.TakeTurn():
+                    self.world.network.after(self.process, 0.0, self.handle, events.Turn())
+                case events.PauseReading() | events.ResumeReading():
+                    pass  # what comes meanwhile waits in the core
+                case events.Plan():
+                    self._plan(command)
                 case events.CloseIsland(link):
                     self.links[link].close()
                 case events.CallManager():
@@ -92,6 +109,16 @@ class SimulatedController:
         joined = {end.peer.owner for _, end in self.islands.values() if end.open}
         return self.process.alive and (process is self.world.manager.process or process in joined)
 
+    def _plan(self, command: events.Plan) -> None:
+        """The planner takes its time, and may die of a program; then its successor takes the next one."""
+        random = self.world.random
+        reply = planning.answer(command.request)
+        if self.world.settings.faults and random.random() < PLANNER_DIES:
+            self.world.losses += 1
+            reply = planning.PlanReply(failure=Failure("ProgramRefused", PLANNER_DIED))
+        delay = random.choice(PLANNING_S)
+        self.world.network.after(self.process, delay, self.handle, events.Planned(command.call, reply))
+
     # --- the resource manager -----------------------------------------------------------------------------------------
 
     def _call_manager(self, command: events.CallManager) -> None:
@@ -99,11 +126,13 @@ class SimulatedController:
         match command.method:
             case "platforms":
                 self.handle(events.ManagerAnswered(command.call, ("cpu",)))
+            case "status":
+                self.handle(events.ManagerAnswered(command.call, '{"islands": [], "slices": []}'))
             case "create_slice":
-                session, *wanted = command.arguments
+                session, *wanted, final = command.arguments
                 request = SliceRequest(*wanted)
                 answer = partial(self._manager_answered, command.call)
-                manager.create_slice(self.process, session, request, lambda reply: answer(wire.encode(reply)))
+                manager.create_slice(self.process, session, request, final, lambda reply: answer(wire.encode(reply)))
             case _:
                 getattr(manager, command.method)(self.process, *command.arguments)
 
@@ -141,6 +170,8 @@ class SimulatedController:
             for message in batch:
                 if isinstance(message, wire.HostUp):
                     self.world.checker.host_known(self.launches, message)
+                elif isinstance(message, wire.HostDown):
+                    self.world.checker.blamed(self.launches, message)
         self.handle(events.IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -164,6 +195,10 @@ class SimulatedController:
     ) -> None:
         request = wire.CreateSlice(session, wanted.shape, wanted.axes, wanted.island, wanted.platform, wanted.name)
         self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
+
+    def ask(self, session: int, request: wire.CreateSlice | wire.Status) -> None:
+        """A call whose reply nobody looks at."""
+        self._request(session, request, lambda reply: None)
 
     def close(self, session: int) -> None:
         self._request(session, wire.CloseSession(session), lambda reply: None)

@@ -8,6 +8,7 @@ error, and a gang that only some hosts have holds up all that is behind it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,10 @@ from dataclasses import dataclass, field
 from pathways_ray.errors import Failure
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, agreed, when_all_ready
+from pathways_ray.transport.messages import Heartbeat, Running
+
+NOTED_AFTER_S = 0.5
+"""A launch that keeps devices for longer is in the heartbeat, as on a real host."""
 
 Identity = tuple[int, int]
 """A gang: its launch and its node."""
@@ -37,6 +42,7 @@ class Work:
     seconds: float
     queues: Devices
     started: bool = False
+    since: float = 0.0
     asked: bool = False
 
 
@@ -105,7 +111,7 @@ class Devices:
                 work.asked = True
                 when_all_ready(work.inputs, lambda: self.process.run(self._try, work))
             return
-        work.started = True
+        work.started, work.since = True, self.network.clock.now
         failure = next((value.error for value in work.inputs if value.error is not None), None)
         if failure is not None:
             self._end(work, failure)
@@ -117,7 +123,17 @@ class Devices:
     def run_for(self, work: Work, result: list[int] | Failure, seconds: float) -> None:
         for k in work.donated:
             work.inputs[k].overwritten = True
-        self.network.after(self.process, seconds * self.slowness(), self._end, work, result)
+        if seconds < math.inf:
+            self.network.after(self.process, seconds * self.slowness(), self._end, work, result)
+
+    def heartbeat(self, slowness: float) -> Heartbeat:
+        """The launches that have kept devices for a while, and those behind them."""
+        now = self.network.clock.now
+        works = sorted({work for queue in self.queues.values() for work in queue}, key=lambda work: work.gang)
+        since = {work.gang[0]: work.since for work in works if work.started}
+        running = [Running(one, round(1000 * (now - at))) for one, at in since.items() if now - at > NOTED_AFTER_S]
+        queued = dict.fromkeys(work.gang[0] for work in works if work.gang[0] not in since)
+        return Heartbeat(self.host, slowness, tuple(running), tuple(queued) if running else ())
 
     def _end(self, work: Work, result: list[int] | Failure) -> None:
         for device in work.devices:

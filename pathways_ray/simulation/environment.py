@@ -42,6 +42,12 @@ class Observer(Protocol):
     def donated(self, session: int, launch: int) -> None:
         """A client donated a result of a launch to a later one."""
 
+    def compiles(self, host: int, program: str) -> None:
+        """A host begins to compile a program that it will not come to the end of."""
+
+    def blamed(self, launches: Launches, message: HostDown) -> None:
+        """The controller is about to learn of a host that was lost."""
+
     def outcome(self, session: int, launch: int, failure: Failure | None, by_client: bool = False) -> None:
         """A client learned the outcome of a launch, or decided it (`by_client`)."""
 

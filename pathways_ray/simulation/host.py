@@ -6,13 +6,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure
+from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
@@ -21,8 +24,8 @@ from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Done, Heartbeat, HostUp, JoinReply, Message, Peer, Put, Stored
+from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, when_all_ready
+from pathways_ray.transport.messages import Done, HostUp, JoinReply, Message, Peer, Put, Stored
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -31,15 +34,24 @@ COMPILE_S = (0.002, 0.02, 0.1, 0.4)
 """Times that a program takes to compile."""
 
 
+class Flawed(BaseException):
+    """A compiler that does not come to an end."""
+
+    def __init__(self, flaw: str) -> None:
+        self.flaw = flaw
+
+
 class HostEnvironment(Environment, Protocol):
     """The environment of a host.
 
-    `servers` has the transfer servers by address, `slowness` the factor of a slow host's device times.
+    `servers` has the transfer servers by address, `slowness` the factor of a slow host's device times, `crashes` the
+    signals of which hosts died.
     """
 
     manager: SimulatedManager
     servers: dict[str, tuple[Process, Transfer]]
     slowness: dict[int, float]
+    crashes: dict[int, str]
 
     def connect_to_scheduler(self, address: str, near: End) -> bool:
         """Opens a stream to a scheduler; false when it is gone."""
@@ -65,7 +77,8 @@ class SimulatedHost:
         self.epoch = 0
         self.under_epoch = False
         self.store = BufferStore()
-        self.compiling: deque[Callable[[], None]] = deque()
+        self.to_compile: FairQueue[Callable[[], Event]] = FairQueue()
+        self.compilers = limits.COMPILE_WORKERS
         self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float, tuple[int, ...]]]] = {}
         self.last_done = 0.0
         world.manager.join(self.process, island, host, self._joined)
@@ -104,11 +117,14 @@ class SimulatedHost:
         if not world.connect_to_scheduler(self.scheduler, self.end):
             self._scheduler_gone()
             return
-        self.end.send(HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number))
+        crash = world.crashes.pop(self.host, "")
+        self.end.send(
+            HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number, crash)
+        )
         self._beat()
 
     def _beat(self) -> None:
-        self.end.send(Heartbeat(self.host, self.world.machine_slowness))
+        self.end.send(self.devices.heartbeat(self.world.machine_slowness))
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:
@@ -129,28 +145,45 @@ class SimulatedHost:
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
-        return SimulatedParts(plan.plan, self.devices, self.transfer, self._made).program(plan, self.store)
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
+            functions[part.function]  # a real host would compile it
+        parts = SimulatedParts(plan.plan, self.devices, self.transfer, self._made)
+        if parts.flaw in (UNCOMPILED, DEADLY):
+            self.world.checker.compiles(self.host, plan.plan.name)
+            raise Flawed(parts.flaw)
+        return parts.program(plan, self.store)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
-        self.compile_later(lambda: self._happened(work()))
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
+        self.to_compile.add(tenant, work)
+        self._compile_next()
 
     def _made(self, session: int, buffer: int, value: Any) -> None:
         self.world.checker.result(self.host, session, buffer, value)
 
-    def compile_later(self, work: Callable[[], None]) -> None:
-        self.compiling.append(work)
-        if len(self.compiling) == 1:
-            self._compile_first()
+    def _compile_next(self) -> None:
+        """Has a compiler begin, if one is free. What it makes is there at once, and known when its time is over."""
+        if not self.compilers or not self.to_compile:
+            return
+        self.compilers -= 1
+        try:
+            event = self.to_compile.take()()
+        except Flawed as flawed:
+            if flawed.flaw == DEADLY:
+                self.world.network.after(self.process, self.world.random.choice(COMPILE_S), self._crash)
+            return
+        self.world.network.after(self.process, self.world.random.choice(COMPILE_S), self._compiled, event)
 
-    def _compile_first(self) -> None:
-        self.world.network.after(self.process, self.world.random.choice(COMPILE_S), self._compiled)
+    def _compiled(self, event: Event) -> None:
+        self._happened(event)
+        self.compilers += 1
+        self._compile_next()
 
-    def _compiled(self) -> None:
-        self.compiling[0]()
-        self.compiling.popleft()
-        if self.compiling:
-            self._compile_first()
+    def _crash(self) -> None:
+        """Of a signal, which leaves a note, or for want of memory."""
+        if self.world.random.random() < 0.5:
+            self.world.crashes[self.host] = "Segmentation fault"
+        self.world.kill(self.process, "its compiler crashed")
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(isinstance(value, Failure) or value.ready for value in values):

@@ -11,7 +11,7 @@ from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import Process
-from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 
 class ManagerEnvironment(Environment, Protocol):
@@ -71,9 +71,17 @@ class SimulatedManager:
         self._post(caller, events.KillRequested(host, epoch), twice=True)
 
     def create_slice(
-        self, caller: Process, session: int, request: SliceRequest, answer: Callable[[SliceCreated | Refused], None]
+        self,
+        caller: Process,
+        session: int,
+        request: SliceRequest,
+        final: bool,
+        answer: Callable[[SliceCreated | Refused | NotYet], None],
     ) -> None:
-        self._post(caller, events.SliceRequested(self._token(caller, answer), session, request))
+        self._post(caller, events.SliceRequested(self._token(caller, answer), session, request, final))
+
+    def release_slice(self, caller: Process, session: int, slice_id: int) -> None:
+        self._post(caller, events.SliceReleased(self._token(caller, lambda _: None), session, slice_id))
 
     def release_session(self, caller: Process, session: int) -> None:
         self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))

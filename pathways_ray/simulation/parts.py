@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,18 @@ from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
-from pathways_ray.simulation.values import LOOP, POISON, Future, agreed, is_poisoned, named, run_recipe, when_all_ready
+from pathways_ray.simulation.values import (
+    ENDLESS,
+    LOOP,
+    POISON,
+    Future,
+    agreed,
+    flaw_of,
+    is_poisoned,
+    named,
+    run_recipe,
+    when_all_ready,
+)
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -83,6 +95,8 @@ class SimulatedParts:
         seconds = SHORTEST_S + (LONGEST_S - SHORTEST_S) * (digest % 1000) / 1000
         if LOOP in function:
             seconds = SHORTEST_S
+        if flaw_of(recipe) == ENDLESS:
+            seconds = math.inf
 
         def compute(inputs: list[int]) -> list[int] | Failure:
             return Failure("ExecutionError", POISON) if is_poisoned(recipe) else run_recipe(recipe, inputs)
@@ -95,6 +109,12 @@ class SimulatedParts:
         source = self.plan.placed(self.plan.edges[edge].source.slice)
         run = self._computation(source, 1, (), lambda inputs: inputs, SHORTEST_S)
         return lambda value: run(value)[0]
+
+    @property
+    def flaw(self) -> str:
+        """The flaw of the functions that this host compiles; "" if they have none."""
+        here = (e for e in self.plan.executables if self.host in self.plan.placed(e.slice).hosts)
+        return next((flaw for executable in here if (flaw := flaw_of(executable.recipe))), "")
 
     def _computation(
         self,

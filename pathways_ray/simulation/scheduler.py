@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from pathways_ray.scheduler import events
@@ -31,7 +32,12 @@ class SimulatedScheduler:
         self.process = world.network.process(f"scheduler{island}", f"scheduler{island}")
         settings = world.settings
         self.core = SchedulerCore(
-            island, settings.islands[island], settings.window, POLICIES[settings.policy], settings.launch_limit_s
+            island,
+            settings.islands[island],
+            settings.window,
+            POLICIES[settings.policy],
+            settings.launch_limit_s if settings.flaws else math.inf,  # without flaws nothing may stand still
+            settings.compile_limit_s if settings.flaws else math.inf,
         )
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}

@@ -35,8 +35,11 @@ class Settings:
     impatient: float
     faults: int
     apart: float = 0.0
-    launch_limit_s: float = 40.0
     lost_after_s: float = 40.0
+    flaws: float = 0.0
+    launch_limit_s: float = 10.0
+    compile_limit_s: float = 8.0
+    hostile: int = 0
     starved_s: float = 0.0
     cancels: float = 0.0
 
@@ -73,6 +76,8 @@ class Settings:
             loops=1.0 if looping else random.choice([0.0, 0.0, 0.5]),
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
+            flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
+            hostile=int(random.random() < 0.2),
         )
 
 

@@ -19,6 +19,17 @@ _MASK = (1 << 61) - 1
 POISON = "poison"
 """A function with this in its name fails on the devices."""
 
+ENDLESS = "endless"
+"""A function with this in its name never ends on its devices."""
+
+UNCOMPILED = "uncompiled"
+"""The compiler never comes to the end of a function with this in its name."""
+
+DEADLY = "deadly"
+"""A host dies as it compiles a function with this in its name."""
+
+FLAWS = (ENDLESS, UNCOMPILED, DEADLY)
+
 LOOP = "loop"
 """A function with this in its name is called again and again, with what it gave."""
 
@@ -58,6 +69,11 @@ def is_poisoned(recipe: Recipe) -> bool:
     return any(POISON in part.function for part in functions_in(recipe.parts))
 
 
+def flaw_of(recipe: Recipe) -> str:
+    """The one of `FLAWS` that a function of the recipe has; "" if none has one."""
+    return next((flaw for part in functions_in(recipe.parts) for flaw in FLAWS if flaw in part.function), "")
+
+
 Outcome = int | Failure
 """The expected content of a buffer: a value, or the failure of the poisoned call it comes from."""
 
@@ -82,6 +98,8 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
                     else:
                         inputs.append(value)
                 recipe = graph.recipes[node.recipe]
+                if failed is None and flaw_of(recipe):
+                    failed = Failure("ExecutionError", "it never ends", node.name, node.where)
                 if failed is None and is_poisoned(recipe):
                     failed = Failure("ExecutionError", POISON, node.name, node.where)
                 outputs = [failed] * len(node.outputs) if failed is not None else [*run_recipe(recipe, inputs)]

@@ -19,6 +19,7 @@ from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.devices import Group
 from pathways_ray.simulation.faults import FaultInjector
 from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.hostile import HostileClient
 from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process
@@ -53,6 +54,7 @@ class World:
         self.groups: dict[tuple[int, int], Group] = {}
         self.forming: dict[tuple[int, int], list[tuple[Process, Callable[[], None]]]] = {}
         self.slowness: dict[int, float] = {}
+        self.crashes: dict[int, str] = {}
         self.machine_slowness = 1.0
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
@@ -69,6 +71,7 @@ class World:
             for host in hosts:
                 self._start_host(island, host)
         self.clients = [SimulatedClient(self, number) for number in range(settings.clients)]
+        self.hostile = [HostileClient(self, number) for number in range(settings.hostile)]
         if settings.starved_s:
             self.clock.at(1.0, faults.starve, self, 1.0 + settings.starved_s)
         self.faults = FaultInjector(self, faults.draw(Random(f"faults {seed}"), settings))
@@ -175,6 +178,8 @@ class World:
         if restart is None:
             return
         self.losses += 1
+        if self.settings.flaws:
+            self.quiet_since = self.disturbed_until = max(self.disturbed_until, self.clock.now)
         if self.settings.starved_s and not self.settings.faults:
             self.checker.report(f"{process} was slow, and was ended: {why}")
         self.clock.after(0.5 + self.random.random(), restart)

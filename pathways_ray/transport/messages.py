@@ -15,8 +15,9 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure, WireError
-from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 
 VERSION = 7
@@ -40,8 +41,8 @@ class Register(Message, tag=1):
     """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
 
     program: int
-    graph: bytes
-    functions: dict[str, bytes]
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
+    functions: Annotated[dict[str, bytes], msgspec.Meta(max_length=limits.MAX_NODES)]
 
 
 class Launch(Message, tag=2):
@@ -49,7 +50,7 @@ class Launch(Message, tag=2):
 
     launch: int
     program: int
-    arguments: tuple[int, ...]
+    arguments: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
 
 
@@ -65,7 +66,7 @@ class Put(Message, tag=3):
 class Free(Message, tag=4):
     """Handles that the client dropped."""
 
-    buffers: tuple[int, ...]
+    buffers: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_CLIENT_BATCH_MESSAGES)]
 
 
 class Upgrade(Message, tag=5):
@@ -189,21 +190,22 @@ class Peers(Message, tag=20):
 
 
 class Program(Message, tag=21):
-    """A plan to prepare; the functions are those it names.
+    """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
 
-    The rest is for the scheduler: the program's name, how many devices of the island it uses, a number for the set of
-    them (`device_set`), whether its launches run on other islands too, and the computations that a launch puts on one
-    device's queue (`computations`).
+    `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
+    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
+    on other islands too, and the computations that a launch puts on one device's queue (`computations`).
     """
 
     program: int
     plan: bytes
     functions: dict[str, bytes]
     name: str = ""
-    devices: int = 1
-    device_set: int = 0
+    devices: tuple[Device, ...] = ()
     cross_island: bool = False
     computations: int = 1
+    tenant: str = ""
+    trusted: bool = False
 
 
 class IslandLaunch(Message, tag=22):
@@ -303,8 +305,9 @@ class HostUp(Message, tag=30):
 class HostDown(Message, tag=31):
     """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
 
-    `candidates` are the launches that were first in line on its devices; `story` has the scheduler's last events that
-    led to the loss.
+    `candidates` are the launches that were first in line on its devices, `compiling` the programs that it compiled: one
+    of them may have been the cause. With `decided` it was, since the scheduler ended the host for what it did. `story`
+    has the scheduler's last events that led to the loss.
     """
 
     host: int
@@ -313,6 +316,8 @@ class HostDown(Message, tag=31):
     kind: str = "HostLost"
     candidates: tuple[int, ...] = ()
     story: tuple[str, ...] = ()
+    compiling: tuple[int, ...] = ()
+    decided: bool = False
 
 
 class Ready(Message, tag=32):
@@ -355,11 +360,28 @@ class Enqueued(Message, tag=35):
     first: int
 
 
+class Running(msgspec.Struct, frozen=True, array_like=True):
+    """A launch that is first in the queues of all the devices of a host that it uses, and the milliseconds since."""
+
+    sequence: int
+    ms: int
+
+
 class Heartbeat(Message, tag=36):
-    """The host's process runs. `slowness` is that of its machine."""
+    """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
+    a while; if there are such, `queued` are those in device queues behind others."""
 
     host: int
     slowness: Measured = 1.0
+    running: tuple[Running, ...] = ()
+    queued: tuple[int, ...] = ()
+
+
+class Compiling(Message, tag=171):
+    """A host begins to compile a program; `Ready` ends it."""
+
+    host: int
+    program: int
 
 
 class BarrierReached(Message, tag=38):
@@ -419,7 +441,9 @@ class Stored(Message, tag=61):
     spec: Spec
 
 
-FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Stored
+FromHost = (
+    HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling | Stored
+)
 FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored
 
 
@@ -505,7 +529,8 @@ class OpenSession(Message, tag=70):
 class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
-    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port.
+    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port. What a
+    `trusted` session may not export, JAX alone decides.
     """
 
     session: int
@@ -516,14 +541,15 @@ class SessionOpened(Message, tag=71):
     fusion: bool
     max_launches: int
     link_port: int = 0
+    trusted: bool = False
 
 
 class CreateSlice(Message, tag=72):
     """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open."""
 
     session: int
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
+    axes: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
     island: int
     platform: str
     name: str
@@ -550,7 +576,7 @@ class Explain(Message, tag=76):
 
     session: int
     program: int
-    graph: bytes
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
 
 
 class Explained(Message, tag=77):
@@ -569,6 +595,13 @@ class StatusReply(Message, tag=79):
     text: str
 
 
+class LiftRefusal(Message, tag=170):
+    """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
+
+    session: int
+    refusal: str
+
+
 class Accepted(Message, tag=80):
     pass
 
@@ -577,7 +610,11 @@ class Refused(Message, tag=81):
     failure: Failure
 
 
-Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status
+class NotYet(Message, tag=82):
+    """The resource manager's answer for a slice while it waits for islands: ask again."""
+
+
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal
 Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
 
 

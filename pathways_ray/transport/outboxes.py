@@ -7,7 +7,7 @@ each is encoded once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from pathways_ray.transport.batcher import GATHER_S, Batcher, joined_batches
 from pathways_ray.transport.links import AsyncLink
@@ -19,10 +19,16 @@ class AsyncOutbox:
 
     Args:
         depth: the number of launches under way beyond the stream.
+        blocked: called with True when messages wait since the link is full, with False once it takes them again.
     """
 
-    def __init__(self, depth: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, depth: Callable[[], int] = lambda: 0, blocked: Callable[[bool], None] = lambda full: None
+    ) -> None:
         self._batcher = Batcher(depth)
+        self._blocked = blocked
+        self._is_blocked = False
+        self._taking: Iterator[bytes] = iter(())
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
         self._closed = False
@@ -63,34 +69,47 @@ class AsyncOutbox:
 
     def _flush(self) -> None:
         link = self._link
-        if link is not None and link.full:
+        if link is None:
+            self._scheduled = False
+            self._wake.set()  # a stream may carry them instead
+            return
+        sent = False
+        # One by one: a batch may be a program of many megabytes, and is encoded only when the link takes it.
+        while not link.full and (batch := self._next()) is not None:
+            link.put(batch)
+            sent = True
+        self._say(full=link.full)
+        if link.full:
             link.when_room(self._flush)
             return
         self._scheduled = False
-        if link is None:
-            self._wake.set()  # a stream may carry them instead
-            return
-        batches = self._batcher.take()
-        self._taken.set()
-        for batch in batches:
-            link.put(batch)
-        if self._batcher:  # more than one taking
-            self._call()
-        elif self._closed:
+        if self._closed:
             self._wake.set()
-        elif batches and (pause := self._batcher.gather_s()):
+        elif sent and (pause := self._batcher.gather_s()):
             self._scheduled = True
             asyncio.get_running_loop().call_later(pause, self._flush)
+
+    def _next(self) -> bytes | None:
+        """The next batch of the messages that wait."""
+        batch = next(self._taking, None)
+        if batch is None and self._batcher:
+            self._taking = self._batcher.taken()
+            self._taken.set()
+            batch = next(self._taking, None)
+        return batch
+
+    def _say(self, full: bool) -> None:
+        if full != self._is_blocked:
+            self._is_blocked = full
+            self._blocked(full)
 
     async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Sends by a gRPC stream's `write` until closed. Run it as a task beside the reader of the same stream."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while batches := self._batcher.take():
-                self._taken.set()
-                for batch in batches:
-                    await write(batch)
+            while (batch := self._next()) is not None:
+                await write(batch)
             if self._closed:
                 return
             if pause := self._batcher.gather_s():

@@ -20,14 +20,18 @@ from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.circuit_breaker import CircuitBreaker
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.events import ReportToManager
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.state import SendClient
+from pathways_ray.controller.turns import Turns
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run import host_plan
@@ -46,12 +50,25 @@ from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.scheduler import core, order
 from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.simulation import faults, parts
+from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.transport.messages import BarrierReleased, Begun, Completed, Done, Drop, HostDown, IslandLaunch
+from pathways_ray.transport.messages import (
+    BarrierReleased,
+    Begun,
+    Compiling,
+    Completed,
+    Done,
+    Drop,
+    Heartbeat,
+    HostDown,
+    IslandLaunch,
+    Running,
+)
 
 Patch = pytest.MonkeyPatch
 Original = Callable[..., Any]
@@ -198,10 +215,7 @@ def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
 def room_on_a_set_of_devices_is_never_given_back(patch: Patch) -> None:
     def over(original: Original, self: IslandOrder, record: Any) -> None:
         original(self, record)
-        queue = self.device_queues.get(record.program.device_set)
-        if queue is not None:
-            queue.launches += 1
-            queue.seconds += 1.0
+        record.program.devices.add(1.0, 1)
 
     wrapped(patch, IslandOrder, "_over", over)
 
@@ -575,6 +589,24 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
     wrapped(patch, Inventory, "join", join)
 
 
+# --- clients that flood -----------------------------------------------------------------------------------------------
+
+
+@bug()
+def functions_are_not_sent_again_to_hosts_that_restarted(patch: Patch) -> None:
+    patch.setattr(Distribution, "restart", lambda self, island: None)
+
+
+@bug(faults=0)
+def messages_of_a_turn_overtake_those_that_wait(patch: Patch) -> None:
+    patch.setattr(Turns, "put", lambda self, session, messages: False)
+
+
+@bug(faults=0)
+def a_session_whose_program_is_planned_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Turns, "release", lambda self, session, hold: None)
+
+
 # --- cancelled launches -----------------------------------------------------------------------------------------------
 
 
@@ -673,3 +705,97 @@ def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
 def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
     """The controller's predecessor knew a host whose machine has vanished since."""
     patch.setattr(Hosts, "expect", lambda self, islands: None)
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+FLAWED: dict[str, Any] = {
+    "flaws": 0.5,
+    "clients": 3,
+    "programs": 3,
+    "slices": 2,
+    "launches": (20, 30),
+    "impatient": 0.0,
+}
+"""Programs that never end, or whose compiler crashes or never ends, beside good ones."""
+
+
+@bug(faults=0, **FLAWED)
+def a_host_does_not_say_what_it_compiles(patch: Patch) -> None:
+    def send(original: Original, self: SimulatedHost, message: Any) -> None:
+        if not isinstance(message, Compiling):
+            original(self, message)
+
+    wrapped(patch, SimulatedHost, "send", send)
+
+
+@bug(faults=0, **FLAWED)
+def a_compilation_has_no_limit(patch: Patch) -> None:
+    def init(original: Original, self: Deadlines, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.compile_limit_s = math.inf
+
+    wrapped(patch, Deadlines, "__init__", init)
+
+
+@bug(faults=0, **FLAWED)
+def a_launch_has_no_limit(patch: Patch) -> None:
+    def init(original: Original, self: Deadlines, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.limit_s = math.inf
+
+    wrapped(patch, Deadlines, "__init__", init)
+
+
+@bug(faults=0, **FLAWED)
+def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) -> None:
+    def causes(original: Original, self: SchedulerCore, host: int, decided: Any) -> Any:
+        return original(self, host, decided) if decided is None else (self.order.candidates(), ())
+
+    wrapped(patch, SchedulerCore, "_causes", causes)
+
+
+@bug(faults=0, seeds=150, **FLAWED)
+def the_time_in_a_device_queue_counts(patch: Patch) -> None:
+    def heartbeat(original: Original, self: Devices, slowness: float) -> Heartbeat:
+        found = original(self, slowness)
+        longest = max((entry.ms for entry in found.running), default=0)
+        behind = tuple(Running(sequence, longest + 1000) for sequence in found.queued)
+        return Heartbeat(found.host, slowness, (*found.running, *behind))
+
+    wrapped(patch, Devices, "heartbeat", heartbeat)
+
+
+@bug(faults=0, seeds=150, **FLAWED)
+def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
+    def died(original: Original, self: CircuitBreaker, host: int, candidates: Any, *rest: Any) -> Any:
+        return [struck for one in candidates for struck in original(self, host, [one], *rest)]
+
+    wrapped(patch, CircuitBreaker, "died", died)
+    patch.setattr(CircuitBreaker, "_has_shown", lambda self, candidate: False)
+
+
+@bug(faults=0, **FLAWED)
+def a_program_that_ends_hosts_is_never_refused(patch: Patch) -> None:
+    patch.setattr(CircuitBreaker, "refusal", lambda self, culprit: None)
+
+
+@bug(faults=0, seeds=250, **FLAWED)
+def suspects_do_not_wait_for_each_other(patch: Patch) -> None:
+    patch.setattr(Preparation, "must_wait", lambda self, program: False)
+
+
+@bug(faults=0, **FLAWED)
+def programs_are_compiled_again_without_a_launch(patch: Patch) -> None:
+    """Whoever has not been refused yet, as soon as its host is back."""
+
+    def up(original: Original, self: Hosts, island: int, message: Any) -> Any:
+        commands = original(self, island, message)
+        patch.setattr(self.preparation, "must_wait", lambda program: False)
+        for program in self.tables.programs.values():
+            if island in program.messages:
+                program.retry_at = 0.0
+                commands += self.preparation.asked(program)
+        return commands
+
+    wrapped(patch, Hosts, "up", up)

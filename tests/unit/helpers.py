@@ -96,9 +96,11 @@ class Sketch:
         meshes = tuple(slice.mesh for slice in self.placement.values())
         return Graph(self.name, meshes, tuple(self.recipes), (*self.nodes, Result(results)))
 
-    def planned(self, *results: Ref, key: int = 1, session: int = 1, fusion: bool = False) -> PlannedProgram:
+    def planned(
+        self, *results: Ref, key: int = 1, session: int = 1, fusion: bool = False, tenant: str = ""
+    ) -> PlannedProgram:
         functions = dict.fromkeys(self.signatures, b"")
-        return plan_program(key, session, self.graph(*results), functions, self.placement, fusion)
+        return plan_program(key, session, self.graph(*results), functions, self.placement, fusion, tenant)
 
 
 def _spec(value: str | Spec) -> Spec:

@@ -5,9 +5,13 @@ here everything is checked again before XLA sees it. A function is refused for a
 
 - operations: arithmetic, data movement, control flow, collectives. Nothing that talks to the outside of the
   computation (infeed, outfeed, send, recv, tokens), and no shapes that depend on data.
-- custom calls: linear algebra and the like, whose code is part of jaxlib. No callbacks into Python, no kernels that
-  clients bring along, and nothing that reads memory that was never written.
+- custom calls: linear algebra and the like, whose code is part of jaxlib, in the forms in which JAX emits them
+  (`custom_calls`). No callbacks into Python, no kernels that clients bring along, and nothing that reads memory that
+  was never written.
+- collectives that some devices of their group may enter and others not (`uniformity`).
 - sizes: operations (after calls are expanded, since XLA expands them), constants, values, nesting.
+
+A tenant that the operator trusts may use any custom call but callbacks into Python, and any collective.
 
 MLIR reads such bytes, and malformed ones can crash or hang it. So this file runs in a process of its own
 (`sandbox`), and hosts read functions only after they have passed here.
@@ -16,6 +20,7 @@ MLIR reads such bytes, and malformed ones can crash or hang it. So this file run
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +32,8 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from pathways_ray import limits
 from pathways_ray.errors import ProgramRefused
+from pathways_ray.executor.compile.custom_call_rules import check_custom_call
+from pathways_ray.executor.compile.uniformity import COLLECTIVES, check_collectives
 
 MAX_DEPTH = 64
 """Regions inside regions, and functions that call functions: readers and compilers recurse on both."""
@@ -66,30 +73,29 @@ OPERATIONS = frozenset(
     + [f"sdy.{name}" for name in _SDY]
 )
 
-_LAPACK = _names("""
-spotrf dpotrf cpotrf zpotrf sgeqrf dgeqrf cgeqrf zgeqrf sorgqr dorgqr cungqr zungqr ssyevd dsyevd cheevd zheevd
-sgeev dgeev cgeev zgeev sgesdd dgesdd cgesdd zgesdd sgetrf dgetrf cgetrf zgetrf ssytrd dsytrd chetrd zhetrd sgehrd
-dgehrd cgehrd zgehrd sgees dgees cgees zgees strsm dtrsm ctrsm ztrsm sgtsv dgtsv cgtsv zgtsv
-""")
+_MEANS_SHARDING = ("mhlo.sharding", "xla.sdy")
+"""Attributes by which code outside of `sdy.manual_computation` could be made device by device; JAX without Shardy, and
+XLA between two of its passes, write them."""
 
-_GPU = _names("""
-lu_pivots_to_permutation solver_getrf_ffi solver_geqrf_ffi solver_orgqr_ffi solver_potrf_ffi solver_syevd_ffi
-solver_gesvd_ffi solver_gesvdj_ffi solver_gesdd_ffi solver_sytrd_ffi sparse_gtsv2_ffi threefry2x32_ffi
-""")
+_PYTHON_CALLBACK = re.compile("python.*callback")
 
-CUSTOM_CALLS = frozenset(
-    [f"lapack_{name}_ffi" for name in _LAPACK]
-    + [f"{prefix}{'' if name.startswith('s') else '_'}{name}" for prefix in ("cu", "hip") for name in _GPU]
-    + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
-    + ["Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"]
+_WATCHED = (
+    frozenset(["stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng", "sdy.manual_computation"])
+    | COLLECTIVES
 )
-"""Custom calls whose meaning `jax.export` guarantees, without those that run a client's own kernels
-(`tpu_custom_call`, `mosaic_gpu_v2`), that leave the computation (`tf.call_tf_function`), that need shapes known at run
-time only, and `AllocateBuffer`, which gives memory as its last owner, perhaps another client, left it."""
+"""Operations without which all devices take the same way."""
 
 
-def check_function(blob: bytes) -> None:
-    """Raises `ProgramRefused` unless `blob` is an exported function that may run, with what is wrong with it."""
+def check_function(blob: bytes, trusted: bool = False) -> int:
+    """The number of devices that an exported function was made for; 0 if it runs on any.
+
+    Args:
+        blob: an exported function, or anything else.
+        trusted: whether the operator trusts whose it is.
+
+    Raises:
+        ProgramRefused: it may not run, with what is wrong with it.
+    """
     try:
         exported = export.deserialize(bytearray(blob))
     except Exception as error:  # whatever a reader of malformed bytes may raise
@@ -103,7 +109,7 @@ def check_function(blob: bytes) -> None:
             raise ProgramRefused(f"its StableHLO cannot be read ({type(error).__name__}: {error})") from None
         if not verified:
             raise ProgramRefused("its StableHLO is not well-formed")
-        _check_module(module, exported)
+        return _check_module(module, exported, trusted)
 
 
 def _check_exported(exported: export.Exported) -> None:
@@ -131,14 +137,17 @@ def _context() -> ir.Context:
     return context
 
 
-def _check_module(module: ir.Module, exported: export.Exported) -> None:
+def _check_module(module: ir.Module, exported: export.Exported, trusted: bool) -> int:
     functions: dict[str, ir.Operation] = {}
+    meshes: dict[str, ir.Attribute] = {}
     looked: dict[str, _Look] = {}
     for op in (entry.operation for entry in module.body):
-        look = _Look()
+        look = _Look(trusted)
         if op.name == "func.func":
             name = ir.StringAttr(op.attributes["sym_name"]).value
             functions[name], looked[name] = op, look
+        elif op.name == "sdy.mesh":
+            meshes[ir.StringAttr(op.attributes["sym_name"]).value] = op.attributes["mesh"]
         _look(op, look, 0)
     constants = sum(look.constants for look in looked.values())
     if constants > limits.MAX_CONSTANT_BYTES:
@@ -147,14 +156,20 @@ def _check_module(module: ir.Module, exported: export.Exported) -> None:
     if "main" not in functions:
         raise ProgramRefused("it has no main function")
     _check_signature(functions["main"], exported)
+    if trusted or not any(look.watched for look in looked.values()):
+        return 0
+    return check_collectives(functions, meshes)
 
 
 class _Look:
-    """The findings in one function: operations, bytes of constants, and the functions it calls, once for each call."""
+    """The findings in one function: operations, bytes of constants, whether it has one that `uniformity` must see, and
+    the functions it calls, once for each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, trusted: bool) -> None:
+        self.trusted = trusted
         self.operations = 0
         self.constants = 0
+        self.watched = False
         self.calls: list[str] = []
 
 
@@ -169,13 +184,11 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
         raise ProgramRefused(f"it has more than {limits.MAX_OPERATIONS} operations")
     for value in op.results:
         _check_type(value.type, name)
+    look.watched |= name in _WATCHED
+    if not look.trusted:
+        _check_attributes(op)
     if name == "stablehlo.custom_call":
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        if target not in CUSTOM_CALLS:
-            raise ProgramRefused(f"custom call {target!r} is not among those that programs may use")
-        if "called_computations" in op.attributes:
-            called = ir.ArrayAttr(op.attributes["called_computations"])
-            look.calls += [ir.FlatSymbolRefAttr(symbol).value for symbol in called]
+        _look_at_call(op, look)
     elif name in ("func.call", "stablehlo.composite"):
         symbol = op.attributes["callee" if name == "func.call" else "decomposition"]
         look.calls.append(ir.FlatSymbolRefAttr(symbol).value)
@@ -187,6 +200,32 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
                 _check_type(argument.type, name)
             for inner in block:
                 _look(inner.operation, look, depth + 1)
+
+
+def _look_at_call(op: ir.Operation, look: _Look) -> None:
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    if _PYTHON_CALLBACK.search(target):
+        raise ProgramRefused(
+            f"custom call {target!r} calls a Python function, which is in the process that exported it and not here"
+        )
+    if not look.trusted:
+        check_custom_call(op)
+    if "called_computations" in op.attributes:
+        look.calls += [
+            ir.FlatSymbolRefAttr(symbol).value for symbol in ir.ArrayAttr(op.attributes["called_computations"])
+        ]
+
+
+def _check_attributes(op: ir.Operation) -> None:
+    """Raises for attributes that say how XLA's partitioner should take an operation, other than by Shardy."""
+    for name in op.attributes:
+        if name in ("mhlo.sharding", "mhlo.frontend_attributes", "arg_attrs", "res_attrs"):
+            said = f"{name} = {op.attributes[name]}"
+            if found := next((word for word in _MEANS_SHARDING if word in said), ""):
+                raise ProgramRefused(
+                    f"operation {op.name} has the attribute {found}; export with Shardy (jax_use_shardy_partitioner), "
+                    "which is JAX's default"
+                )
 
 
 def _is_splat(constant: ir.Operation) -> bool:
@@ -259,15 +298,16 @@ def _said(aval: Any) -> ir.Type:
     return ir.RankedTensorType.get(aval.shape, dtype_to_ir_type(np.dtype(aval.dtype)))
 
 
-def verdicts(blobs: Sequence[bytes]) -> list[str]:
-    """The verdict on each function: "", or why it is refused."""
+def verdicts(blobs: Sequence[bytes], trusted: bool = False) -> list[tuple[str, int]]:
+    """The verdict on each function: "", or why it is refused; and the devices that it was made for."""
     found = []
     for blob in blobs:
+        devices, refused = 0, ""
         try:
-            check_function(blob)
-            found.append("")
+            devices = check_function(blob, trusted)
         except ProgramRefused as error:
-            found.append(str(error)[:2000])
+            refused = str(error)
         except Exception as error:  # a function that is not understood is not allowed
-            found.append(f"it cannot be checked ({type(error).__name__}: {error})"[:2000])
+            refused = f"it cannot be checked ({type(error).__name__}: {error})"
+        found.append((refused[:2000], devices))
     return found

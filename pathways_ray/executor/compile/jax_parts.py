@@ -17,7 +17,9 @@ class CompiledParts:
         CompileError: from the constructor and every method.
     """
 
-    def __init__(self, plan: IslandPlan, functions: Mapping[str, bytes], compiler: Compiler) -> None:
+    def __init__(
+        self, plan: IslandPlan, functions: Mapping[str, bytes], compiler: Compiler, trusted: bool = False
+    ) -> None:
         self.plan = plan
         self.compiler = compiler
         self.temporary_bytes = 0
@@ -25,7 +27,7 @@ class CompiledParts:
         for executable in plan.executables:
             placed = plan.placed(executable.slice)
             here = compiler.host in placed.hosts
-            compiled = compiler.executable(executable, placed, functions) if here else None
+            compiled = compiler.executable(executable, placed, functions, trusted) if here else None
             self._executables.append(compiled)
             analysis = compiled.memory_analysis() if compiled is not None else None
             self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)

@@ -3,16 +3,17 @@
 MLIR's reader trusts its input: of functions with a few bits turned, about one in a hundred ends the process that reads
 it, or keeps it busy without end. So a host has a *checker*, a process that has loaded the readers and forks once for
 each program. The fork reads (`allowlist`), sends its verdicts, and ends; it has limits on time and memory, no open
-files but its pipe, and nothing of one client is left when the next one's program is read.
+files but its pipe and no way to open others (`confinement`), and nothing of one client is left when the next one's
+program is read.
 
-Frames on the pipes: 8 bytes of length, then MessagePack: a list of functions in, a list of verdicts out.
+Frames on the pipes: 8 bytes of length, then MessagePack: in, whether the client is trusted and a list of functions;
+out, a list of verdicts, each with the number of devices that the function was made for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -21,12 +22,13 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, TypeAlias
 
 import msgspec
 
 from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor.compile import confinement
 from pathways_ray.transport.messages import encode
 
 CPU_LIMIT_S = 4
@@ -39,11 +41,20 @@ READ_LIMIT_S = 30.0
 MEMORY_BYTES = 4 << 30
 """Memory that reading may take beyond what the process has; the largest allowed functions take a quarter of it."""
 
+REPLY_LIMIT_S = 120.0
+"""The same for the checker itself, with the time in which it loads JAX on a busy machine."""
+
 MAX_VERDICTS = 8192
 """Verdicts that are remembered, by digest."""
 
-_VERDICTS = msgspec.msgpack.Decoder(list[str])
-_FUNCTIONS = msgspec.msgpack.Decoder(list[bytes])
+MAX_REPLY_BYTES = 64 << 20
+"""Verdicts of one program: 2,000 characters for each of its functions, and no more than this."""
+
+Verdict: TypeAlias = tuple[str, int]
+"""What is wrong with a function, if anything; and the number of devices that it was made for, 0 for any."""
+
+_VERDICTS = msgspec.msgpack.Decoder(list[Verdict])
+_QUESTION = msgspec.msgpack.Decoder(tuple[bool, list[bytes]])
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 CRASHED = "the process that read the program's functions crashed, or did not come to an end"
@@ -62,49 +73,58 @@ class Sandbox:
         self.command = command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[str, str] = OrderedDict()
+        self._known: OrderedDict[tuple[bool, str], Verdict] = OrderedDict()
 
     def start(self) -> None:
         """Starts the process ahead of the first program, without waiting for it."""
         with self._lock:
             self._running()
 
-    def check(self, name: str, digests: Sequence[str], functions: Mapping[str, bytes]) -> None:
+    def check(
+        self, name: str, digests: Sequence[str], functions: Mapping[str, bytes], trusted: bool = False, devices: int = 0
+    ) -> None:
         """Has functions read, with those that came with them, unless they were read before.
 
         Args:
             name: the user's name of the program.
             digests: the functions that have to be right.
             functions: all functions of the program, by digest.
+            trusted: whether the operator trusts the client.
+            devices: how many devices it will run on; 0 if that does not matter.
 
         Raises:
             ProgramRefused: one does what is not allowed, or cannot be read.
             CompileError: the checker does not run.
         """
         with self._lock:
-            if any(digest not in self._known for digest in digests):
-                unknown = [digest for digest in functions if digest not in self._known]
-                verdicts = self._ask([functions[digest] for digest in unknown])
+            if any((trusted, digest) not in self._known for digest in digests):
+                unknown = [digest for digest in functions if (trusted, digest) not in self._known]
+                verdicts = self._ask(trusted, [functions[digest] for digest in unknown])
                 if len(verdicts) != len(unknown):
                     # Not remembered: one of them is the cause, and the others may be in programs of other clients.
                     raise ProgramRefused(f"{name} is refused on host {self.host}: {CRASHED}")
-                self._known.update(zip(unknown, verdicts, strict=True))
+                self._known.update(zip([(trusted, digest) for digest in unknown], verdicts, strict=True))
             for digest in digests:
-                self._known.move_to_end(digest)
-                if verdict := self._known[digest]:
-                    raise ProgramRefused(f"{name} is refused on host {self.host}: {verdict}")
+                self._known.move_to_end((trusted, digest))
+                refused, made_for = self._known[trusted, digest]
+                if not refused and devices and made_for not in (0, devices):
+                    refused = f"it was exported for {made_for} devices; its slice has {devices}"
+                if refused:
+                    raise ProgramRefused(f"{name} is refused on host {self.host}: {refused}")
             while len(self._known) > max(MAX_VERDICTS, len(functions)):
                 self._known.popitem(last=False)
 
-    def _ask(self, blobs: list[bytes]) -> list[str]:
+    def _ask(self, trusted: bool, blobs: list[bytes]) -> list[Verdict]:
         """The verdicts; an empty list when the process that read crashed."""
         for attempt in range(2):
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
+            too_late = threading.Timer(REPLY_LIMIT_S, process.kill)
+            too_late.start()
             try:
-                _write(process.stdin, encode(blobs))
-                reply = _read_frame(process.stdout)
+                _write(process.stdin, encode((trusted, blobs)))
+                reply = _read_frame(process.stdout, MAX_REPLY_BYTES)
                 if reply is None:
                     raise BrokenPipeError
                 return _VERDICTS.decode(reply)
@@ -112,6 +132,8 @@ class Sandbox:
                 self._stop()
                 if attempt:
                     raise CompileError(f"host {self.host} cannot check functions: its checker does not run") from error
+            finally:
+                too_late.cancel()
         raise AssertionError
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -150,12 +172,12 @@ def _write(file: IO[bytes], data: bytes) -> None:
     file.flush()
 
 
-def _read_frame(file: IO[bytes]) -> bytes | None:
-    """The next frame, or None at the end."""
+def _read_frame(file: IO[bytes], limit: int | None = None) -> bytes | None:
+    """The next frame, or None at the end, or for one of more bytes than the limit."""
     header = file.read(8)
-    if len(header) < 8:
-        return None
     size = int.from_bytes(header, "big")
+    if len(header) < 8 or (limit is not None and size > limit):
+        return None
     data = file.read(size)
     return data if len(data) == size else None
 
@@ -165,8 +187,7 @@ def _read_frame(file: IO[bytes]) -> bytes | None:
 
 def main() -> None:
     """Reads frames from standard input until its end."""
-    from pathways_ray.executor.compile import allowlist
-
+    allowlist = load()
     # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
     warnings.simplefilter("ignore", RuntimeWarning)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -176,53 +197,54 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os.close(inside)
-            _confine(outside, len(frame))
-            data = encode(allowlist.verdicts(_FUNCTIONS.decode(frame)))
-            with os.fdopen(outside, "wb") as file:
-                _write(file, data)
+            _read_functions(outside, frame, allowlist.verdicts)
             os._exit(0)
         os.close(outside)
         del frame
         _write(replies, _verdict_of(child, inside))
 
 
-def _confine(pipe: int, size: int) -> None:
-    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
-        os.dup2(0, 2)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1024)
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * resource.getpagesize()
-    for kind, limit in (
-        (resource.RLIMIT_AS, there + MEMORY_BYTES + 8 * size),
-        (resource.RLIMIT_CPU, CPU_LIMIT_S + size // BYTES_PER_SECOND),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, limit))
+def load() -> Any:
+    """The module `allowlist`, with everything that reading loads: forks can open no file. MLIR's bindings look for the
+    module of a dialect at each of its operations, until they find it."""
+    from jaxlib.mlir.dialects import builtin, func  # noqa: F401
+
+    from pathways_ray.executor.compile import allowlist
+
+    allowlist.verdicts([b""])
+    confinement.prepare()
+    return allowlist
+
+
+def _read_functions(pipe: int, frame: bytes, verdicts: Callable[[list[bytes], bool], list[Verdict]]) -> None:
+    """The work of a fork: reads functions, and writes what it finds to the pipe."""
+    trusted, blobs = _QUESTION.decode(frame)
+    try:
+        confinement.confine(pipe, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND)
+        found = verdicts(blobs, trusted)
+    except confinement.NotConfined as error:
+        found = [(str(error), 0)] * len(blobs)
+    data = encode(found)
+    rest = memoryview(len(data).to_bytes(8, "big") + data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 def _verdict_of(child: int, pipe: int) -> bytes:
     """The verdicts of a fork, as a frame's content; an empty list when it crashed or took too long. Ends the fork."""
     deadline = time.monotonic() + READ_LIMIT_S
-    parts: list[bytes] = []
-    while True:
+    said = bytearray()
+    while len(said) <= MAX_REPLY_BYTES:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         part = os.read(pipe, 1 << 16) if ready else b""
         if not part:
             break
-        parts.append(part)
+        said += part
     os.close(pipe)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    said = b"".join(parts)
     whole = len(said) >= 8 and len(said) - 8 == int.from_bytes(said[:8], "big")
-    return said[8:] if whole else encode([])
+    return bytes(said[8:]) if whole else encode([])
 
 
 if __name__ == "__main__":

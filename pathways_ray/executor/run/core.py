@@ -131,12 +131,14 @@ class HostCore:
 
     def _preparation_failed(self, event: do.PreparationFailed) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "program refused", f"number {event.program}", event.failure.message))
+        self.wanted.discard(event.program)  # it may be sent again, to try again
         return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
 
     def _program_dropped(self, message: wire.DropProgram) -> list[do.Instruction]:
-        self.wanted.discard(message.program)
-        if self.programs.pop(message.program, None) is None:
+        self.programs.pop(message.program, None)
+        if message.program not in self.wanted:
             return []
+        self.wanted.discard(message.program)
         return [do.Forget(message.program)]
 
     # --- a launch arrives ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
 The *dispatcher* thread carries out the instructions of `HostCore`. It alone enqueues computations, so the device queues
-see gangs in the scheduler's order. The *compiler* prepares programs in the background. *Arrivals*
+see gangs in the scheduler's order. Two *compilers* prepare programs in the background. *Arrivals*
 looks for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
 """
 
@@ -12,15 +12,18 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
+from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
@@ -31,7 +34,10 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.ir.plan import Device
-from pathways_ray.transport.messages import Message, Peer
+from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
+
+NOTED_AFTER_S = 0.5
+"""A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
 MAX_WATCHERS = 64
 """Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
@@ -57,10 +63,25 @@ class _Watcher:
         self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
         self.added = 0  # by the dispatcher thread
         self.seen = 0  # by the watcher
+        self._incomplete: deque[_Watched] = deque()
 
     def add(self, watched: _Watched) -> None:
         self.added += 1
+        self._incomplete.append(watched)
         self.queued.put(watched)
+
+    def finished(self) -> None:
+        """The first of them is reported."""
+        self._incomplete.popleft()
+        self.seen += 1
+
+    def snapshot(self) -> list[_Watched]:
+        """Those that are not reported, for any thread."""
+        while True:
+            try:
+                return list(self._incomplete)
+            except RuntimeError:  # it changed meanwhile
+                continue
 
     @property
     def is_idle(self) -> bool:
@@ -110,12 +131,16 @@ class Dispatcher:
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self._arrivals = Arrivals(self._inputs_arrived)
-        self._preparing = ThreadPoolExecutor(1, "compile")
+        self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
+        self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, _Watcher] = {}
+        self._queueing = threading.Lock()
         self._begun = 0.0
         self._many = False
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
+        self._passed: dict[int, float] = {}
+        self._free_since: dict[Device, float] = {}
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -147,11 +172,19 @@ class Dispatcher:
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
-        return PreparedProgram(plan, CompiledParts(plan.plan, functions, self.compiler), self.store, self.transfer)
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        parts = CompiledParts(plan.plan, functions, self.compiler, trusted)
+        return PreparedProgram(plan, parts, self.store, self.transfer)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
-        self._preparing.submit(lambda: self.inbox.put([work()]))
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
+        with self._queueing:
+            self._to_prepare.add(tenant, work)
+        self._preparing.submit(_ending_with_process(self._prepare_next))
+
+    def _prepare_next(self) -> None:
+        with self._queueing:
+            work = self._to_prepare.take()
+        self.inbox.put([work()])
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
@@ -219,7 +252,7 @@ class Dispatcher:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             # It may hold the last reference to big arrays; do not keep it until the next launch comes.
             del watched
-            watcher.seen += 1
+            watcher.finished()
 
     def _taken(self, watched: _Watched) -> int:
         """The microseconds that a launch has taken on the devices, now that what is watched is complete.
@@ -241,6 +274,48 @@ class Dispatcher:
         if self._spent:
             seconds += self._spent.pop(watched.sequence, 0.0)
         return round(seconds * 1e6)
+
+    def heartbeat(self, slowness: float = 1.0) -> Heartbeat:
+        """The launches that are first on all their devices here, and have been for `NOTED_AFTER_S`, and those behind
+        them.
+
+        A launch is on its devices if no watcher has an earlier one there; the dispatcher may be held up by one that it
+        enqueues. For any thread.
+        """
+        now = time.perf_counter()
+        under_way = [one for watcher in list(self._watchers.values()) for one in watcher.snapshot()]
+        under_way.sort(key=lambda one: one.begun)
+        if (enqueued := self.driver.enqueued) is not None:
+            sequence, program = enqueued
+            under_way.append(_Watched(sequence, [], program, self._begun))
+        self._passed = {s: at for s, at in self._passed.items() if any(s == one.sequence for one in under_way)}
+        running: dict[int, Running] = {}
+        queued: dict[int, None] = {}
+        taken: set[Device] = set()
+        for one in under_way:
+            devices = one.program.plan.own_devices
+            if one.values and self._is_complete(one.values):
+                # It waits to be reported, behind one on other devices; what follows on its own may run since now.
+                if one.sequence not in self._passed:
+                    self._passed[one.sequence] = now
+                    self._free_since.update(dict.fromkeys(devices, now))
+                continue
+            since = max(one.begun, *(self._busy_until.get(d, 0.0) for d in devices), 0.0)
+            since = max(since, *(self._free_since.get(d, 0.0) for d in devices), 0.0)
+            if not taken.isdisjoint(devices):
+                queued[one.sequence] = None
+            elif devices and now - since > NOTED_AFTER_S:
+                running[one.sequence] = Running(one.sequence, round(1000 * (now - since)))
+            taken.update(devices)
+        behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
+        return Heartbeat(self.host, slowness, tuple(running.values()), behind)
+
+    def _is_complete(self, values: list[Any]) -> bool:
+        """Whether devices are through with values, whatever came of them."""
+        try:
+            return all(isinstance(value, Failure) or value.is_ready() for value in values)
+        except RuntimeError:  # a later launch has taken the memory of one
+            return True
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""

@@ -7,6 +7,7 @@ Options plug in as observers (the order check, the profiler); by default, a host
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,9 +19,10 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
-from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program
+from pathways_ray.transport.messages import Compiling, IslandLaunch, Message, Peer, Program
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -29,16 +31,17 @@ class HostIO(Protocol):
     """The threads, devices and connections of a host. No method but `compile` waits."""
 
     def send(self, message: Message) -> None:
-        """Sends to the scheduler."""
+        """Sends to the scheduler. May be called from the threads of `in_background`."""
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls from these hosts from now on."""
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
-        """Makes a program ready. Raises `PathwaysError`. May be called from the thread of `in_background`."""
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May
+        be called from the threads of `in_background`."""
 
-    def in_background(self, work: Callable[[], do.Event]) -> None:
-        """Does work in another thread, in order, and has the driver handle its event."""
+    def in_background(self, tenant: str, work: Callable[[], do.Event]) -> None:
+        """Does work in another thread, one tenant's after the other's, and has the driver handle its event."""
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> do.InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
@@ -88,8 +91,14 @@ class HostDriver:
         self.io = io
         self.decode = decode
         self.programs: dict[int, PreparedProgram] = {}
+        self.functions: dict[str, bytes] = {}
+        self.named: dict[int, frozenset[str]] = {}
+        self.naming: Counter[str] = Counter()
+        """The functions that each program names, and how many name each; one that none names any more is let go of."""
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
+        self.enqueued: tuple[int, PreparedProgram] | None = None
+        """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
             do.Start: self._start,
             do.Copy: self._copy,
@@ -128,18 +137,38 @@ class HostDriver:
     def _prepare(self, prepare: do.Prepare) -> do.Event | None:
         message = prepare.message
         plan = self.decode(message.plan)
+        functions = self._functions_of(message, plan)
         if not has_part(plan, self.core.host):
             # There is nothing to compile, and the first launch may come any moment: behind what other programs have to
             # compile it would come too late.
-            return self._prepared(message, plan)
-        self.io.in_background(lambda: self._prepared(message, plan))
+            return self._prepared(message, plan, functions)
+        self.io.in_background(message.tenant, lambda: self._compiled(message, plan, functions))
         return None
 
-    def _prepared(self, message: Program, plan: IslandPlan) -> do.Event:
+    def _functions_of(self, message: Program, plan: IslandPlan) -> dict[str, bytes]:
+        """The functions of a program: those that came with it, and those that came with programs before it."""
+        self.functions |= message.functions
+        parts = (part for executable in plan.executables for part in functions_in(executable.recipe.parts))
+        named = frozenset(part.function for part in parts)
+        if message.program not in self.named:  # otherwise it comes again, since it could not be compiled
+            self.named[message.program] = named
+            self.naming.update(named)
+        return {digest: self.functions[digest] for digest in named if digest in self.functions}
+
+    def _compiled(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
+        """Compiles a program in the background. The scheduler hears of it first: it may be the end of this process."""
+        host = self.core.host
+        if message.program not in self.core.wanted:
+            text = f"program {message.name!r} was dropped before host {host} compiled it"
+            return do.PreparationFailed(message.program, Failure("CompileError", text, host=host))
+        self.io.send(Compiling(host, message.program))
+        return self._prepared(message, plan, functions)
+
+    def _prepared(self, message: Program, plan: IslandPlan, functions: Mapping[str, bytes]) -> do.Event:
         host = self.core.host
         try:
             host_plan = HostPlan(verify_plan(plan), host, self.core.multi_host)
-            prepared = self.io.compile(host_plan, message.functions)
+            prepared = self.io.compile(host_plan, functions, message.trusted)
         except PathwaysError as error:
             return do.PreparationFailed(message.program, to_failure(error, host=host))
         except Exception as error:
@@ -168,9 +197,11 @@ class HostDriver:
 
     def _enqueue(self, enqueue: do.Enqueue) -> None:
         program, slots = self.running[enqueue.sequence]
+        self.enqueued = enqueue.sequence, program
         if enqueue.failure is not None:
             program.fail_inputs(slots, enqueue.first - 1, enqueue.failure)
         program.run(slots, enqueue.first, enqueue.last)
+        self.enqueued = None
         for observer in self.observers:
             observer.enqueued(slots.launch, program, enqueue.first, enqueue.last)
 
@@ -210,3 +241,8 @@ class HostDriver:
 
     def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)
+        for digest in self.named.pop(forget.program, frozenset()):
+            self.naming[digest] -= 1
+            if not self.naming[digest]:
+                del self.naming[digest]
+                self.functions.pop(digest, None)

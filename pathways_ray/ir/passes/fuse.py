@@ -11,6 +11,7 @@ parts to compile, where one that repeats the part before it costs nothing: `roll
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -65,14 +66,16 @@ def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, .
 def _chains(graph: Graph, most: int) -> list[list[int]]:
     consumers = graph.consumers()
     takers = {n.inputs[k]: i for i, n in enumerate(graph.nodes) if isinstance(n, Compute) for k in n.donated}
+    sizes = [_size_of(recipe) for recipe in graph.recipes]  # once for each: nodes may share a long one
     chains: list[list[int]] = []
     taken: set[int] = set()
     for head, node in enumerate(graph.nodes):
         if not isinstance(node, Compute) or head in taken:
             continue
-        chain, size = [head], _size_of(_recipe(graph, head))
-        while (follower := _follower(graph, consumers, takers, chain)) is not None:
-            size = size.with_next(_size_of(_recipe(graph, follower)))
+        chain, size = [head], sizes[node.recipe]
+        overwritten: list[int] = []
+        while (follower := _follower(graph, sizes, consumers, takers, chain, overwritten)) is not None:
+            size = size.with_next(_size(graph, sizes, follower))
             if size.changes > most or size.parts > limits.MAX_FUSED_PARTS or size.estimated_us > limits.MAX_FUSED_US:
                 break
             chain.append(follower)
@@ -82,9 +85,22 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
     return chains
 
 
-def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, int], chain: list[int]) -> int | None:
-    """The node that may join `chain`, if there is one. `takers` has the node that each donated value is donated to."""
+def _follower(
+    graph: Graph,
+    sizes: list[_Size],
+    consumers: dict[Ref, list[int]],
+    takers: dict[Ref, int],
+    chain: list[int],
+    overwritten: list[int],
+) -> int | None:
+    """The node that may join `chain`, if there is one. `takers` has the node that each donated value is donated to;
+    `overwritten`, a heap, those nodes behind the chain that take the memory of what it reads."""
     head, last = chain[0], chain[-1]
+    for ref in inputs_of(graph.nodes[last]):
+        if takers.get(ref, last) > last:
+            heapq.heappush(overwritten, takers[ref])
+    while overwritten and overwritten[0] <= last:
+        heapq.heappop(overwritten)
     tail = graph.nodes[last]
     assert isinstance(tail, Compute)
     users = {user for k in range(len(tail.outputs)) for user in consumers.get(Ref(last, k), ())}
@@ -94,40 +110,43 @@ def _follower(graph: Graph, consumers: dict[Ref, list[int]], takers: dict[Ref, i
     node = graph.nodes[user]
     if not isinstance(node, Compute) or node.slice != tail.slice:
         return None
-    if any(part.no_fusion for index in (last, user) for part in functions_in(_recipe(graph, index).parts)):
+    if any(_size(graph, sizes, index).no_fusion for index in (last, user)):
         return None
     later = [graph.nodes[ref.node] for ref in node.inputs if ref.node != last and ref.node >= head]
     if not all(isinstance(other, Argument) for other in later):
         return None
-    if any(last < takers.get(ref, last) < user for index in chain for ref in inputs_of(graph.nodes[index])):
-        return None
-    return user
+    return None if overwritten and overwritten[0] < user else user
 
 
 class _Size(NamedTuple):
-    """The size of a chain: its parts, those that differ from the part before, and their estimated microseconds."""
+    """The size of a chain: its parts, those that differ from the part before, and their estimated microseconds; and
+    whether one of them must not be composed."""
 
     parts: int
     changes: int
     estimated_us: int
     first: str
     last: str
+    no_fusion: bool
 
     def with_next(self, other: _Size) -> _Size:
         changes = self.changes + other.changes - (self.last == other.first)
-        return _Size(self.parts + other.parts, changes, self.estimated_us + other.estimated_us, self.first, other.last)
+        time = self.estimated_us + other.estimated_us
+        return _Size(self.parts + other.parts, changes, time, self.first, other.last, self.no_fusion or other.no_fusion)
 
 
 def _size_of(recipe: Recipe) -> _Size:
-    names = [part.function for part in functions_in(recipe.parts)]
+    parts = list(functions_in(recipe.parts))
+    names = [part.function for part in parts] or [""]  # one that no node runs may be empty
     changes = 1 + sum(a != b for a, b in itertools.pairwise(names))
-    return _Size(len(names), changes, estimated_us(recipe.parts), names[0], names[-1])
+    no_fusion = any(part.no_fusion for part in parts)
+    return _Size(len(parts), changes, estimated_us(recipe.parts), names[0], names[-1], no_fusion)
 
 
-def _recipe(graph: Graph, index: int) -> Recipe:
+def _size(graph: Graph, sizes: list[_Size], index: int) -> _Size:
     node = graph.nodes[index]
     assert isinstance(node, Compute)
-    return graph.recipes[node.recipe]
+    return sizes[node.recipe]
 
 
 def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:

@@ -9,7 +9,7 @@ import numpy as np
 
 import pathways_ray as pw
 
-with pw.init(1, 1, 2, launch_limit_s=12.0) as session:
+with pw.init(1, 1, 2, launch_limit_s=40.0) as session:
     visitor = pw.connect(session.url, session.token)
     mine, others = visitor.virtual_slice((1,), island=0), pw.virtual_slice((1,), island=0)
     good = pw.compiled(lambda v: v + 1, slice=others)
@@ -21,41 +21,41 @@ with pw.init(1, 1, 2, launch_limit_s=12.0) as session:
 
     x = np.ones(2, np.float32)
     assert np.asarray(good(x))[0] == 2
-    assert np.asarray(small(x))[0] == 2
+    there = small(x).block_until_ready()
     start = time.monotonic()
-    loop = endless(x)
-    time.sleep(1.0)
-    behind = [small(x) for _ in range(200)]
+    loop = endless(there)
+    time.sleep(3.0)
+    behind = [small(there) for _ in range(200)]
     last = small(behind[-1])
 
     # 1. The host is not held up by what stands in the queue of one device.
-    assert np.asarray(good(x).block_until_ready(timeout=5))[0] == 2
+    assert np.asarray(good(x).block_until_ready(timeout=15))[0] == 2
 
     # 2. What has not begun is cancelled, with what depends on it; what has begun is only marked.
     assert behind[-1].cancel()
     for y in (behind[-1], last):
         try:
-            y.block_until_ready(timeout=5)
+            y.block_until_ready(timeout=15)
             raise SystemExit("it ran")
         except pw.errors.Cancelled as error:
             print(error, flush=True)
     assert not behind[-1].cancel(), "there is nothing to cancel any more"
     assert not loop.cancel(), "it has begun"
     try:
-        loop.block_until_ready(timeout=5)
+        loop.block_until_ready(timeout=15)
         raise SystemExit("it ended")
     except pw.errors.Cancelled as error:
         print(error, flush=True)
 
     # 3. The session ends: nothing of it waits in the scheduler, and others go on.
     visitor.close()
-    assert np.asarray(good(x).block_until_ready(timeout=5))[0] == 2
-    assert time.monotonic() - start < 12.0, "all of this before the limit"
+    assert np.asarray(good(x).block_until_ready(timeout=15))[0] == 2
+    assert time.monotonic() - start < 40.0, "all of this before the limit"
 
     # 4. At the limit the host starts again, and the device is everybody's.
     everywhere = pw.compiled(lambda v: v + 3, slice=pw.virtual_slice((2,), ("x",), island=0))
     while True:
-        assert time.monotonic() - start < 60.0
+        assert time.monotonic() - start < 110.0
         try:
             assert np.asarray(everywhere(x).block_until_ready(timeout=30))[0] == 4
             break

@@ -115,3 +115,13 @@ def test_tenants_added_at_the_same_time_are_all_there(file: Path) -> None:
         arguments = [("add", f"tenant {number}", "--file", str(file)) for number in range(16)]
         list(pool.map(lambda words: commands(["tenants", *words], standalone_mode=False), arguments))
     assert len(decode(file.read_bytes()).entries) == 16
+
+
+def test_a_trusted_tenant_is_listed_as_one(file: Path) -> None:
+    tenants("add", "tom", "--file", str(file), "--trusted")
+    tenants("add", "alice", "--file", str(file))
+    assert [tenant.trusted for tenant, _ in decode(file.read_bytes()).entries] == [True, False]
+    assert [t["trusted"] for t in json.loads(tenants("list", "--file", str(file), "--json").stdout)] == [True, False]
+    lines = tenants("list", "--file", str(file)).stdout.splitlines()
+    assert "yes" in next(line for line in lines if "tom" in line)
+    assert "yes" not in next(line for line in lines if "alice" in line)

@@ -33,6 +33,7 @@ class NoCluster:
     platforms = ("cpu",)
     closed = False
     closed_because = ""
+    trusted = False
 
     def check_open(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pathways_ray.controller.channel import ChannelState
@@ -17,9 +18,13 @@ from pathways_ray.controller.events import (
     IslandMessages,
     ManagerAnswered,
     ManagerKnows,
+    PauseReading,
     ReportToManager,
     Requested,
+    ResumeReading,
+    TakeTurn,
     Tick,
+    Turn,
 )
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
@@ -41,7 +46,10 @@ C = TypeVar("C", bound=Command)
 
 
 class CoreHarness:
-    """A core whose reports the resource manager answers at once, with islands and hosts where `hosts` asks for them."""
+    """A core whose reports the resource manager answers at once, with islands and hosts where `hosts` asks for them.
+
+    Turns come at once too, while `turning`.
+    """
 
     def __init__(self, hosts: bool = False, parallel: bool = True, expected: tuple[int, ...] = ()) -> None:
         launches = Launches(parallel, 100)
@@ -49,6 +57,7 @@ class CoreHarness:
         self.now = 0.0
         self.calls = 0
         self.answering = True
+        self.turning = True
         for host, island in ISLAND_OF_HOST.items() if hosts else ():
             self.connect(island)
             self.from_island(island, HostUp(host, 1, f"transfer-{host}", f"data-{host}", 2, 100 + host))
@@ -60,7 +69,10 @@ class CoreHarness:
         if self.answering and ReportToManager() in commands:
             assert self.core.handle(ManagerKnows("manager 1"), self.now) == []
             commands.remove(ReportToManager())
-        return commands
+        if self.turning and TakeTurn() in commands:
+            commands.remove(TakeTurn())
+            commands += self.handle(Turn())
+        return [c for c in commands if not (self.turning and isinstance(c, PauseReading | ResumeReading))]
 
     def tick(self, now: float) -> list[Command]:
         """Ticks once a second up to a time, as the real clock does; the commands of the last one."""
@@ -86,7 +98,7 @@ class CoreHarness:
         self.calls += 1
         return self.handle(Requested(self.calls, caller, request, size, f"secret {self.calls}"))
 
-    def answered(self, commands: list[Command], answer: object = None) -> list[Command]:
+    def answered(self, commands: Sequence[Command], answer: object = None) -> list[Command]:
         """The resource manager answers the call that is among some commands."""
         (call,) = [c for c in commands if isinstance(c, CallManager) and c.call]
         return self.handle(ManagerAnswered(call.call, answer))

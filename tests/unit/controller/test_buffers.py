@@ -160,7 +160,7 @@ def test_what_a_lost_host_had_reported_does_not_count() -> None:
     front.put(1, 4, arrives=False)
     front.ready(front.launches.programs[1], 0)
     front.ready(front.launches.programs[1], 1)
-    assert to_island(front.launch(1, (1,), 2), 0) == []
+    assert to_island(front.launch(1, (1,), 2), 0, IslandLaunch) == []
 
 
 def test_a_number_whose_upload_was_freed_on_the_way_is_not_used_again() -> None:

@@ -24,7 +24,11 @@ from pathways_ray.controller.events import (
     Event,
     ManagerAnswered,
     OpenChannel,
+    PauseReading,
+    ResumeReading,
     SwitchToLink,
+    TakeTurn,
+    Turn,
 )
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient
@@ -91,6 +95,12 @@ class Service:
                     self.service.close(command)
                 case AnswerCall():
                     self.service.answer(command)
+                case TakeTurn():
+                    self.loop.call_soon(self.handle, Turn())
+                case PauseReading(session):
+                    self.service.pause(session)
+                case ResumeReading(session):
+                    self.service.resume(session)
                 case CallManager(method, _, call) if call:
                     assert method == "platforms"
                     self.loop.call_soon(self.handle, ManagerAnswered(call, ("cpu",)))

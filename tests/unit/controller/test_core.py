@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS, Candidate, Culprit
 from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.controller.events import (
     AnswerCall,
@@ -47,6 +48,7 @@ from pathways_ray.transport.messages import (
     IslandLaunch,
     Launch,
     LaunchFailed,
+    LiftRefusal,
     Load,
     OpenSession,
     Prepared,
@@ -319,6 +321,10 @@ def test_a_session_opens_with_the_hosts_that_are_up_and_closes_with_all_it_held(
         (None, CloseSession(1), "AuthenticationError", "another session's"),
         (1, Status(2), "AuthenticationError", "another session's"),
         (1, OpenSession(VERSION, ""), "AuthenticationError", "takes a session's own secret"),
+        (1, LiftRefusal(1, "a1"), "AuthenticationError", "only the operator"),
+        (1, LiftRefusal(0, "a1"), "AuthenticationError", "another session's"),
+        (ALICE, LiftRefusal(0, "a1"), "AuthenticationError", "another session's"),
+        (None, LiftRefusal(0, "a1"), "UsageError", "no program is refused under 'a1'"),
         (1, Explain(1, -1, b"nonsense"), "WireError", "program of 8 bytes refused"),
     ],
 )
@@ -409,6 +415,23 @@ def test_status_is_the_managers_with_the_controllers_own() -> None:
     assert status["tenants_file"] == {"path": "tenants.json", "problem": "cannot be read"}
 
 
+def test_an_operator_sees_what_is_refused_and_lifts_it() -> None:
+    core = streaming()
+    breaker = core.core.launches.circuit_breaker
+    culprit = Culprit("bob", "d1")
+    for _ in range(MAX_DEATHS):
+        breaker.died(0, [Candidate(culprit, "deadly", True)], "it ended", True, core.now)
+    core.tick(core.now + 7.0)
+    found = reply(core.answered(core.request(None, Status(0)), json.dumps({"islands": [], "slices": []})))
+    assert isinstance(found, StatusReply)
+    (refusal,) = json.loads(found.text)["refusals"]
+    assert (refusal["id"], refusal["tenant"], refusal["program"]) == (culprit.id, "bob", "deadly")
+    assert refusal["age_s"] == 7.0
+    assert "(it ended; it ended; it ended)" in refusal["reason"]
+    assert reply(core.request(None, LiftRefusal(0, culprit.id))) == Accepted()
+    assert breaker.refusal(culprit) is None
+
+
 # --- tenants ----------------------------------------------------------------------------------------------------------
 
 
@@ -429,6 +452,27 @@ def test_a_table_of_tenants_that_changes() -> None:
     (ended,) = [m for m in sent(commands) if isinstance(m, SessionEnded)]
     assert "tenant 'alice' is not in the table of tenants any more" in ended.reason
     assert core.core.launches.sessions.keys() == {2}
+
+
+@pytest.mark.parametrize("trusted", [True, False, None])
+def test_trust_travels_from_the_table_to_hosts_and_ends_with_it(trusted: bool | None) -> None:
+    """The operator (None) is trusted. The client hears of it, and each program carries it."""
+    core = CoreHarness(hosts=True)
+    core.core.clients.check = lambda functions: None
+    tom = None if trusted is None else Tenant("tom", trusted=trusted)
+    core.handle(TenantsRead(TenantBook(((tom, "ab" * 32),) if tom else ()), "tenants.json", ""))
+    (opened,) = [c.reply for c in core.open_session(tom) if isinstance(c, AnswerCall)]
+    assert isinstance(opened, SessionOpened)
+    assert opened.trusted == (trusted is not False)
+    core.hold_slices(1)
+    core.handle(StreamOpened(1))
+    commands = say(core, Register(1, graph_of(1, 2), FUNCTIONS))
+    programs = [c.message for c in commands if isinstance(c, SendIsland) and isinstance(c.message, Program)]
+    assert [program.trusted for program in programs] == [opened.trusted] * 2
+    if tom is not None:
+        commands = core.handle(TenantsRead(TenantBook(((Tenant("tom"), "ab" * 32),)), "tenants.json", ""))
+        reasons = [m.reason for m in sent(commands) if isinstance(m, SessionEnded)]
+        assert reasons == (["tenant 'tom' is not trusted any more"] if trusted else [])
 
 
 def test_messages_over_a_tenants_quota() -> None:
@@ -464,7 +508,7 @@ def test_functions_of_a_program_that_was_refused_are_missed_by_later_ones() -> N
 
 def test_functions_are_checked_against_their_digests() -> None:
     core = streaming()
-    core.core.clients.known[1].registration.check = check_functions
+    core.core.clients.check = check_functions
     say(core, Register(1, graph_of(1), {"f0": b"code"}))
     failure = core.core.launches.sessions[1].programs[1].failure
     assert failure is not None

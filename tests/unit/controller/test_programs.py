@@ -176,3 +176,28 @@ def test_the_order_as_text() -> None:
         "gang 0: reshard on island 0; f on island 0; send uint64[8] (64 bytes) from island 0",
         "gang 1: receive on island 1; g on island 1",
     ]
+
+
+def test_programs_that_do_not_fit_into_a_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function came in a message of its own, from a client that does not look at its limits."""
+    sketch, graph = two_islands()
+    monkeypatch.setattr(limits, "MAX_PROGRAM_BYTES", 200)
+    for size, unused in ((100, 500), (101, 0)):
+        functions = {"f": b"f" * size, "g": b"g" * 100, "unused": b"?" * unused}
+        if size == 100:
+            plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
+            continue
+        with pytest.raises(
+            TooLarge, match=r"the functions of program 'two' take 201 bytes, constants included; .* 200\."
+        ):
+            plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
+    functions = {"f": b"", "g": b""}
+    monkeypatch.setattr(limits, "MAX_PLAN_BYTES", 100)
+    with pytest.raises(
+        TooLarge, match=r"the plan of program 'two' takes \d+ bytes on island 0; the limit is 100\. Split"
+    ):
+        plan_program(7, 3, graph, functions, sketch.placement, fusion=True)
+
+
+def test_what_a_program_may_have_fits_into_a_message() -> None:
+    assert limits.MAX_PROGRAM_BYTES + 2 * limits.MAX_PLAN_BYTES < limits.MAX_MESSAGE_BYTES

@@ -32,6 +32,7 @@ STATUS: dict[str, Any] = {
         {"session": 11, "name": "eve", "buffers": 9, "in_flight": 2},
     ],
     "tenants": [{"tenant": "alice"}, {"tenant": "mallory"}],
+    "refusals": [{"tenant": "alice", "id": "a1"}, {"tenant": "mallory", "id": "b2"}],
     "tenants_file": {"path": "/etc/secret"},
     "controller": {"pid": 78},
     "launches": 99,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller import circuit_breaker
-from pathways_ray.controller.circuit_breaker import MAX_DEATHS, CircuitBreaker
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
+from pathways_ray.limits import MIN_BUFFER_BYTES
 from pathways_ray.scheduler.policies import Policy, Usage, fifo, share
 from pathways_ray.transport.messages import (
     Account,
@@ -125,13 +125,13 @@ def test_a_launch_over_the_quota_is_refused_and_what_consumes_it_too() -> None:
 
 
 def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
-    """A vector on slice 1 (two devices, replicated) takes twice its bytes.
+    """A vector on slice 1 counts as `MIN_BUFFER_BYTES`.
 
     1. The quota has room for two of them: a put and a result.
     2. A further put and a further launch are refused; the hosts drop what was uploaded.
     3. What is freed may be used again.
     """
-    each = 2 * VECTOR.nbytes
+    each = MIN_BUFFER_BYTES
     f = front(Tenant("alice", quota=Quota(device_bytes=2 * each)))
     f.register(program_over(1), 1)
     f.put(1)
@@ -143,7 +143,7 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     assert f"may hold {2 * each} bytes on devices; it holds {2 * each} and asks for {each} more" in lost.failure.message
     assert to_island(commands, 0, Drop) == [Drop(1, (2,))]
     assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
-    assert f.tenants()[0]["device_bytes"] == 2 * each
+    assert f.tenants()[0]["device_bytes"] == 2 * 2 * VECTOR.nbytes
     f.free(10)
     assert len(to_island(f.launch(3, (1,), 30), 0, IslandLaunch)) == 1
 
@@ -154,7 +154,7 @@ def test_a_number_stands_for_one_buffer() -> None:
     1. A launch that gives its result the number of an array is refused, and the array stays.
     2. A put under the number of a result changes nothing.
     """
-    f = front(Tenant("alice", quota=Quota(device_bytes=100 * VECTOR.nbytes)))
+    f = front(Tenant("alice", quota=Quota(device_bytes=100 * MIN_BUFFER_BYTES)))
     f.register(program_over(1, 2), 1)
     f.put(1)
     assert failure_of(f.launch(1, (1,), 1)).message == "launch 1 gives its result number 1, which is taken"
@@ -166,7 +166,7 @@ def test_a_number_stands_for_one_buffer() -> None:
 
 
 def test_a_failed_launch_takes_no_bytes() -> None:
-    f = front(Tenant("alice", quota=Quota(device_bytes=4 * VECTOR.nbytes)))
+    f = front(Tenant("alice", quota=Quota(device_bytes=2 * MIN_BUFFER_BYTES)))
     f.register(program_over(1), 1)
     f.put(1)
     f.launch(1, (1,), 10)
@@ -242,25 +242,23 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
 # --- circuit breaker --------------------------------------------------------------------------------------------------
 
 
-def test_the_circuit_breaker_knows_a_bounded_number_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "MAX_KNOWN_GOOD", 8)
-    breaker = CircuitBreaker()
-    for k in range(100):
-        breaker.clear(f"digest {k}")
-    assert list(breaker.known_good) == [f"digest {k}" for k in range(92, 100)]
-
-
 def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
     """A launch of program 1, and the death of host 0 with it first in line."""
-    f.launch(launch, (1,), 10 * launch)
+    start(f, launch)
     sequence = f.launches.sequence
-    commands = f.checked(f.launches.host_down(HostDown(0, epoch, "killed", kind, (sequence,))))
+    down = HostDown(0, epoch, "killed", kind, (sequence,), decided=kind != "HostLost")
+    commands = f.checked(f.launches.host_down(down))
     message = HostUp(0, epoch + 1, "t", "d", 2, 100, crash)
     f.checked(f.launches.host_up(0, message))
-    for host in f.launches.programs[1].hosts:
-        f.ready(f.launches.programs[1], host)
     f.put(1)
     return commands
+
+
+def start(f: Harness, launch: int) -> None:
+    """A launch of program 1, whose hosts compile it again if they have to."""
+    f.launch(launch, (1,), 10 * launch)
+    for host in f.launches.programs[1].hosts - f.launches.programs[1].ready:
+        f.ready(f.launches.programs[1], host)
 
 
 def first(f: Harness) -> None:
@@ -269,7 +267,7 @@ def first(f: Harness) -> None:
 
 
 def succeed(f: Harness, launch: int) -> None:
-    f.launch(launch, (1,), 10 * launch)
+    start(f, launch)
     f.done(0, f.launches.sequence)
 
 

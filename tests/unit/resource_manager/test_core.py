@@ -27,7 +27,7 @@ from pathways_ray.resource_manager.events import (
     Ticked,
     Withdrawn,
 )
-from pathways_ray.transport.messages import HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 ISLANDS = {0: [0, 1], 1: [2]}
 
@@ -261,21 +261,25 @@ def created(commands: list[Command]) -> dict[int, Any]:
     return {c.token: c.value for c in commands if isinstance(c, Answer) and isinstance(c.value, SliceCreated | Refused)}
 
 
+def early(token: int, island: int = -1) -> SliceRequested:
+    """A request that may be answered with `NotYet`."""
+    return request(token, island=island)._replace(final=False)
+
+
 def test_a_slice_is_mapped_at_once_when_all_islands_are_known() -> None:
     answers = created(running().handle(request(4), 1.0))
     assert isinstance(answers[4], SliceCreated)
 
 
 def test_a_slice_waits_until_all_islands_have_joined() -> None:
-    """Hosts join within seconds of each other; the first island is not to get all slices."""
+    """Hosts join within seconds of each other; the first island is not to get all slices. Nothing waits here: the
+    answer is to ask again."""
     core = fresh()
     core.handle(join(1, 0), 0.0)
     core.handle(join(2, 1), 0.0)
-    assert core.handle(request(3), 1.0) == []
-    assert silent(core, 1.0, 3.0) == []
-    answers = created(core.handle(join(4, 2), 3.0))
-    assert isinstance(answers[3], SliceCreated)
-    assert silent(core, 3.0, 29.0) == [], "it is answered once"
+    assert core.handle(early(3), 1.0) == [Answer(3, NotYet())]
+    assert created(core.handle(join(4, 2), 3.0)) == {}
+    assert isinstance(created(core.handle(early(5), 3.0))[5], SliceCreated)
 
 
 def test_a_slice_does_not_wait_for_an_island_that_it_can_do_without() -> None:
@@ -283,11 +287,28 @@ def test_a_slice_does_not_wait_for_an_island_that_it_can_do_without() -> None:
     core = fresh()
     core.handle(join(1, 0), 0.0)
     core.handle(join(2, 1), 0.0)
-    (answer,) = created(core.handle(request(3, island=0), 0.5)).values()
-    assert isinstance(answer, SliceCreated)
-    assert core.handle(request(4), 1.0) == []
-    assert set(created(serving(core, GATHER_S))) == {4}
-    assert set(created(core.handle(request(5), 20.0))) == {5}
+    assert isinstance(created(core.handle(early(3, island=0), 0.5))[3], SliceCreated)
+    assert core.handle(early(4), GATHER_S - 1) == [Answer(4, NotYet())]
+    assert isinstance(created(core.handle(early(5), GATHER_S))[5], SliceCreated)
+
+
+def test_a_slice_waits_for_its_only_island_until_the_controller_asks_for_the_last_time() -> None:
+    """
+    1. Island 1 has not joined: a request for it is to be asked again, also when hosts have had time to gather.
+    2. The controller asks for the last time. Island 1 still is not there.
+    3. It has joined.
+    """
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    for now in (0.0, MAX_REJOIN_S - 1.0):
+        assert core.handle(early(3, island=1), now) == [Answer(3, NotYet())]
+    answer = created(core.handle(request(4, island=1), MAX_REJOIN_S))[4]
+    assert isinstance(answer, Refused)
+    assert "no island can hold" in answer.failure.message
+    assert "island 1, whose hosts have not joined" in answer.failure.message
+    core.handle(join(6, 2), 31.0)
+    assert isinstance(created(core.handle(early(7, island=1), 31.0))[7], SliceCreated)
 
 
 def test_slices_go_to_islands_that_are_up_and_never_to_lost_ones() -> None:
@@ -346,26 +367,6 @@ def test_a_restarted_manager_has_those_killed_of_whom_it_never_hears() -> None:
     ]
 
 
-def test_a_slice_waits_for_islands_no_longer_than_the_limit() -> None:
-    """
-    1. Island 1 does not come. A request for island 0 is served, one for island 1 is refused after the limit.
-    2. A request that came later waits on, until its own limit.
-    """
-    core = fresh()
-    core.handle(join(1, 0), 0.0)
-    core.handle(join(2, 1), 0.0)
-    assert set(created(core.handle(request(3, island=0), 0.0))) == {3}
-    core.handle(request(4, island=1), 0.0)
-    serving(core, 20.0)
-    core.handle(request(5, island=1), 20.0)
-    answers = created(serving(core, MAX_REJOIN_S, start=20.0))
-    assert isinstance(answers[4], Refused)
-    assert "no island can hold" in answers[4].failure.message
-    assert "island 1, whose hosts have not joined" in answers[4].failure.message
-    assert set(answers) == {4}
-    assert set(created(serving(core, 50.0, start=30.0))) == {5}
-
-
 def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
     core = running()
     for token in (4, 5, 6):
@@ -410,11 +411,12 @@ def test_slices_of_a_tenant_lie_on_its_own_islands() -> None:
 
 def test_a_slice_waits_for_the_islands_of_its_tenant() -> None:
     core = running()
-    waiting = SliceRequested(9, 1, SliceRequest((2,), ("x",), tenant="alice"))
-    assert core.handle(waiting, 0.0) == []
+    waiting = SliceRequested(9, 1, SliceRequest((2,), ("x",), tenant="alice"), final=False)
+    assert core.handle(waiting, 0.0) == [Answer(9, NotYet())]
     assert placed(core, "") in (0, 1), "others do not wait"
-    alices(core)
-    assert core.requests == []
+    (answer,) = alices(core).handle(waiting, 0.0)
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, SliceCreated)
 
 
 def test_an_island_that_was_removed_is_forgotten_with_its_slices() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.events import (
     Accept,
@@ -17,7 +18,12 @@ from pathways_ray.scheduler.events import (
     Ticked,
     ToController,
 )
-from pathways_ray.transport.messages import FromHost, Heartbeat, HostUp, Load, ToIsland
+from pathways_ray.transport.messages import FromHost, Heartbeat, HostUp, Load, Running, ToIsland
+
+
+def devices(*names: str) -> tuple[Device, ...]:
+    """Devices by their names, `host.index`."""
+    return tuple(Device(*map(int, name.split("."))) for name in names)
 
 
 class Island:
@@ -43,11 +49,16 @@ class Island:
     def host_lost(self, host: int, epoch: int) -> list[Command]:
         return self._handle(HostDisconnected(host, epoch))
 
-    def tick(self, now: float, silent: int = -1) -> list[Command]:
-        """All hosts but `silent` say that they run; then time has come to `now`."""
+    def tick(
+        self, now: float, silent: int = -1, running: Mapping[int, float] | None = None, queued: tuple[int, ...] = ()
+    ) -> list[Command]:
+        """All hosts but `silent` say that they run, and since when they are at which launches (all at the same ones);
+        then time has come to `now`."""
         self.now = now
+        entries = tuple(Running(launch, round(1000 * (now - at))) for launch, at in (running or {}).items())
         for host in self.core.members.present - {silent}:
-            self._handle(HostMessage(host, self.core.members.epochs[host], Heartbeat(host)))
+            message = Heartbeat(host, 1.0, entries, queued)
+            self._handle(HostMessage(host, self.core.members.epochs[host], message))
         return self._handle(Ticked())
 
 

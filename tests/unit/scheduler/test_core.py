@@ -44,7 +44,9 @@ from pathways_ray.transport.messages import (
     Peer,
     Peers,
     Program,
+    Running,
 )
+from tests.unit.scheduler.island import devices
 
 C = TypeVar("C", bound=Command)
 
@@ -175,9 +177,9 @@ def test_a_host_that_falls_silent_restarts_its_island() -> None:
     beats = [(float(now), beat(host)) for now in range(12) for host in (0, 1) if host == 0 or now <= 3]
     assert history(core, sorted([*beats, *looks(0.0, 10.9)], key=lambda pair: pair[0])) == []
     commands = history(core, looks(11.0, 11.2))
-    assert those(Kill, commands) == [Kill(0, 1), Kill(1, 1)]
+    assert those(Kill, commands) == [Kill(1, 1), Kill(0, 1)]
     assert {down.host: down.reason for down in downs(commands)}[1] == f"it did not answer for {SILENCE_LIMIT_S:.0f} s"
-    assert those(Kill, history(core, looks(11.3, 14.0))) == [Kill(0, 1), Kill(1, 1)] * 2
+    assert those(Kill, history(core, looks(11.3, 14.0))) == [Kill(1, 1), Kill(0, 1)] * 2
     core.handle(HostConnected(up(0, 2)), 14.5)
     assert set(those(Kill, history(core, looks(14.6, 20.0)))) == {Kill(1, 1)}
     core.handle(HostConnected(up(1, 2)), 20.5)
@@ -243,7 +245,7 @@ def test_waiting_launches_are_reported_once_a_period() -> None:
 def test_a_launch_took_what_it_took_on_the_slowest_host() -> None:
     """In microseconds on its devices, whatever their number; the controller multiplies for the tenant's account."""
     core = core_of(0, 1)
-    core.handle(ControllerMessage(Program(1, b"", {}, "p", devices=4)), 0.0)
+    core.handle(ControllerMessage(Program(1, b"", {}, "p", devices("0.0", "0.1", "1.0", "1.1"))), 0.0)
     core.handle(launch(1), 0.0)
     core.handle(HostMessage(0, 1, Done((1,), (300,))), 0.1)
     commands = core.handle(HostMessage(1, 1, Done((1,), (200,))), 0.2)
@@ -254,7 +256,7 @@ def test_a_launch_took_what_it_took_on_the_slowest_host() -> None:
 
 def test_the_loss_of_a_host_carries_the_story_of_the_launch_and_the_island() -> None:
     core = core_of(0, 1)
-    core.handle(ControllerMessage(Program(1, b"", {}, "train")), 0.0)
+    core.handle(ControllerMessage(Program(1, b"", {}, "train", devices("0.0", "1.0"))), 0.0)
     core.handle(launch(7), 1.0)
     core.handle(HostMessage(0, 1, BarrierReached(0, 7, 2)), 1.5)
     core.handle(HostMessage(1, 1, BarrierReached(1, 7, 2)), 2.0)
@@ -272,10 +274,11 @@ def test_the_loss_of_a_host_carries_the_story_of_the_launch_and_the_island() -> 
 def test_a_launch_without_end_carries_its_own_story_not_that_of_another_one() -> None:
     core = core_of(0, limit_s=10.0, policy=fifo)
     for sequence, program in ((1, 1), (2, 2)):
-        core.handle(ControllerMessage(Program(program, b"", {}, f"p{program}", device_set=program)), 0.0)
+        core.handle(ControllerMessage(Program(program, b"", {}, f"p{program}", devices(f"0.{program}"))), 0.0)
         core.handle(ControllerMessage(IslandLaunch(sequence, 1, program, (), 0)), 0.0)
     core.handle(HostMessage(0, 1, Done((1,))), 0.0)
-    commands = history(core, [(now, event) for now in (0.0, 4.0, 8.0, 10.5) for event in (beat(0), Ticked())])
+    beats = {now: Heartbeat(0, 1.0, (Running(2, round(1000 * now)),)) for now in (4.0, 8.0, 10.5)}
+    commands = history(core, [(t, e) for t, beat in beats.items() for e in (HostMessage(0, 1, beat), Ticked())])
     (down,) = downs(commands)
     assert down.kind == "LaunchTimeout"
     assert any("dispatched session 1 launch 2: p2" in line for line in down.story)

@@ -33,7 +33,7 @@ from pathways_ray.transport.messages import (
     Ready,
     ToHost,
 )
-from tests.unit.scheduler.island import Island
+from tests.unit.scheduler.island import Island, devices
 
 BOOM = Failure("ExecutionError", "boom")
 
@@ -49,6 +49,7 @@ def up(host: int, epoch: int = 1) -> HostUp:
 def serving(*hosts: int, window: int = 2, limit_s: float = math.inf) -> Island:
     """An island whose hosts are all up under epoch 1."""
     island = Island(hosts, window, fifo, limit_s)
+    island.from_controller(Program(1, b"", {}, "p", devices(*(f"{host}.0" for host in hosts))))
     for host in hosts:
         island.host_up(up(host))
     return island
@@ -154,7 +155,7 @@ def test_nothing_is_left_of_sessions_that_have_ended(end: str) -> None:
     island = serving(0, window=1)
     order = island.order
     tables = ("sessions", "waiting", "outstanding", "cross_island", "programs")
-    island.from_controller(Program(1, b"", {}, "p", 1, 1, True))
+    island.from_controller(Program(1, b"", {}, "p", devices("0.0"), True))
     before = {name: len(getattr(order, name)) for name in tables}
     for session in range(2, 202):
         first, second = 2 * session, 2 * session + 1
@@ -369,7 +370,7 @@ def test_a_host_that_joins_a_group_which_is_lost_already_is_sent_away() -> None:
 def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None:
     """
     1. The limit is 10 s. Launches one after the other, together longer than that, are fine.
-    2. One that stays first for longer is reported as the candidate, and the island's hosts are killed.
+    2. One that stays first for longer is reported as the cause, and the island's hosts are killed.
     """
     island = serving(0, 1, window=4, limit_s=10.0)
     for k in (1, 2, 3):
@@ -378,10 +379,11 @@ def test_a_launch_that_keeps_its_devices_too_long_ends_with_its_island() -> None
         assert island.tick(8.0 * k) == []
         for host in (0, 1):
             island.from_host(host, 1, Done((k,)))
-    assert island.tick(24.0) == []
-    commands = island.tick(35.0)
+    assert island.tick(24.0, running={3: 16.0}) == []
+    commands = island.tick(27.0, running={3: 16.0})
     downs = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
     assert [(d.host, d.kind, d.candidates) for d in downs] == [(0, "LaunchTimeout", (3,)), (1, "LaunchTimeout", ())]
+    assert downs[0].decided
     assert "launch 3" in downs[0].reason
     assert "the limit is 10 s" in downs[0].reason
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
@@ -413,9 +415,8 @@ def test_a_tenant_may_have_a_limit_of_its_own() -> None:
         island = serving(0, window=4, limit_s=10.0)
         island.from_controller(Account(1, "alice", 1.0, 0, own))
         island.from_controller(run(1))
-        assert island.tick(0.0) == []
-        assert island.tick(own - 0.5) == []
-        commands = island.tick(late)
+        assert island.tick(own - 0.5, running={1: 0.0}) == []
+        commands = island.tick(late, running={1: 0.0})
         (down,) = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
         assert down.kind == "LaunchTimeout"
         assert f"the limit is {own:.0f} s" in down.reason
@@ -458,7 +459,7 @@ def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None
     2. When the session ends, what waits ends too; the hosts never had it.
     """
     island = serving(0, window=128)
-    island.from_controller(Program(1, b"", {}, "small", computations=2))
+    island.from_controller(Program(1, b"", {}, "small", devices("0.0"), computations=2))
     for k in range(1, 21):
         island.from_controller(run(k))
     assert list(island.order.outstanding) == list(range(1, 15))
@@ -469,7 +470,7 @@ def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None
 
 def test_a_launch_of_very_many_computations_goes_alone() -> None:
     island = serving(0)
-    island.from_controller(Program(1, b"", {}, "big", computations=100))
+    island.from_controller(Program(1, b"", {}, "big", devices("0.0"), computations=100))
     assert dispatched(island.from_controller(run(1))) == [run(1)]
     assert dispatched(island.from_controller(run(2))) == []
     assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2)]

@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 
 from pathways_ray.errors import UsageError
+from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.events import ToController, ToHosts
 from pathways_ray.scheduler.order import CONTENDED_WINDOW_S
 from pathways_ray.scheduler.plugins import policy_named
@@ -24,7 +25,9 @@ from pathways_ray.scheduler.policies import (
     share,
 )
 from pathways_ray.transport.messages import Account, Done, HostUp, IslandLaunch, Program
-from tests.unit.scheduler.island import Island
+from tests.unit.scheduler.island import Island, devices
+
+BOTH = devices("0.0", "0.1")
 
 
 class Devices:
@@ -45,7 +48,7 @@ class Devices:
         self.island.host_up(HostUp(0, 1, "t", "d", 2, 1))
         for session, (weight, rank) in tenants.items():
             self.island.from_controller(Account(session, f"tenant {session}", weight, rank))
-            self.island.from_controller(Program(session, b"", {}, f"p{session}", 2))
+            self.island.from_controller(Program(session, b"", {}, f"p{session}", BOTH))
 
     def launch(self, session: int, times: int = 1) -> None:
         for _ in range(times):
@@ -114,7 +117,7 @@ def test_sessions_of_one_tenant_share_its_weight() -> None:
     devices = Devices(share, {1: (1.0, 0)}, {1: 0.001, 2: 0.001, 3: 0.001})
     for session in (2, 3):
         devices.island.from_controller(Account(session, "both", 1.0, 0))
-        devices.island.from_controller(Program(session, b"", {}, "p", 2))
+        devices.island.from_controller(Program(session, b"", {}, "p", BOTH))
     devices.run(5.0, (1, 2, 3))
     assert devices.shares() == pytest.approx({1: 0.5, 2: 0.25, 3: 0.25}, rel=0.05)
 
@@ -150,7 +153,7 @@ def test_devices_do_not_wait_for_others() -> None:
     """A tenant whose devices are full does not hold up one with devices of its own."""
     devices = Devices(share, {1: (1.0, 0)}, {1: 1.0, 2: 0.001})
     devices.island.from_controller(Account(2, "other", 1.0, 0))
-    devices.island.from_controller(Program(2, b"", {}, "p", 2, 5))
+    devices.island.from_controller(Program(2, b"", {}, "p", (Device(0, 2),)))
     devices.launch(1, 10)
     devices.launch(2)
     assert devices.started[-1] == 2
@@ -166,7 +169,11 @@ def test_what_failed_is_charged_as_estimated_and_the_account_stays_finite() -> N
     ledger.leave(usage)
     assert (usage.virtual, usage.device_seconds, usage.busy, ledger.active) == (1.5, 3.0, 0, 0)
     ledger.close(1)
-    assert ledger.usages == {}
+    assert ledger.usages == {"t": usage}, "what it had is not forgotten with its session"
+    ledger.close(2)
+    ledger.of(3)
+    ledger.close(3)
+    assert list(ledger.usages) == ["t"], "a session without a tenant leaves nothing"
 
 
 def test_a_policy_of_ones_own() -> None:

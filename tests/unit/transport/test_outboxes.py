@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pathways_ray.transport import batcher, links, outboxes
 from pathways_ray.transport.links import AsyncLink
-from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart
+from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
 
 LIMIT_S = 20.0
 PATH = "/a.Test/Link"
@@ -162,5 +162,54 @@ def test_a_fan_carries_the_same_to_all_and_a_slow_end_holds_up_nobody() -> None:
             assert found == list(range(24))
             for task in tasks:
                 task.cancel()
+
+    told(story)
+
+
+class Clogged:
+    """A link that takes one batch at a time."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.batches: list[bytes] = []
+        self.waiting: list[Callable[[], None]] = []
+
+    def put(self, batch: bytes) -> None:
+        self.batches.append(batch)
+        self.full = True
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        self.waiting.append(callback)
+
+    def drain(self) -> None:
+        self.full = False
+        waiting, self.waiting = self.waiting, []
+        for callback in waiting:
+            callback()
+
+
+def test_a_full_link_is_asked_before_each_batch_and_its_sender_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. Three messages, each a batch of its own: one goes, and the others are not even encoded.
+    2. As the link takes them, the next one goes; when the last one has gone, it is blocked no more.
+    """
+    monkeypatch.setattr(batcher, "MAX_BATCH_BYTES", 1)
+    encoded: list[Any] = []
+    monkeypatch.setattr(batcher, "encode", lambda message: encoded.append(message) or encode(message))
+
+    async def story() -> None:
+        link, said = Clogged(), list[bool]()
+        outbox = outboxes.AsyncOutbox(blocked=said.append)
+        for k in range(3):
+            outbox.send(Completed((k,)))
+        carried = asyncio.ensure_future(outbox.carry(cast(AsyncLink, link)))
+        for step in range(3):
+            await asyncio.sleep(0.01)
+            assert (len(link.batches), len(encoded)) == (step + 1, min(step + 2, 3))
+            assert said == [True]
+            link.drain()
+        assert said == [True] * 1 + [False]
+        outbox.close()
+        await carried
 
     told(story)

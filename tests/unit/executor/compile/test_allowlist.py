@@ -7,6 +7,9 @@ import dataclasses
 import hashlib
 import os
 import random
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,38 +21,15 @@ import numpy as np
 import psutil
 import pytest
 from jax import export
-from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
-from jaxlib.mlir.dialects import stablehlo
 
 from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
-from pathways_ray.executor.compile import allowlist, sandbox
+from pathways_ray.executor.compile import allowlist, confinement, sandbox
 from pathways_ray.executor.compile.sandbox import Sandbox
+from tests.unit.executor.compile.exports import MESH, blob_of, exported, written
 
-SQUARE = jax.ShapeDtypeStruct((4, 4), np.float32)
 FIVE = jax.ShapeDtypeStruct((5,), np.int8)
-MESH = AbstractMesh((4,), ("x",))
-
-
-def exported(function: Callable[..., Any], *avals: Any, platforms: tuple[str, ...] = ("cpu",)) -> export.Exported:
-    with jax.sharding.use_abstract_mesh(MESH):
-        return export.export(jax.jit(function), platforms=platforms)(*avals or (SQUARE,))
-
-
-def blob_of(found: export.Exported) -> bytes:
-    return bytes(found.serialize())
-
-
-def written(body: str, rest: str = "", **changes: Any) -> bytes:
-    """An exported function from 4x4 floats to 4x4 floats, whose StableHLO was changed by hand; `%0` is its result."""
-    text = (
-        "module { func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {\n"
-        f"{body}\nreturn %0 : tensor<4x4xf32> }}\n{rest} }}"
-    )
-    code = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
-    return blob_of(dataclasses.replace(exported(lambda v: v + 1), mlir_module_serialized=code, **changes))
-
 
 USUAL: dict[str, Callable[..., Any]] = {
     "linear algebra": lambda v: jnp.linalg.svd(v)[0] + jnp.linalg.inv(v) + jnp.linalg.qr(v)[0] + jnp.linalg.eigh(v)[1],
@@ -73,8 +53,10 @@ USUAL: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("function", USUAL.values(), ids=USUAL)
 def test_what_programs_usually_do_is_allowed(function: Callable[..., Any]) -> None:
-    assert allowlist.verdicts([blob_of(exported(function))]) == [""]
-    assert allowlist.verdicts([blob_of(exported(function, platforms=("cpu", "cuda")))]) == [""]
+    for platforms in (("cpu",), ("cpu", "cuda")):
+        assert [refused for refused, _ in allowlist.verdicts([blob_of(exported(function, platforms=platforms))])] == [
+            ""
+        ]
 
 
 TALKS = """
@@ -118,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "what waits for the host": (lambda: written(TALKS), r"operation stablehlo\.\w+ (is not|has a value of type)"),
     "what talks to the host": (lambda: written(SENDS), r"operation stablehlo\.create_token is not among those"),
     "a callback": (lambda: written(CALLS.format("xla_ffi_python_cpu_callback")), "custom call 'xla_ffi_python_cpu"),
-    "another callback": (lambda: written(CALLS.format("xla_python_gpu_callback")), "is not among those that programs"),
+    "another callback": (lambda: written(CALLS.format("xla_python_gpu_callback")), "calls a Python function, which"),
     "a kernel of the client's": (lambda: written(CALLS.format("tpu_custom_call")), "custom call 'tpu_custom_call' is"),
     "memory of others": (lambda: written(CALLS.format("AllocateBuffer")), "custom call 'AllocateBuffer' is not among"),
     "recursion": (lambda: written(CALL, chain(3, 1, "f0")), "call each other more than 64 deep, or without end"),
@@ -266,6 +248,16 @@ TROUBLES = {
     "memory": "x = bytearray(20 << 30)",
     "files": "open(os.environ['HOME'] + '/written-by-a-sandbox', 'w').write('x' * 100000)",
     "exit": "import os; os._exit(0)",
+    "reading": "open('/etc/hostname').read()",
+    "reading around Python": "ctypes.CDLL(None).open(b'/etc/hostname', 0) >= 0 or os._exit(0)",
+    "connecting": "socket.socket().connect(('127.0.0.1', 1))",
+    "a signal to its parent": "os.kill(os.getppid(), 9)",
+    "a new process": "os.fork()",
+    "another program": "os.execv('/bin/true', ['true'])",
+    "reading the memory of its parent": "ctypes.CDLL(None).process_vm_readv(os.getppid(), 0, 0, 0, 0, 0)",
+    "an answer without end": (
+        "pipe = max(fd for fd in range(64) if alive(fd))\n        while os.write(pipe, b'x' * 65536): pass"
+    ),
 }
 
 
@@ -275,13 +267,18 @@ def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.Monk
     and the next program is read as if nothing had been."""
     package = tmp_path / "sitecustomize.py"
     package.write_text(
-        "import os, sys, types\n"
+        "import ctypes, os, socket, sys, types\n"
         "if 'pathways_ray.executor.compile.sandbox' in ' '.join(sys.orig_argv):\n"
         "    from pathways_ray.executor.compile import sandbox\n"
         "    fake = types.ModuleType('pathways_ray.executor.compile.allowlist')\n"
-        "    def verdicts(blobs):\n"
-        "        if blobs == [b'good']:\n"
-        "            return ['']\n"
+        "    def alive(fd):\n"
+        "        try:\n"
+        "            return os.write(fd, b'') == 0\n"
+        "        except OSError:\n"
+        "            return False\n"
+        "    def verdicts(blobs, trusted=False):\n"
+        "        if blobs in ([b'good'], [b'']):\n"
+        "            return [('', 0)]\n"
         f"        {TROUBLES[trouble]}\n"
         "    fake.verdicts = verdicts\n"
         "    sys.modules['pathways_ray.executor.compile.allowlist'] = fake\n"
@@ -350,3 +347,85 @@ def test_several_threads_may_ask(checker: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_the_filter_lets_through_what_readers_need_and_no_more() -> None:
+    """The packet filter, run by hand: for each architecture, a call of each kind."""
+    ends = {0x7FFF0000: "allow", 0x00050001: "fail", 0x80000000: "kill"}
+
+    def run(machine: str, number: int, architecture: int) -> str:
+        lines = list(struct.iter_unpack("HBBI", confinement.filter_of(machine)))
+        assert max(max(line[1:3]) for line in lines) < 256
+        at, loaded = 0, 0
+        while True:
+            code, if_true, if_false, value = lines[at]
+            match code:
+                case 0x20:
+                    loaded = {0: number, 4: architecture}[value]
+                case 0x15:
+                    at += if_true if loaded == value else if_false
+                case 0x35:
+                    at += if_true if loaded >= value else if_false
+                case 0x06:
+                    return ends[value]
+            at += 1
+
+    x86, arm = 0xC000003E, 0xC00000B7
+    assert [run("x86_64", n, x86) for n in (0, 1, 9, 231, 2, 257, 41, 42, 57, 59, 62, 101, 310)] == (
+        ["allow"] * 4 + ["fail"] * 2 + ["kill"] * 7
+    )
+    assert [run("aarch64", n, arm) for n in (63, 64, 222, 94, 56, 198, 203, 220, 221, 129, 117, 270)] == (
+        ["allow"] * 4 + ["fail"] + ["kill"] * 7
+    )
+    assert run("x86_64", 0, arm) == run("x86_64", 0x40000000, x86) == "kill"
+
+
+def test_a_checker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "REPLY_LIMIT_S", 0.5)
+    stuck = Sandbox(5, command=("-c", "import time; time.sleep(1000)"))
+    with pytest.raises(CompileError, match="host 5 cannot check functions: its checker does not run"):
+        stuck.check("f", ["1"], {"1": b"x" * (1 << 20)})
+    stuck.close()
+
+
+def test_a_function_for_another_number_of_devices_is_refused(checker: Sandbox) -> None:
+    mapped = jax.shard_map(lambda s: jax.lax.psum(s, "x"), mesh=MESH, in_specs=P("x"), out_specs=P(), check_vma=False)
+    blob = blob_of(exported(mapped))
+    checker.check("f", [digest(blob)], {digest(blob): blob}, devices=4)
+    with pytest.raises(ProgramRefused, match="f is refused on host 3: it was exported for 4 devices; its slice has 8"):
+        checker.check("f", [digest(blob)], {digest(blob): blob}, devices=8)
+
+
+def test_trust_is_not_mixed_up(checker: Sandbox) -> None:
+    blob = blob_of(exported(lambda v: v + jax.lax.empty((4, 4), np.float32), platforms=("cuda",)))
+    for _ in range(2):
+        checker.check("f", [digest(blob)], {digest(blob): blob}, trusted=True)
+        with pytest.raises(ProgramRefused, match="custom call 'AllocateBuffer' is not among those"):
+            checker.check("f", [digest(blob)], {digest(blob): blob})
+
+
+def test_a_host_that_cannot_confine_its_checker_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "from pathways_ray.executor.compile import confinement as c, sandbox as s\nc._PR_SET_SECCOMP = 9999\ns.main()"
+    )
+    made = Sandbox(3, command=("-c", source))
+    with pytest.raises(ProgramRefused, match=r"its kernel takes no filter of system calls \(Invalid argument\)"):
+        check(made, blob_of(exported(jnp.sin)))
+    made.close()
+
+
+def test_reading_opens_nothing(tmp_path: Any) -> None:
+    """What is opened late would fail in a confined process, again and again."""
+    for number, function in enumerate(USUAL.values()):
+        (tmp_path / str(number)).write_bytes(blob_of(exported(function)))
+    source = (
+        "import pathlib, sys\n"
+        "from pathways_ray.executor.compile.sandbox import load\n"
+        "allowlist, opened = load(), []\n"
+        "blobs = [path.read_bytes() for path in pathlib.Path(sys.argv[1]).iterdir()]\n"
+        "sys.addaudithook(lambda name, given: opened.append(given[0]) if name in ('open', 'import') else None)\n"
+        "assert [refused for refused, _ in allowlist.verdicts([*blobs, b'broken'])][:-1] == [''] * len(blobs)\n"
+        "assert not opened, opened\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", source, str(tmp_path)], check=True, env=environment)

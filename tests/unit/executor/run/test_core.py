@@ -45,6 +45,7 @@ from pathways_ray.transport.messages import (
     Abort,
     BarrierReached,
     BarrierReleased,
+    Compiling,
     Drop,
     DropProgram,
     DropSession,
@@ -111,6 +112,7 @@ class Host:
         self.lent: set[str] = set()
         self.plan: IslandPlan | None = None
         self.compiling: list[Callable[[], Event]] = []
+        self.functions: list[Mapping[str, bytes]] = []
 
     def planned(self, data: bytes) -> IslandPlan:
         """The plan of the program that is sent next."""
@@ -132,7 +134,7 @@ class Host:
     def ready(self, number: int) -> None:
         self.handle(Program(number, b"", {}))
         self.compiled()
-        self.messages = [message for message in self.messages if not isinstance(message, Ready)]
+        self.messages = [message for message in self.messages if not isinstance(message, Ready | Compiling)]
 
     def compiled(self) -> None:
         """Everything that is being compiled is ready."""
@@ -201,10 +203,11 @@ class Host:
     def abandon(self, sequence: int) -> None:
         self.abandoned.append(sequence)
 
-    def compile(self, plan: HostPlan, functions: Mapping[str, bytes]) -> PreparedProgram:
+    def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
+        self.functions.append(functions)
         return PreparedProgram(plan, self, self.store, self)
 
-    def in_background(self, work: Callable[[], Event]) -> None:
+    def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
         """The test says when it is done."""
         self.compiling.append(work)
 
@@ -292,6 +295,26 @@ def test_a_host_without_a_part_in_a_slice_does_nothing_for_it_but_reports() -> N
     assert host.enqueued == []
     assert host.watched == [(1, [])]
     assert host.buffers() == {}
+
+
+def test_a_function_is_kept_while_a_program_names_it() -> None:
+    """
+    1. It comes with the first program that names it; the second one has it too. One that is dropped before it is
+       compiled needs it no more.
+    2. When the last one is dropped, it is gone.
+    """
+    host = Host()
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    host.plan = sketch.planned(sketch.call("f", sketch.argument(here), slice=here)).plans[0]
+    host.handle(Program(1, b"", {"f": b"code"}), Program(2, b"", {}), Program(3, b"", {}), DropProgram(1, 3))
+    host.compiled()
+    assert host.functions == [{"f": b"code"}] * 2
+    host.handle(DropProgram(1, 1))
+    assert host.driver.functions == {"f": b"code"}
+    host.handle(DropProgram(1, 2))
+    assert host.driver.functions == {}
+    assert host.driver.named == {}
 
 
 def test_a_program_that_was_dropped_while_it_was_compiled_does_not_stay() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,14 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
-from pathways_ray.executor.run.dispatcher import Dispatcher
+from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
+    Compiling,
     Done,
     Drop,
+    DropProgram,
+    Heartbeat,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -56,7 +60,10 @@ class Served:
         self.dispatcher.inbox.put(list(messages))
 
     def next(self) -> Any:
-        return self.sent.get(timeout=LIMIT_S)
+        """The next message, but for those that say that a program is being compiled."""
+        while isinstance(message := self.sent.get(timeout=LIMIT_S), Compiling):
+            pass
+        return message
 
     def ended(self, count: int) -> list[int]:
         """The next launches that are done."""
@@ -136,6 +143,33 @@ def test_a_program_that_cannot_be_compiled_is_reported(host: Served) -> None:
     assert ready.failure.kind in ("ProgramRefused", "CompileError")
 
 
+def test_a_program_is_checked_by_whose_it_is(host: Served) -> None:
+    """The same program, of a trusted tenant and then of another one: what was compiled for the first is not used."""
+
+    def pivoted(x: jax.Array) -> tuple[jax.Array]:
+        square = jax.numpy.eye(3) * x.astype(np.float32)
+        return ((x + jax.scipy.linalg.qr(square, pivoting=True)[2].sum().astype(x.dtype)),)  # type: ignore[misc]
+
+    anything = (export.DisabledSafetyCheck.custom_call("ALL"),)
+    made = export.export(jax.jit(pivoted), disabled_checks=anything)(jax.ShapeDtypeStruct((), np.uint64))
+    for number, trusted in ((6, True), (7, False)):
+        message = program(number, lambda x: (x + 1,), digest="pivoted")
+        functions = {"pivoted": bytes(made.serialize())}
+        host.receive(msgspec.structs.replace(message, functions=functions, trusted=trusted))
+        ready = host.next()
+        assert isinstance(ready, Ready)
+        if trusted:
+            assert ready.failure is None
+            host.receive(IslandLaunch(60, 1, number, (1,), 60))
+            assert host.ended(1) == [60]
+            assert np.asarray(host.store.get(1, 60)) == 1 + 0 + 1 + 2
+            host.receive(DropProgram(1, number))
+        else:
+            assert ready.failure is not None
+            assert ready.failure.kind == "ProgramRefused"
+            assert "geqp3_ffi' is not among those that programs may use" in ready.failure.message
+
+
 def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
     trace = LaunchTrace()
     host.dispatcher.observe(trace)
@@ -145,6 +179,49 @@ def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
     host.receive(IslandLaunch(41, 1, 1, (1,), 41))
     assert host.ended(1) == [41]
     assert [(ran.sequence, ran.session) for ran in trace.entries] == [(40, 1)]
+
+
+def test_a_heartbeat_says_what_keeps_a_device_and_what_is_behind_it(host: Served) -> None:
+    """1. A launch that takes long, and one that is short, come. 2. Both are over: the next heartbeat names none."""
+    long = program(3, lambda x: (jax.lax.fori_loop(0, 1 << 30, lambda i, c: c * 3 + x, x),), digest="long")
+    host.receive(long)
+    ready = host.next()
+    assert isinstance(ready, Ready)
+    assert ready.failure is None
+    host.receive(IslandLaunch(50, 1, 3, (1,), 50), IslandLaunch(51, 1, 1, (1,), 51))
+    deadline = time.monotonic() + LIMIT_S
+    while not (beat := host.dispatcher.heartbeat()).running:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (running,) = beat.running
+    assert running.sequence == 50
+    assert running.ms >= 1000 * NOTED_AFTER_S
+    assert beat.queued in ((), (51,)), "a device may hold up the thread that enqueues"
+    assert host.ended(2) == [50, 51]
+    time.sleep(0.1)
+    assert host.dispatcher.heartbeat() == Heartbeat(0)
+    host.receive(DropProgram(1, 3))
+
+
+def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host: Served) -> None:
+    """Where launches on several sets of devices are watched by one thread, one may be over behind one that is not."""
+
+    class Value:
+        def __init__(self, ready: bool) -> None:
+            self.is_ready = lambda: ready
+
+    dispatcher = host.dispatcher
+    watcher = dispatcher_module._Watcher()
+    long_ago = time.perf_counter() - 100.0
+    for sequence, ready in ((1, False), (2, True), (3, False)):
+        plan = SimpleNamespace(own_devices=(Device(0, 98 if sequence == 1 else 99),))
+        program: Any = SimpleNamespace(plan=plan)
+        watcher._incomplete.append(dispatcher_module._Watched(sequence, [Value(ready)], program, long_ago + sequence))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatcher, "_watchers", {(): watcher})
+        beat = dispatcher.heartbeat()
+    assert [entry.sequence for entry in beat.running] == [1]
+    assert beat.queued == ()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
@@ -14,6 +15,7 @@ from megatron_ptdp.models import DATA, TENSOR, Compute, Gpt, ModelConfig, Parame
 from megatron_ptdp.parallel import Options, Sizes, cut
 from megatron_ptdp.parallel.shapes import StageShapes, shared_dimension, shared_spec, wire_spec
 from megatron_ptdp.parallel.stage import StageMath
+from pathways_ray.executor.compile.allowlist import verdicts
 
 CONFIG = ModelConfig("gpt", layers=4, hidden=8, heads=2, sequence=6, vocabulary=13)
 SIZES = Sizes(pipeline=2, tensor=2, data=2, microbatches=3, examples=2)
@@ -104,3 +106,34 @@ def test_values_that_all_members_hold_travel_in_parts() -> None:
     assert wire_spec(whole, 2, scatter=False) == P(DATA, None, None)
     assert wire_spec(whole, 3, scatter=True) == P(DATA, None, None)  # 8 is no multiple of 3
     assert wire_spec(Value((2, 6, 8), "float32", P(DATA, TENSOR)), 2, scatter=True) == P(DATA, TENSOR, None)
+
+
+@pytest.mark.parametrize(
+    ("compute", "options"),
+    [
+        (Compute(tensor=2), Options()),
+        (Compute(tensor=2, sequence_parallel=True, recompute="full"), Options(zero=1)),
+        (Compute(tensor=2, sequence_parallel=True, recompute="selective", scatter="psum"), Options(zero=3)),
+        (Compute(tensor=2, unroll=True), Options(zero=2)),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_hosts_allow_its_functions_to_any_tenant(number: int, compute: Compute, options: Options) -> None:
+    """Their collectives stand in loops over layers, which every device goes round as often."""
+    math = stage(number, compute, options)
+    params, values, batch, k = math.arguments()
+    sums = jax.eval_shape(lambda: math.shapes.zeros("float32"))
+    made = [
+        (math.forward, (params, values, batch, k)),
+        (math.evaluate, (params, values, batch, k)),
+        (
+            math.backward(recompute=True, weights=True, inputs=True),
+            (params, values, [], batch, k, math.upstream(), sums),
+        ),
+    ]
+    for function, given in made:
+        leaves, tree = jax.tree.flatten(given)
+        flat = lambda *x: jax.tree.leaves(function(*jax.tree.unflatten(tree, x)))  # noqa: B023, E731
+        with jax.sharding.use_abstract_mesh(math.mesh):
+            found = export.export(jax.jit(flat), platforms=("cpu", "cuda"))(*leaves)
+        assert verdicts([bytes(found.serialize())]) == [("", 4)]

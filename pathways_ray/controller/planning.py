@@ -1,0 +1,137 @@
+"""Planning, the controller's slow path: once per program, and in a process of its own unless it is certain to be quick.
+
+`answer` is a pure function of a `PlanRequest`; where it runs is its caller's affair. The controller runs it itself for
+a graph of few bytes and references (`plan_if_cheap`). All others go to `controller.planner`, one at a time; meanwhile
+they wait in a `plan_queue.PlanQueue`, where tenants take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.controller import quotas
+from pathways_ray.controller.programs import (
+    Lowered,
+    check_size,
+    decode_graph,
+    lowered_program,
+    order_text,
+    placed_graph,
+    references,
+)
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.ir.graph import Graph, Result
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.text import plan_text
+
+CHEAP_BYTES = 1 << 16
+CHEAP_REFERENCES = 250
+"""A graph within both is planned at once: every pass is linear in its references but for the search for loops, which
+looks at each of them up to 100 times. The worst graph found took 6 ms."""
+
+
+class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A graph to lower and plan, as it came from a client; the slices that it names, as far as the session has them.
+
+    `text` asks for the plan in words, and for nothing else.
+    """
+
+    graph: bytes
+    slices: tuple[PlacedSlice, ...]
+    fusion: bool
+    tenant: Tenant
+    text: bool = False
+
+
+class PlanReply(msgspec.Struct, frozen=True, array_like=True):
+    """The lowered program, or its plan and order as texts, or a failure; `checked` is False where it is one of the
+    functions that came with it."""
+
+    lowered: Lowered | None = None
+    failure: Failure | None = None
+    plan: str = ""
+    order: str = ""
+    checked: bool = True
+
+
+class _Named(msgspec.Struct):
+    """The head of a graph: the rest is only looked at by `answer`."""
+
+    slices: tuple[_Slice, ...]
+
+
+class _Slice(msgspec.Struct, array_like=True):
+    id: int
+
+
+class _Nodes(msgspec.Struct):
+    nodes: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=limits.MAX_NODES)]
+
+
+_NAMED = msgspec.msgpack.Decoder(_Named)
+_NODES = msgspec.msgpack.Decoder(_Nodes)
+_RESULT = msgspec.msgpack.Decoder(Result)
+
+
+def request_of(
+    graph: bytes, places: Mapping[int, PlacedSlice], fusion: bool, tenant: Tenant, text: bool = False
+) -> PlanRequest:
+    """A request with the slices that the graph names. One that is no graph names none, and `answer` says so."""
+    try:
+        named = [mesh.id for mesh in _NAMED.decode(graph).slices]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        named = []
+    slices = tuple(places[number] for number in dict.fromkeys(named) if number in places)
+    return PlanRequest(graph, slices, fusion, tenant, text)
+
+
+def result_count(graph: bytes) -> int:
+    """The results of a graph that could not be planned: launches of it name them all the same. 0 for bytes that are no
+    graph."""
+    try:
+        nodes = _NODES.decode(graph).nodes
+        return min(len(_RESULT.decode(nodes[-1]).inputs), limits.MAX_RESULTS)
+    except (msgspec.MsgspecError, ValueError, RecursionError, IndexError):
+        return 0
+
+
+def answer(request: PlanRequest, graph: Graph | None = None) -> PlanReply:
+    """Lowers and plans. `graph` is that of the request, if it was decoded before."""
+    try:
+        return _answered(request, graph if graph is not None else decode_graph(request.graph))
+    except PathwaysError as error:
+        return PlanReply(failure=to_failure(error))
+    except MemoryError:
+        raise
+    except Exception as error:  # a malformed graph may trip the passes anywhere; it must not end its process
+        return PlanReply(failure=Failure("WireError", f"program refused: {type(error).__name__}: {error}"))
+
+
+def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
+    refused = quotas.nodes(request.tenant, len(graph.nodes), graph.name)
+    if refused is not None:
+        return PlanReply(failure=refused)
+    check_size(graph)
+    slices = {placed.mesh.id: placed for placed in request.slices}
+    lowered, plans = placed_graph(graph, slices, request.fusion)
+    if request.text:
+        return PlanReply(plan=plan_text(plans), order=order_text({p.island: p for p in plans}))
+    return PlanReply(lowered_program(graph, lowered, plans, slices))
+
+
+def plan_if_cheap(request: PlanRequest) -> PlanReply | None:
+    """The answer, or None where it may take longer than others can wait."""
+    if len(request.graph) > CHEAP_BYTES:
+        return None
+    try:
+        graph = decode_graph(request.graph)
+        if references(graph) > CHEAP_REFERENCES:
+            return None
+    except PathwaysError as error:
+        return PlanReply(failure=to_failure(error))
+    return answer(request, graph)

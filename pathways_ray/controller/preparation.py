@@ -1,0 +1,140 @@
+"""Preparation: which programs hosts get to compile, and when.
+
+A program goes to its hosts as it is registered. Hosts that come back have none of it; they get it again when a launch
+asks for it, so that they compile first what somebody waits for, and a program that ends its hosts is not sent to them
+without end. For the same reason a program that may have ended a host (`CircuitBreaker.is_watched`) is sent only when a
+launch asks, and suspects go one at a time.
+
+A host that could not compile a program may be able to later: the next launch has it tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from pathways_ray import limits
+from pathways_ray.controller.circuit_breaker import Candidate
+from pathways_ray.controller.distribution import Distribution
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Send, Tables
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import HostDown
+
+RETRY_AFTER_S = 1.0
+"""A program that could not be compiled is tried again by a launch that comes at least this much later."""
+
+QUEUE_LIMITS = 5
+"""Launches wait for their program to be compiled for as long as this many compilations may take: others are before
+it."""
+
+MAX_DROPPED = 4096
+"""Programs that are remembered when their session forgets them, since hosts may still compile them."""
+
+
+class Preparation:
+    """Sends programs to islands.
+
+    Args:
+        compile_limit_s: seconds that a host may compile one program; its scheduler ends it then.
+    """
+
+    def __init__(
+        self, tables: Tables, distribution: Distribution, compile_limit_s: float = limits.COMPILE_LIMIT_S
+    ) -> None:
+        self.tables = tables
+        self.distribution = distribution
+        self.limit_s = QUEUE_LIMITS * compile_limit_s
+        self.dropped: OrderedDict[int, PlannedProgram] = OrderedDict()
+
+    def registered(self, program: PlannedProgram) -> list[Send]:
+        """A new program."""
+        program.unsent = set(program.messages)
+        return [] if self.tables.circuit_breaker.is_watched(program.culprit) else self._send(program)
+
+    def forget(self, program: PlannedProgram) -> list[Send]:
+        """The session of a program has ended, or dropped it."""
+        if self.tables.programs.pop(program.key, None) is None:
+            return []
+        self.dropped[program.key] = program
+        while len(self.dropped) > MAX_DROPPED:
+            self.dropped.popitem(last=False)
+        return self.drop(program)
+
+    def drop(self, program: PlannedProgram) -> list[Send]:
+        """Has islands drop a program that is forgotten, unless a launch of it is in flight: hosts need it to take back
+        what that one offers."""
+        return [] if program.in_flight else [*self.distribution.drop(program)]
+
+    def asked(self, program: PlannedProgram) -> list[Send]:
+        """A launch asks for a program: sends it to the islands that do not have it."""
+        if program.failure is not None and self.tables.now >= program.retry_at:
+            program.failure, program.retry_at, program.unsent = None, math.inf, set(program.messages)
+        if not program.is_ready:
+            self._check_wait(program)
+        refused = self.tables.circuit_breaker.refusal(program.culprit)
+        if not program.unsent or program.failure is not None or refused is not None or self.must_wait(program):
+            return []
+        return self._send(program)
+
+    def _send(self, program: PlannedProgram) -> list[Send]:
+        islands, program.unsent = sorted(program.unsent), set()
+        return [self.distribution.send(program, island) for island in islands]
+
+    def _check_wait(self, program: PlannedProgram) -> None:
+        """Notes that launches wait for a program, and gives it up when they have for too long."""
+        now = self.tables.now
+        program.wanted_since = min(program.wanted_since, now)
+        if now - program.wanted_since > self.limit_s:
+            missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
+            text = (
+                f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "
+            )
+            self.failed(program, Failure("CompileError", text + "be for others that it waits for; try again later"))
+
+    def must_wait(self, program: PlannedProgram) -> bool:
+        """Whether a program is a suspect, and one of its islands compiles or runs another suspect."""
+        tables, breaker = self.tables, self.tables.circuit_breaker
+        if not breaker.is_suspect(program.culprit):
+            return False
+        compiled = [p for p in tables.programs.values() if not (p.unsent or p.is_ready or p.failure)]
+        launched = [record.program for record in tables.in_flight.values()]
+        return any(
+            other.culprit != program.culprit
+            and not set(other.islands).isdisjoint(program.islands)
+            and breaker.is_suspect(other.culprit)
+            for other in (*compiled, *launched)
+        )
+
+    def host_up(self, island: int, host: int) -> None:
+        """A host has joined under a new epoch, and has no program."""
+        self.distribution.restart(island)
+        for program in self.tables.programs.values():
+            if island in program.messages:
+                program.ready.discard(host)
+                program.unsent.add(island)
+                if program.retry_at < math.inf:
+                    program.failure, program.retry_at = None, math.inf
+
+    def failed(self, program: PlannedProgram, failure: Failure) -> None:
+        """A host could not compile a program. What the allowlist refuses stays refused."""
+        program.failure, program.wanted_since = failure, math.inf
+        program.retry_at = math.inf if failure.kind == "ProgramRefused" else self.tables.now + RETRY_AFTER_S
+
+    def host_down(self, message: HostDown, failure: Failure) -> list[PlannedProgram]:
+        """Blames those that a host died of. Returns the programs that are not compiled for it."""
+        tables = self.tables
+        known = {s: record.program for s in message.candidates if (record := tables.in_flight.get(s)) is not None}
+        launched = [known.get(s) or tables.failed.get(s) for s in message.candidates]
+        compiled = [tables.programs.get(key) or self.dropped.get(key) for key in message.compiling]
+        candidates = [Candidate(p.culprit, p.name, True) for p in compiled if p is not None]
+        candidates += [Candidate(p.culprit, p.name, False) for p in launched if p is not None]
+        blamed = tables.circuit_breaker.died(
+            message.host, dict.fromkeys(candidates), failure.message, message.decided, tables.now
+        )
+        struck = {one.culprit for one in blamed if one.compiling}
+        found = [program for program in compiled if program is not None and program.culprit in struck]
+        for program in found:
+            text = f"program {program.name!r} was not compiled: {failure.message}"
+            self.failed(program, Failure("CompileError", text, host=message.host))
+        return found

@@ -1,0 +1,103 @@
+"""The device queues of an island, as the scheduler counts them.
+
+What is with the hosts is bounded for each *device*, whichever set of devices a program uses: with a bound for each set,
+a tenant with many overlapping sets would have many times the bound on the devices that they share. A set may have
+thousands of devices, and most programs use one of a few sets. So devices that are in the same sets are counted as one
+*group*: a set is a list of groups, and a new set splits those that it cuts in two.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pathways_ray.ir.plan import Device
+
+
+@dataclass(slots=True, eq=False)
+class DeviceGroup:
+    """Devices that are in the same sets. `launches` of this island only are in the queue of each of them, of
+    `computations` in all, which are expected to take `seconds`."""
+
+    devices: frozenset[Device]
+    launches: int = 0
+    computations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def hosts(self) -> set[int]:
+        return {device.host for device in self.devices}
+
+    def split(self, inside: frozenset[Device]) -> DeviceGroup:
+        """Leaves the devices `inside` to a new group with the same queue."""
+        self.devices -= inside
+        return DeviceGroup(inside, self.launches, self.computations, self.seconds)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class DeviceSet:
+    """The devices of an island that a program uses."""
+
+    devices: frozenset[Device] = frozenset()
+    groups: list[DeviceGroup] = field(default_factory=list)
+
+    def add(self, estimate: float, computations: int) -> None:
+        """A launch goes to the hosts."""
+        for group in self.groups:
+            group.launches += 1
+            group.computations += computations
+            group.seconds += estimate
+
+    def remove(self, estimate: float, computations: int) -> None:
+        """A launch is over."""
+        for group in self.groups:
+            group.launches -= 1
+            group.computations -= computations
+            group.seconds = group.seconds - estimate if group.launches else 0.0
+
+
+class DeviceTable:
+    """All sets of devices that programs use, and their groups."""
+
+    def __init__(self) -> None:
+        self._sets: weakref.WeakValueDictionary[frozenset[Device], DeviceSet] = weakref.WeakValueDictionary()
+        self.groups: list[DeviceGroup] = []
+
+    def set_of(self, devices: Iterable[Device]) -> DeviceSet:
+        """The set of these devices; a later call with the same ones gives the same set, while somebody has it."""
+        wanted = frozenset(devices)
+        known = self._sets.get(wanted)
+        if known is not None:
+            return known
+        made = DeviceSet(wanted)
+        left = wanted
+        for group in list(self.groups):
+            inside = group.devices & wanted
+            if not inside:
+                continue
+            left -= inside
+            if inside != group.devices:
+                self._split(group, inside)
+                made.groups.append(self.groups[-1])
+            else:
+                made.groups.append(group)
+        if left:
+            made.groups.append(DeviceGroup(left))
+            self.groups.append(made.groups[-1])
+        self._sets[wanted] = made
+        return made
+
+    def _split(self, group: DeviceGroup, inside: frozenset[Device]) -> None:
+        self.groups.append(group.split(inside))
+        for other in self._sets.values():
+            if group in other.groups:
+                other.groups.append(self.groups[-1])
+
+    def clear(self) -> None:
+        """Nothing is with the hosts any more."""
+        for group in self.groups:
+            group.launches, group.computations, group.seconds = 0, 0, 0.0
+
+    def __iter__(self) -> Iterator[DeviceSet]:
+        return iter(self._sets.values())

@@ -1,0 +1,219 @@
+"""Worker processes: what a client's bytes may make slow, big or crash is done in a fork with limits, not in a server.
+
+A `Worker` has a process that has loaded its code, and forks once for each question. The fork answers and ends; it has
+limits on time and memory, no open files but its pipe, and nothing of one question is left when the next one comes.
+
+Frames on the pipes: 8 bytes of length, then the bytes; the first byte of an answer says whether the fork gave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import IO, NamedTuple
+
+_SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+_ANSWERED, _ENDED = b"\1", b"\0"
+_OUT_OF_MEMORY = 77
+
+
+class Limits(NamedTuple):
+    """Limits of one question: seconds of a core, seconds that pass (for a fork that does nothing), and the bytes of
+    memory beyond what the process has."""
+
+    cpu_s: int
+    time_s: float
+    memory_bytes: int
+    bytes_per_second: int = 0
+    """Bytes of a question that give it a further second of a core; 0: none."""
+
+
+class WorkerEnded(Exception):
+    """The fork ended without an answer; the text says how."""
+
+
+class Worker:
+    """A worker process, started with the first question and again after its death. Any thread may ask; one question is
+    answered at a time.
+
+    Args:
+        command: what Python runs; it has to call `serve`.
+        environment: variables beside those of this process. Secrets of this one are left out.
+    """
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self.command = command
+        self.environment = environment or {}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the process ahead of the first question, without waiting for it."""
+        with self._lock:
+            self._running()
+
+    def ask(self, question: bytes) -> bytes:
+        """The answer.
+
+        Raises:
+            WorkerEnded: the fork crashed, or reached a limit.
+            OSError: the worker does not run, also not after a second start.
+        """
+        with self._lock:
+            try:
+                reply = self._asked(question)
+            except OSError:
+                reply = self._asked(question)
+        if reply[:1] == _ENDED:
+            raise WorkerEnded(reply[1:].decode())
+        return reply[1:]
+
+    def _asked(self, question: bytes) -> bytes:
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _write(process.stdin, question)
+            reply = _read_frame(process.stdout)
+            if not reply:
+                raise BrokenPipeError(f"worker {' '.join(self.command)} does not run")
+        except OSError:
+            self._stop()
+            raise
+        return reply
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            environment = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
+            environment |= self.environment
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            self._process = subprocess.Popen(
+                [sys.executable, *self.command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        return self._process
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    file.write(len(data).to_bytes(8, "big"))
+    file.write(data)
+    file.flush()
+
+
+def _read_frame(file: IO[bytes]) -> bytes | None:
+    """The next frame, or None at the end."""
+    header = file.read(8)
+    if len(header) < 8:
+        return None
+    size = int.from_bytes(header, "big")
+    data = file.read(size)
+    return data if len(data) == size else None
+
+
+# --- the worker's process ---------------------------------------------------------------------------------------------
+
+
+def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0) -> None:
+    """Answers questions from standard input until its end, each in a fork with these limits."""
+    # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(niceness)
+    replies = sys.stdout.buffer
+    while (question := _read_frame(sys.stdin.buffer)) is not None:
+        inside, outside = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(inside)
+            _confine(outside, len(question), limits)
+            try:
+                data = answer(question)
+            except MemoryError:
+                os._exit(_OUT_OF_MEMORY)
+            with os.fdopen(outside, "wb") as file:
+                _write(file, data)
+            os._exit(0)
+        os.close(outside)
+        del question
+        _write(replies, _answer_of(child, inside, limits))
+
+
+def _confine(pipe: int, size: int, limits: Limits) -> None:
+    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)
+        os.dup2(0, 2)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1024)
+    with open("/proc/self/statm") as file:
+        there = int(file.read().split()[0]) * resource.getpagesize()
+    more = size // limits.bytes_per_second if limits.bytes_per_second else 0
+    for kind, limit in (
+        (resource.RLIMIT_AS, there + limits.memory_bytes + 8 * size),
+        (resource.RLIMIT_CPU, limits.cpu_s + more),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, limit))
+
+
+def _answer_of(child: int, pipe: int, limits: Limits) -> bytes:
+    """The answer of a fork, or how it ended without one. Ends the fork."""
+    deadline = time.monotonic() + limits.time_s
+    parts: list[bytes] = []
+    late = False
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        late = not ready
+        part = os.read(pipe, 1 << 16) if ready else b""
+        if not part:
+            break
+        parts.append(part)
+    os.close(pipe)
+    if late:
+        os.kill(child, signal.SIGKILL)
+    said = b"".join(parts)
+    whole = len(said) >= 8 and len(said) - 8 == int.from_bytes(said[:8], "big")
+    if whole:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if whole:
+        return _ANSWERED + said[8:]
+    if late:
+        return _ENDED + f"it took longer than {limits.time_s:.0f} s".encode()
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+        return _ENDED + f"it took more than {limits.cpu_s} s of a core".encode()
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OUT_OF_MEMORY:
+        return _ENDED + f"it needed more than {limits.memory_bytes >> 20} MiB of memory".encode()
+    name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+    return _ENDED + f"its process crashed: {name}".encode()

@@ -1,0 +1,192 @@
+"""Programs on their way to the hosts that compile them: when they go, when again, and who waits for how long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pathways_ray.controller.circuit_breaker import MAX_DEATHS
+from pathways_ray.controller.preparation import QUEUE_LIMITS, RETRY_AFTER_S
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Send
+from pathways_ray.errors import Failure
+from pathways_ray.limits import COMPILE_LIMIT_S
+from pathways_ray.transport.messages import (
+    HostDown,
+    HostUp,
+    IslandLaunch,
+    LaunchFailed,
+    Program,
+)
+from tests.unit.controller.harness import Harness, failure_of, program_over, to_client, to_island
+from tests.unit.helpers import Sketch
+
+TRANSIENT = Failure("CompileError", "host 0 cannot check functions: its checker does not run")
+
+
+def dies(front: Harness, epoch: int, *compiling: PlannedProgram, running: int = 0, crash: str = "") -> list[Send]:
+    """Host 0 dies as it compiles programs and runs a launch, and comes back."""
+    keys = tuple(program.key for program in compiling)
+    down = HostDown(0, epoch, "its process ended", candidates=(running,) if running else (), compiling=keys)
+    commands = front.checked(front.launches.host_down(down))
+    return commands + front.checked(front.launches.host_up(0, HostUp(0, epoch + 1, "t", "d", 2, 1, crash)))
+
+
+def programs(commands: list[Send]) -> list[int]:
+    return [message.program for message in to_island(commands, 0, Program)]
+
+
+def test_a_program_that_ends_its_host_in_the_compiler_is_refused_and_the_one_that_ran_meanwhile_is_not() -> None:
+    """
+    1. The victim's program is proven. The poison's compilation ends the host, time and again. 2. It is sent again only
+    when a launch asks for it, which fails each time with the reason; after three it is refused. 3. The victim goes on
+    after each.
+    """
+    front = Harness(sessions=(1, 2))
+    victim = front.register(program_over(1), 1)
+    front.put(1)
+    front.launch(1, (1,), 100)
+    front.done(0, 1)
+    poison = front.register(program_over(1, key=2, session=2, arguments=2), 1, ready=False)
+    for buffer in (1, 2):
+        front.put(buffer, session=2)
+    asked = []
+    for attempt in range(MAX_DEATHS):
+        buffer = 10 + attempt
+        front.put(buffer)
+        commands = front.launch(2 + attempt, (buffer,), 200 + attempt)
+        if attempt:
+            assert programs(commands) == [victim.key]
+            commands = front.ready(victim, 0)
+        (running,) = [message.sequence for message in to_island(commands, 0, IslandLaunch)]
+        for lost in (20 + attempt, 40 + attempt):
+            front.put(lost, session=2)
+        asked += programs(front.launch(attempt, (20 + attempt, 40 + attempt), 300 + attempt, session=2))
+        commands = dies(front, attempt + 1, poison, running=running, crash="Segmentation fault")
+        assert programs(commands) == [], "nobody waits for anything"
+        assert [m.failure.kind for m in to_client(commands, 1, LaunchFailed)] == ["HostLost"]
+        (failed,) = to_client(commands, 2, LaunchFailed)
+        assert failed.failure.kind == "CompileError"
+        assert "was not compiled: host 0 was lost: its process ended" in failed.failure.message
+    assert asked == [poison.key] * (MAX_DEATHS - 1), "the first time it was on its way already"
+    breaker = front.launches.circuit_breaker
+    assert set(breaker.refused) == {poison.culprit}
+    front.put(80, session=2)
+    front.put(81, session=2)
+    (refused,) = to_client(front.launch(90, (80, 81), 900, session=2), 2)
+    assert refused.failure.kind == "ProgramRefused"
+    assert breaker.refusal(victim.culprit) is None
+
+
+def test_what_a_host_could_not_compile_is_tried_again_by_a_later_launch() -> None:
+    """The launches that wait fail; one that comes at once too, so that a client that tries without pause does no
+    harm."""
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    front.put(1)
+    assert front.launch(1, (1,), 2) == []
+    assert [message.failure for message in to_client(front.ready(program, 0, TRANSIENT))] == [TRANSIENT]
+    assert failure_of(front.launch(2, (1,), 3)) == TRANSIENT
+    front.tick(RETRY_AFTER_S)
+    assert programs(front.launch(3, (1,), 4)) == [program.key]
+    assert to_island(front.ready(program, 0), 0, IslandLaunch)[0].results == 4
+
+
+def test_a_host_that_comes_anew_has_compiled_nothing_and_failed_at_nothing() -> None:
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    front.ready(program, 0, TRANSIENT)
+    front.down(0)
+    front.up(0, epoch=2)
+    front.put(1)
+    assert programs(front.launch(1, (1,), 2)) == [program.key]
+    assert len(to_island(front.ready(program, 0), 0, IslandLaunch)) == 1
+
+
+def test_what_the_allowlist_refuses_stays_refused() -> None:
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    refused = Failure("ProgramRefused", "operation x is not among those that programs may use")
+    front.ready(program, 0, refused)
+    front.put(1)
+    front.tick(1000.0)
+    assert failure_of(front.launch(1, (1,), 2)) == refused
+
+
+def test_a_host_that_comes_back_compiles_what_somebody_waits_for() -> None:
+    front = Harness(sessions=(1, 2))
+    wanted = front.register(program_over(1), 1)
+    front.register(program_over(1, key=2, arguments=2), 2)
+    idle = front.register(program_over(1, key=3, session=2), 1)
+    front.down(0)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    assert programs(front.up(0, epoch=2)) == [wanted.key]
+    front.put(1, session=2)
+    assert programs(front.launch(1, (1,), 2, session=2)) == [idle.key], "the others when they are launched"
+
+
+def test_a_launch_does_not_wait_for_a_compiler_without_a_limit() -> None:
+    limit = QUEUE_LIMITS * COMPILE_LIMIT_S
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    front.put(1)
+    front.tick(10.0)
+    for k in (1, 2):
+        assert front.launch(k, (1,), 10 * k) == [], "it is on its way since it was registered"
+    assert front.tick(10.0 + limit) == []
+    failed = to_client(front.tick(10.1 + limit))
+    assert [(message.launch, message.failure.kind) for message in failed] == [(1, "CompileError"), (2, "CompileError")]
+    assert "was not compiled on host 0 within 600 s" in failed[0].failure.message
+    front.tick(20.0 + limit)
+    front.launch(3, (1,), 30)
+    assert len(to_island(front.ready(program, 0), 0, IslandLaunch)) == 1
+
+
+def test_two_suspects_are_compiled_one_after_the_other() -> None:
+    """
+    1. A host dies as it compiles two programs: it may have been either of them.
+    2. When launches ask for both, the second one has to wait for the first, which succeeds.
+    3. The host dies again: now it is clear whose fault it is.
+    """
+    front = Harness(sessions=(1, 2))
+    good = front.register(program_over(1), 1, ready=False)
+    bad = front.register(program_over(1, key=2, session=2, arguments=2), 1, ready=False)
+    dies(front, 1, good, bad)
+    for session in (1, 2):
+        for buffer in (1, 2):
+            front.put(buffer, session=session)
+    assert programs(front.launch(1, (1,), 10)) == [good.key]
+    assert programs(front.launch(1, (1, 2), 10, session=2)) == []
+    front.ready(good, 0)
+    assert programs(front.tick(1.0)) == [], "its launch could be what ends hosts"
+    front.done(0, front.launches.sequence)
+    assert programs(front.tick(2.0)) == [bad.key]
+    dies(front, 2, bad)
+    assert [len(front.launches.circuit_breaker.records[p.culprit].strikes) for p in (good, bad)] == [0, 1]
+
+
+def test_a_program_that_its_session_dropped_while_it_was_compiled_is_blamed_all_the_same() -> None:
+    front = Harness(sessions=(1, 2))
+    poison = front.register(program_over(1, key=2, session=2), 1, ready=False)
+    front.checked(front.launches.close_session(2))
+    dies(front, 1, poison)
+    assert len(front.launches.circuit_breaker.records[poison.culprit].strikes) == 1
+
+
+def test_another_name_is_the_same_program_and_other_work_another_one() -> None:
+    def culprit(name: str, calls: int, tenant: str = "t") -> object:
+        sketch = Sketch(name)
+        here = sketch.slice("0.0")
+        value = sketch.argument(here)
+        for _ in range(calls):
+            value = sketch.call("f", value, slice=here)
+        return sketch.planned(value, tenant=tenant).culprit
+
+    assert culprit("step", 1) == culprit("renamed", 1)
+    assert culprit("step", 1) != culprit("step", 2)
+    assert culprit("step", 1) != culprit("step", 1, "other")
+
+
+def test_the_program_message_says_whose_it_is() -> None:
+    program = program_over(1)
+    assert {msgspec.structs.asdict(message)["tenant"] for message in program.messages.values()} == {""}

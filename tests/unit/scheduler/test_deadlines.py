@@ -1,0 +1,164 @@
+"""Limits of time: who is over them, and who only stands beside or behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pathways_ray.errors import Failure
+from pathways_ray.scheduler.deadlines import STUCK_LIMITS
+from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
+from pathways_ray.scheduler.order import MIN_DEVICE_LAUNCHES
+from pathways_ray.scheduler.policies import fifo, share
+from pathways_ray.transport.messages import (
+    Account,
+    Compiling,
+    Done,
+    Heartbeat,
+    HostDown,
+    HostUp,
+    IslandLaunch,
+    IslandLaunchFailed,
+    Program,
+    Ready,
+    Running,
+)
+from tests.unit.scheduler.island import Island, devices
+
+LIMIT_S = 10.0
+COMPILE_LIMIT_S = 5.0
+
+
+def island(*hosts: int, **programs: tuple[str, ...]) -> Island:
+    """Its programs are numbered from 1 on, and are of the session of that number."""
+    made = Island(hosts, 128, fifo, LIMIT_S, COMPILE_LIMIT_S)
+    for host in hosts:
+        made.host_up(HostUp(host, 1, "t", "d", 2, 1))
+    for number, (name, places) in enumerate(programs.items(), 1):
+        made.from_controller(Account(number, name, 1.0, 0))
+        made.from_controller(Program(number, b"", {}, name, devices(*places)))
+    return made
+
+
+def launch(made: Island, sequence: int, program: int) -> None:
+    made.from_controller(IslandLaunch(sequence, program, program, (), 0))
+
+
+def beat(made: Island, now: float, host: int, running: Mapping[int, float], queued: tuple[int, ...] = ()) -> None:
+    """A host says since when it is at which launches."""
+    made.now = now
+    entries = tuple(Running(sequence, round(1000 * (now - at))) for sequence, at in running.items())
+    made._handle(HostMessage(host, 1, Heartbeat(host, 1.0, entries, queued)))
+
+
+def downs(commands: list[Command]) -> list[HostDown]:
+    found = [c.message for c in commands if isinstance(c, ToController)]
+    return [message for message in found if isinstance(message, HostDown)]
+
+
+def test_who_runs_beside_an_endless_launch_is_not_blamed_for_it() -> None:
+    """Two tenants on devices of their own: one with a launch without end, the other with one short launch after
+    another, which is always the first on its device."""
+    made = island(0, innocent=("0.0",), endless=("0.1",))
+    launch(made, 1, 2)
+    for sequence in range(2, 14):
+        launch(made, sequence, 1)
+        commands = made.tick(float(sequence - 2), running={1: 0.0} if sequence > 2 else {})
+        if sequence < 13:
+            assert commands == []
+            made.from_host(0, 1, Done((sequence,), (900_000,)))
+    (down,) = downs(commands)
+    assert (down.kind, down.candidates, down.compiling, down.decided) == ("LaunchTimeout", (1,), (), True)
+
+
+def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
+    """A launch on both hosts is at the head on host 0, and waits there for host 1, which others keep for longer than
+    the limit, each of them for less. Then it runs itself."""
+    made = island(0, 1, wide=("0.0", "1.0"), narrow=("1.0",))
+    launch(made, 1, 2)
+    launch(made, 2, 2)
+    launch(made, 3, 1)
+    for now, head, since in ((8.0, 1, 0.0), (16.0, 2, 8.5)):
+        beat(made, now, 0, {3: 0.0})
+        beat(made, now, 1, {head: since}, (3,))
+        assert made._handle(Ticked()) == [], "nobody is over the limit"
+        made.from_host(1, 1, Done((head,), (8_000_000,)))
+        made.from_host(0, 1, Done((head,)))
+    for now in (20.0, 25.9, 27.0):
+        beat(made, now, 0, {3: 0.0})
+        beat(made, now, 1, {3: 16.1})
+        commands = made._handle(Ticked())
+        assert bool(commands) == (now > 26.1)
+    assert downs(commands)[0].candidates == (3,)
+
+
+def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_for_it() -> None:
+    made = island(0, two_outputs=("0.0",))
+    launch(made, 1, 1)
+    made.from_host(0, 1, IslandLaunchFailed(1, Failure("ExecutionError", "the other output")))
+    assert made.tick(LIMIT_S, running={1: 0.5}) == []
+    (down,) = downs(made.tick(LIMIT_S + 1, running={1: 0.5}))
+    assert (down.kind, down.candidates, down.decided) == ("LaunchTimeout", (1,), True)
+    assert "launch 1, which has failed, was first" in down.reason
+
+
+def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
+    made = island(0, waiting=("0.0",))
+    launch(made, 1, 1)
+    assert [made.tick(float(now)) for now in range(1, int(STUCK_LIMITS * LIMIT_S) + 1)] == [[]] * 20
+    (down,) = downs(made.tick(STUCK_LIMITS * LIMIT_S + 1.5))
+    assert (down.kind, down.candidates, down.compiling) == ("HostLost", (), ())
+    assert "has waited for" in down.reason
+
+
+def test_a_compilation_has_a_limit_and_who_is_over_it_is_blamed_alone() -> None:
+    made = island(0, 1, quick=("0.0",), slow=("0.1",))
+    launch(made, 1, 1)
+    for program in (1, 2):
+        made.from_host(1, 1, Compiling(1, program))
+    made.from_host(1, 1, Ready(1, 1, 0))
+    assert made.tick(COMPILE_LIMIT_S) == []
+    commands = made.tick(COMPILE_LIMIT_S + 0.1)
+    first, second = downs(commands)
+    assert (first.host, first.kind, first.candidates, first.compiling, first.decided) == (1, "HostLost", (), (2,), True)
+    assert "compiled program 'slow' for 5 s; the limit is 5 s" in first.reason
+    assert (second.host, second.candidates, second.compiling) == (0, (), ())
+    assert {command for command in commands if isinstance(command, Kill)} == {Kill(0, 1), Kill(1, 1)}
+    for host in (0, 1):
+        made.host_up(HostUp(host, 2, "t", "d", 2, 1))
+    assert made.tick(100.0) == [], "the next process has a time of its own"
+
+
+def test_a_host_that_dies_names_what_it_compiled_and_the_first_on_each_of_its_devices() -> None:
+    made = island(0, 1, a=("0.0",), b=("0.0", "0.1"), c=("0.1",), d=("1.0",))
+    for sequence, program in enumerate((1, 2, 3, 4), 1):
+        launch(made, sequence, program)
+    made.from_host(0, 1, Compiling(0, 3))
+    made.from_host(1, 1, Compiling(1, 4))
+    down = downs(made.host_lost(0, 1))[0]
+    assert (down.host, down.candidates, down.compiling, down.decided) == (0, (1, 2), (3,), False)
+
+
+def test_sets_of_devices_that_overlap_have_one_window_on_the_device_that_they_share() -> None:
+    """A tenant with forty sets that have device 0 gets no more in front of the others there than one with one set."""
+    made = Island((0,), 128, share)
+    made.host_up(HostUp(0, 1, "t", "d", 8, 1))
+    for session, tenant in ((1, "honest"), (2, "greedy")):
+        made.from_controller(Account(session, tenant, 1.0, 0))
+    made.from_controller(Program(1, b"", {}, "honest", devices("0.0")))
+    for k in range(40):
+        places = ["0.0", *(f"0.{bit + 1}" for bit in range(6) if k >> bit & 1)]
+        made.from_controller(Program(2 + k, b"", {}, f"long {k}", devices(*places)))
+    sequence = 0
+    for _ in range(3):
+        for k in range(40):
+            sequence += 1
+            made.from_controller(IslandLaunch(sequence, 2, 2 + k, (), 0))
+    contended_window = len(made.order.outstanding)
+    made.from_controller(IslandLaunch(1000, 1, 1, (), 0))
+    sent: list[int] = []
+    while 1000 not in sent:
+        first = next(iter(made.order.outstanding))
+        commands = made.from_host(0, 1, Done((first,), (1_000_000,)))
+        sent += [c.message.sequence for c in commands if isinstance(c, ToHosts) and isinstance(c.message, IslandLaunch)]
+        assert len(sent) < contended_window + MIN_DEVICE_LAUNCHES
+    assert contended_window <= 40, "200 ms of 5 ms each while nobody else is there"

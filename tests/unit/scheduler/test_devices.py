@@ -1,0 +1,44 @@
+"""Device queues: what holds for sets of devices holds for each device."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways_ray.ir.plan import Device
+from pathways_ray.scheduler.devices import DeviceSet, DeviceTable
+
+SETS = st.sets(st.integers(0, 5), min_size=1)
+
+
+@given(st.lists(st.tuples(SETS, st.booleans()), max_size=30))
+def test_every_device_counts_the_launches_of_all_sets_that_have_it(steps: list[tuple[set[int], bool]]) -> None:
+    """Sets come while launches of others are under way, and groups split under them."""
+    table = DeviceTable()
+    running: list[DeviceSet] = []
+    for numbers, start in steps:
+        if start or not running:
+            running.append(table.set_of(Device(0, k) for k in numbers))
+            running[-1].add(1.0, 2)
+        else:
+            running.pop(len(numbers) % len(running)).remove(1.0, 2)
+        counts = Counter(device for one in running for device in one.devices)
+        grouped = [device for group in table.groups for device in group.devices]
+        assert len(grouped) == len(set(grouped))
+        for group in table.groups:
+            assert {counts[device] for device in group.devices} == {group.launches}
+            assert (group.seconds, group.computations) == (group.launches, 2 * group.launches)
+        for one in running:
+            assert {device for group in one.groups for device in group.devices} == one.devices
+
+
+def test_programs_on_the_same_devices_share_a_set_and_big_sets_are_one_group() -> None:
+    table = DeviceTable()
+    many = [Device(host, k) for host in range(256) for k in range(8)]
+    whole = table.set_of(many)
+    assert table.set_of(reversed(many)) is whole
+    assert len(whole.groups) == 1
+    half = table.set_of(many[:1024])
+    assert [len(one.groups) for one in (whole, half)] == [2, 1]

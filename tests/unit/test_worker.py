@@ -1,0 +1,108 @@
+"""Worker processes and the planner: answers, limits, crashes, and a new start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pathways_ray.controller.planner import Planner
+from pathways_ray.controller.planning import PlanReply, PlanRequest, answer, plan_if_cheap, request_of, result_count
+from pathways_ray.controller.tenants import Quota, Tenant
+from pathways_ray.transport.messages import encode
+from pathways_ray.worker import Worker, WorkerEnded
+from tests.unit.helpers import Sketch
+
+TROUBLES = {
+    "crash": ("import os; os.kill(os.getpid(), 11)", "its process crashed: SIGSEGV"),
+    "loop": ("while True: pass", "it took more than 1 s of a core"),
+    "sleep": ("import time; time.sleep(100)", "it took longer than 2 s"),
+    "memory": ("x = bytearray(1 << 30)", "it needed more than 256 MiB of memory"),
+    "error": ("raise ValueError('no')", "its process crashed: exit 1"),
+}
+
+SOURCE = """
+from pathways_ray.worker import Limits, serve
+def work(question):
+    exec(question.decode())
+    return b"answer to " + question
+serve(work, Limits(cpu_s=1, time_s=20.0, memory_bytes=256 << 20))
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker(("-c", SOURCE))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_fork_in_trouble_ends_with_the_reason_and_the_next_question_is_answered(worker: Worker, trouble: str) -> None:
+    code, reason = TROUBLES[trouble]
+    if trouble == "sleep":
+        worker = Worker(("-c", SOURCE.replace("20.0", "2.0")))
+    with pytest.raises(WorkerEnded, match=reason):
+        worker.ask(code.encode())
+    assert worker.ask(b"pass") == b"answer to pass"
+    if trouble == "sleep":
+        worker.close()
+
+
+def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
+    worker.ask(b"pass")
+    assert worker._process is not None
+    worker._process.kill()
+    assert worker.ask(b"pass") == b"answer to pass"
+
+
+# --- the planner ------------------------------------------------------------------------------------------------------
+
+
+def chain(length: int, tenant: Tenant | None = None, text: bool = False) -> PlanRequest:
+    sketch = Sketch("chain")
+    here, there = sketch.slice("0.0", "0.1"), sketch.slice("1.0", island=1)
+    value = sketch.argument(here)
+    for number in range(length):
+        value = sketch.call("f", value, slice=here if number % 2 else there)
+    return request_of(encode(sketch.graph(value)), sketch.placement, True, tenant or Tenant("alice"), text)
+
+
+def test_a_program_planned_in_the_planners_process_is_the_one_planned_here() -> None:
+    planner = Planner()
+    try:
+        for request in (chain(3), chain(300), chain(3, text=True), chain(300, Tenant("bob", quota=Quota(nodes=9)))):
+            assert planner.plan(request) == answer(request)
+    finally:
+        planner.close()
+
+
+def test_a_small_program_is_planned_at_once_and_a_big_one_is_not() -> None:
+    assert plan_if_cheap(chain(3)) == answer(chain(3))
+    assert plan_if_cheap(chain(300)) is None
+    broken = request_of(b"\xc1", {}, True, Tenant("alice"))
+    reply = plan_if_cheap(broken)
+    assert reply is not None
+    assert reply.failure is not None
+    assert reply.failure.kind == "WireError"
+    assert (result_count(chain(3).graph), result_count(b"\xc1")) == (1, 0)
+
+
+def test_without_a_planner_big_programs_are_refused() -> None:
+    planner = Planner()
+    planner._worker = Worker(("-c", "pass"))
+    assert planner.plan(chain(3)) == PlanReply(failure=planner.plan(chain(3)).failure)
+    failure = planner.plan(chain(3)).failure
+    assert failure is not None
+    assert failure.kind == "ProgramRefused"
+    assert "cannot be planned" in failure.message
+
+
+def test_a_program_over_the_planners_limits_is_refused_with_the_figures() -> None:
+    planner = Planner()
+    planner._worker = Worker(("-c", SOURCE.replace("exec(question.decode())", "exec('while True: pass')")))
+    failure = planner.plan(chain(3)).failure
+    planner.close()
+    assert failure is not None
+    assert failure.kind == "ProgramRefused"
+    assert "could not be planned: it took more than 1 s of a core" in failure.message
