@@ -43,6 +43,9 @@ LAUNCH_LIMIT_S = 60.0
 """Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
 restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
+LOST_AFTER_S = 120.0
+"""An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
+
 COMPILE_LIMIT_S = 120.0
 """Seconds for which a host may compile one program; then its island is restarted, since nothing stops a compiler."""
 

@@ -180,7 +180,7 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
     for island in islands:
         for host in island["hosts"]:
             where = (str(island["island"]), island["platform"], str(host["host"]), host["node"][:8])
-            process = str(host["pid"]) if host["up"] else "down"
+            process = str(host["pid"]) if host["up"] else "lost" if island.get("state") == "lost" else "down"
             for names, holders in grouped(host["devices"]):
                 table.add_row(*where, process, names, "\n".join(holders) or "nobody")
     return table

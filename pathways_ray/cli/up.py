@@ -88,6 +88,13 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 )
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics there.")
 @click.option("--metrics-bind", default="127.0.0.1", show_default=True, help="At this address.")
+@click.option(
+    "--lost-after",
+    type=click.FloatRange(min=1.0),
+    default=limits.LOST_AFTER_S,
+    show_default=True,
+    help="Seconds without one of its hosts after which an island gets no slices.",
+)
 @click.option("--wait", default=90.0, show_default=True, help="Seconds for room on the nodes, and for the processes.")
 @click.option("--exist-ok", is_flag=True, help="When the runtime is there already, show it and end well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -128,6 +135,7 @@ def up(
     token_file: TextIO | None,
     metrics_port: int | None,
     metrics_bind: str,
+    lost_after: float,
     wait: float,
     exist_ok: bool,
 ) -> dict[str, Any]:
@@ -157,6 +165,7 @@ def up(
 
     options = cluster.Options(
         dispatch=dispatch,
+        lost_after_s=lost_after,
         policy=policy,
         launch_limit_s=launch_limit_s,
         silence_limit_s=silence_limit_s,

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,6 +46,9 @@ from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, Statu
 
 METRICS_LIMIT_S = 5.0
 
+RETRY_PAUSE_S = 0.5
+"""Time between two calls to a resource manager that is out of reach."""
+
 RESTART_PAUSE_S = 0.5
 """A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
 
@@ -57,7 +60,7 @@ class Controller:
         runtime: its name, by which the resource manager is found.
         listen: where to listen; port 0 is a free one, another one after each restart.
         token: the operator's.
-        islands: the numbers of all islands.
+        islands: the hosts of each island.
         compile_limit_s: seconds that a host may compile one program.
         isolation: whether each tenant has islands for itself.
         silence_limit_s: silence after which another process counts as lost.
@@ -74,7 +77,7 @@ class Controller:
         fusion: bool,
         policy: str = "fifo",
         metrics_at: tuple[str, int] | None = None,
-        islands: Sequence[int] = (),
+        islands: Mapping[int, Sequence[int]] | None = None,
         compile_limit_s: float = limits.COMPILE_LIMIT_S,
         isolation: bool = False,
         silence_limit_s: float = SILENCE_LIMIT_S,
@@ -92,8 +95,8 @@ class Controller:
         self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s)
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
-        expected = islands if self.restarted else ()  # at first they start after this process
-        self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s)
+        expected = (islands or {}) if self.restarted else ()  # at first they start after this process
+        self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s, islands)
         dispatch = "parallel" if parallel else "sequential"
         about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
@@ -237,25 +240,33 @@ class Controller:
     def _call_manager(self, command: events.CallManager) -> None:
         # Here and now, and not in a task: Ray keeps the order of calls.
         result = getattr(self.resource_manager, command.method).remote(*command.arguments)
-        self._later(self._manager_answers(command.call, result))
+        self._later(self._manager_answers(command, result))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _manager_answers(self, call: int, result: Any) -> None:
+    async def _manager_answers(self, command: events.CallManager, result: Any) -> None:
+        """Waits for a result. A call that did not get through is made again for a while; none does harm if it did."""
+        deadline = time.monotonic() + self.core.manager.limit_s * 2
         answer: Any
-        try:
-            answer = await result
-        except ray.exceptions.RayActorError as error:
-            self.handle(events.ManagerLost(str(error)))
-            return
-        except Exception as error:
-            traceback.print_exc()
-            answer = error
-        if call:
-            self.handle(events.ManagerAnswered(call, answer))
+        while True:
+            try:
+                answer = await result
+                break
+            except Exception as error:
+                answer = error
+                called = isinstance(error, ray.exceptions.RayTaskError) or not isinstance(
+                    error, ray.exceptions.RayError
+                )
+                if called or time.monotonic() > deadline:
+                    traceback.print_exc()
+                    break
+            await asyncio.sleep(RETRY_PAUSE_S)
+            result = getattr(self.resource_manager, command.method).remote(*command.arguments)
+        if command.call:
+            self.handle(events.ManagerAnswered(command.call, answer))
 
     async def _report_to_manager(self) -> None:
         """Tells the resource manager that this controller serves. Once it knows, the controller has an address."""

@@ -1,9 +1,9 @@
 """Admission: whether the next launch of a session may go to its islands.
 
 A session's calls are worked off in the order in which it made them, with one exception. A launch whose hosts are away,
-or have not compiled its program, is deferred; what the session called later goes on where it has nothing to do with it:
-on other islands, with other buffers. So each island still sees a session's launches in the order of its calls, and a
-buffer is freed after the last launch that was called with it.
+or have not compiled its program, or lack an argument that was uploaded, is deferred; what the session called later goes
+on where it has nothing to do with it: on other islands, with other buffers. So each island still sees a session's
+launches in the order of its calls, and a buffer is freed after the last launch that was called with it.
 
 Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
 a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.
@@ -42,9 +42,10 @@ MAX_DEFERRED_NUMBERS = 8192
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted."""
+    """A launch that has not been admitted; `since` is when it was called."""
 
     message: Launch
+    since: float
     state: LaunchState = LaunchState.WAITING
 
     def move(self, event: LaunchEvent) -> None:
@@ -90,9 +91,15 @@ class Backlog:
         self.numbers.clear()
         return calls
 
-    def defer(self, launch: WaitingLaunch, islands: Collection[int], results: int) -> None:
+    def defer(
+        self,
+        launch: WaitingLaunch,
+        islands: Collection[int],
+        results: int,
+        why: LaunchEvent = LaunchEvent.HOSTS_ABSENT,
+    ) -> None:
         """Defers a launch on these islands that makes `results` results."""
-        launch.move(LaunchEvent.HOSTS_ABSENT)
+        launch.move(why)
         message = launch.message
         self.deferred.append(launch)
         self.islands.update(islands)
@@ -166,7 +173,7 @@ class Admission:
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
-            call = WaitingLaunch(message)
+            call = WaitingLaunch(message, self.tables.now)
         else:
             call = message
         if backlog.waiting or not backlog.may_be_passed:
@@ -265,6 +272,8 @@ class Admission:
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
                 return asked + self._refuse(session, launch, failure)
+        if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
+            return asked + self._await_uploads(session, backlog, launch, program)
         if asked or self._is_unprepared(program):
             failure = self.hosts.absence(program)
             if failure is not None:
@@ -290,6 +299,17 @@ class Admission:
         if not record.pending:
             return self.outcomes.settle([record])[0]
         return commands
+
+    def _await_uploads(
+        self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram
+    ) -> list[Send]:
+        """Defers a launch until all hosts have what was uploaded for it, up to a limit. That counts from its call: of
+        many, each would wait behind the one before."""
+        if self.tables.now - launch.since > buffers.UPLOAD_LIMIT_S:
+            failure, commands = buffers.overdue(session, launch.message.arguments)
+            return commands + self._refuse(session, launch, failure)
+        backlog.defer(launch, program.islands, program.result_count, LaunchEvent.ARGUMENTS_ABSENT)
+        return []
 
     def _is_unprepared(self, program: PlannedProgram) -> bool:
         """Whether a program cannot be launched now, and may be later."""

@@ -1,4 +1,10 @@
-"""Buffers that clients upload and free. They are counted per logical array, by the session's own numbers."""
+"""Buffers that clients upload and free. They are counted per logical array, by the session's own numbers.
+
+A client says what it uploads (`Put`), each host what has arrived there (`Stored`). A launch takes an upload once all
+hosts have it, as the client said: a gang of which only some hosts find their shards would leave the others in its
+collective. Hosts keep the first array under a number; so a number is not used again whose first upload was
+dropped while it was under way, since its removal may still be on the way to some of them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,18 @@ from collections.abc import Iterable
 from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.state import Buffer, Send, SendClient, SendIsland, Session, Tables
-from pathways_ray.errors import GraphError
+from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.types import check_layout
-from pathways_ray.transport.messages import BuffersLost, Drop, Put
+from pathways_ray.transport.messages import BuffersLost, Drop, Put, Stored
+
+UPLOAD_LIMIT_S = 20.0
+"""A launch waits this long for hosts to report the arrays that were uploaded for it."""
+
+MAX_EARLY = 16384
+"""Uploads of a session that hosts have reported and its client has not named: it does so when it begins with them."""
+
+MAX_BURNT = 65536
+"""Numbers of a session that are remembered as burnt."""
 
 
 def put(tables: Tables, session: Session, message: Put) -> list[Send]:
@@ -26,14 +41,82 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         failure = quotas.buffers(session, tables.buffers, 1, f"{message.type} to put") or quotas.device_bytes(
             session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put"
         )
+        if message.buffer in session.burnt:
+            text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
+            failure = Failure("WireError", text)
         if failure is not None:
             session.refuse(message.buffer, 1, failure)
+            _burn(session, message.buffer)
             return [
                 SendIsland(place.island, Drop(session.id, (message.buffer,))),
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),
             ]
         session.keep(message.buffer, Buffer(kind, 0))
+        session.arriving[message.buffer] = set(place.hosts)
+        early = session.early.pop(message.buffer, {})
+        return [command for report in early.values() for command in stored(session, report)]
     return []
+
+
+def stored(session: Session, message: Stored) -> list[Send]:
+    """Notes that an upload has arrived on a host."""
+    number, hosts = message.buffer, session.arriving.get(message.buffer)
+    if hosts is None:
+        if number not in session.buffers and number not in session.burnt:
+            session.early.setdefault(number, {})[message.host] = message
+            if len(session.early) > MAX_EARLY:
+                del session.early[next(iter(session.early))]
+        return []
+    buffer = session.buffers[number]
+    said = buffer.type
+    if (message.slice, message.type, message.spec) != (said.slice, said.type, said.spec):
+        text = (
+            f"buffer {number} was said to be {said.type} on slice {said.slice}; what came to host {message.host} is "
+            f"{message.type} on slice {message.slice}"
+        )
+        return lose(session, number, buffer, Failure("WireError", text, host=message.host))
+    hosts.discard(message.host)
+    if not hosts:
+        del session.arriving[number]
+    return []
+
+
+def overdue(session: Session, arguments: Iterable[int]) -> tuple[Failure, list[Send]]:
+    """Gives up the uploads among these arguments that have not arrived: the failure, and who has to know of it."""
+    commands: list[Send] = []
+    failure = Failure("BufferLost", "an upload was given up")
+    for number in arguments:
+        if (hosts := session.arriving.get(number)) is not None:
+            names = ", ".join(map(str, sorted(hosts)))
+            text = f"buffer {number} has not come to host {names} in {UPLOAD_LIMIT_S:.0f} s; upload it again"
+            failure = Failure("BufferLost", text, host=min(hosts))
+            commands += lose(session, number, session.buffers[number], failure)
+    return failure, commands
+
+
+def host_lost(session: Session, host: int) -> None:
+    """Forgets what a host reported before it was lost."""
+    for reports in session.early.values():
+        reports.pop(host, None)
+
+
+def lose(session: Session, number: int, buffer: Buffer, failure: Failure) -> list[Send]:
+    """Fails a buffer that is not as it should be, and takes away what hosts have of it."""
+    session.arriving.pop(number, None)
+    _burn(session, number)
+    session.fail(buffer, failure)
+    place = session.places[buffer.type.slice]
+    return [
+        SendIsland(place.island, Drop(session.id, (number,))),
+        SendClient(session.id, BuffersLost((number,), failure)),
+    ]
+
+
+def _burn(session: Session, number: int) -> None:
+    session.early.pop(number, None)
+    session.burnt[number] = None
+    if len(session.burnt) > MAX_BURNT:
+        del session.burnt[next(iter(session.burnt))]
 
 
 def free(session: Session, numbers: Iterable[int]) -> list[Send]:
@@ -41,6 +124,9 @@ def free(session: Session, numbers: Iterable[int]) -> list[Send]:
     dropped: dict[int, list[int]] = {}
     for number in numbers:
         buffer = session.forget(number)
+        session.early.pop(number, None)
+        if session.arriving.pop(number, None) is not None:
+            _burn(session, number)
         if buffer is not None:
             dropped.setdefault(session.places[buffer.type.slice].island, []).append(number)
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

@@ -10,7 +10,7 @@ and so is a resource manager that twice does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_ray.controller import events, status
@@ -42,7 +42,9 @@ class ControllerCore:
         data_secret: signs what clients show to hosts.
         expected: islands whose schedulers run when the controller starts, and have to join.
         silence_limit_s: a scheduler that is silent for this long is treated as lost: it reports every second how much
-            waits there. So is a resource manager that twice does not answer for half as long.
+            waits there. So is a resource manager that twice does not answer for half as long, or cannot be called for
+            this long: some errors of Ray's calls pass.
+        islands: the hosts of each island. They are away until they join.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ControllerCore:
         data_secret: str = "",
         expected: Iterable[int] = (),
         silence_limit_s: float = SILENCE_LIMIT_S,
+        islands: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.launches = launches
         self.clients = clients
@@ -62,10 +65,12 @@ class ControllerCore:
         self.islands: dict[int, int] = {}
         self.schedulers: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.expected = tuple(expected)
+        self.unseen = dict(islands or {})
         self.absent: Liveness[int] = Liveness(max(silence_limit_s, SCHEDULER_ABSENCE_LIMIT_S), TICK_S)
         self.manager: Liveness[str] = Liveness(silence_limit_s / 2, TICK_S)
         self.manager_incarnation = ""
         self.manager_missed = 0
+        self.manager_gone_since: float | None = None
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
             events.ClientMessages: clients.messages,
             events.Turn: clients.turn,
@@ -92,6 +97,9 @@ class ControllerCore:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
         self.launches.tables.now = now
+        if self.unseen:
+            self.launches.membership.expect(self.unseen)
+            self.unseen = {}
         commands = self._handlers[type(event)](event, now)
         if self.requests.explaining:
             commands += self.requests.programs_changed(now)
@@ -153,6 +161,8 @@ class ControllerCore:
                     commands += launches.run_failed(island, message)
                 case wire.Enqueued():
                     commands += launches.enqueued(island, message)
+                case wire.Stored():
+                    commands += launches.stored(message)
                 case wire.Load():
                     self.report.load(message)
                 case wire.Begun():
@@ -161,6 +171,7 @@ class ControllerCore:
                     commands += launches.ready(message)
                 case wire.HostUp():
                     commands += launches.host_up(island, message)
+                    commands.append(events.CallManager("serves", (message.host,)))
                 case wire.HostDown():
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
@@ -213,12 +224,19 @@ class ControllerCore:
     def _manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
         self.manager.forget(_MANAGER)
         self.manager_missed = 0
+        self.manager_gone_since = None
         known, self.manager_incarnation = self.manager_incarnation, event.incarnation
         if known and known != event.incarnation:
             return self._exit(now, "a new resource manager, which knows of no slice: starting again")
         return []
 
     def _manager_lost(self, event: events.ManagerLost, now: float) -> list[events.Command]:
+        """Its successor, or an answer to the next report, may be there within seconds."""
+        if self.manager_gone_since is None:
+            self.manager_gone_since = now
+        self.manager.forget(_MANAGER)
+        if now - self.manager_gone_since <= 2 * self.manager.limit_s:
+            return []
         return self._exit(now, f"the resource manager is gone: {event.reason}")
 
     def _exit(self, now: float, reason: str) -> list[events.Command]:

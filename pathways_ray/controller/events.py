@@ -135,7 +135,7 @@ class ManagerKnows(Event, frozen=True):
 
 
 class ManagerLost(Event, frozen=True):
-    """The resource manager is gone."""
+    """A `ReportToManager` could not be carried out: the resource manager is gone, or out of reach for now."""
 
     reason: str
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from pathways_ray.controller import buffers
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preparation import Preparation
@@ -23,6 +26,13 @@ class Hosts:
         self.preparation = preparation
         self.dispatch = dispatch
         self.outcomes = outcomes
+
+    def expect(self, islands: Mapping[int, Sequence[int]]) -> None:
+        """The hosts of the cluster as it begins: none has joined, and none is waited for for ever."""
+        for island, members in islands.items():
+            for host in members:
+                self.tables.hosts[host] = HostState(host, island, 0, "", "", 0, 0, down_since=self.tables.now)
+                self.tables.away.add(host)
 
     def up(self, island: int, message: HostUp) -> list[Send]:
         """A host serves under a new epoch: everybody learns its addresses."""
@@ -87,10 +97,12 @@ class Hosts:
 
     def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Send]:
         lost = []
+        buffers.host_lost(session, host)
         for number, buffer in session.buffers.items():
             placed = session.places[buffer.type.slice]
             if buffer.failure is None and buffer.producer == 0 and host in placed.hosts:
                 session.fail(buffer, failure)
+                session.arriving.pop(number, None)
                 lost.append(number)
         return [SendClient(session.id, BuffersLost(tuple(lost), failure))] if lost else []
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from pathways_ray import limits
+from pathways_ray.controller import buffers
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
@@ -51,8 +52,8 @@ class Launches:
         self.hosts, self.away, self.sessions = tables.hosts, tables.away, tables.sessions
         self.programs, self.in_flight = tables.programs, tables.in_flight
         self.dispatch = Dispatch(tables, parallel)
-        self.outcomes = Outcomes(tables, self.cross_island)
         self.preparation = Preparation(tables, Distribution(), compile_limit_s)
+        self.outcomes = Outcomes(tables, self.cross_island, self.preparation)
         self.membership = Hosts(tables, self.preparation, self.dispatch, self.outcomes)
         self.admission = Admission(
             tables, self.preparation, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
@@ -173,6 +174,14 @@ class Launches:
         """A call of a client."""
         return self.admission.call(self.sessions[session], message)
 
+    def stored(self, message: wire.Stored) -> list[Send]:
+        """An upload has arrived on a host."""
+        session = self.sessions.get(message.session)
+        if session is None:
+            return []
+        commands = buffers.stored(session, message)
+        return commands + self.admission.resume((session,)) if message.buffer not in session.arriving else commands
+
     def done(self, island: int, message: wire.Done) -> list[Send]:
         """Launches whose part on an island is complete."""
         return self._resume(self.outcomes.done(island, message))
@@ -202,8 +211,8 @@ class Launches:
         return self._resume(self.membership.down(message))
 
     def tick(self, now: float) -> list[Send]:
-        """Time passes: launches that wait for a host that does not come back, or for a compiler that does not come to
-        them, fail."""
+        """Time passes: launches fail that wait for a host that does not come back, for a compiler that does not come to
+        them, or for an upload."""
         self.tables.now = now
         self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
         return (
@@ -216,12 +225,17 @@ class Launches:
         for sequence, record in self.in_flight.items():
             assert record.sequence == sequence
             assert record.pending or record.failure is not None, f"launch {sequence} has nothing to wait for"
+        for program in self.programs.values():
+            flying = sum(record.program is program for record in self.in_flight.values())
+            assert program.in_flight == flying, (program.in_flight, flying)
         for session in self.sessions.values():
             flying = sum(record.session == session.id for record in self.in_flight.values())
             assert session.in_flight == flying, (session.in_flight, flying)
             held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
             assert all(found >= 0 for found in session.held.values()), session.held
             assert session.device_bytes == held, (session.device_bytes, held)
+            assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
+            assert session.early.keys().isdisjoint(session.arriving)
             for number, buffer in session.buffers.items():
                 assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
         under_way: dict[int, int] = {}

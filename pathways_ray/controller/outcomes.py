@@ -10,13 +10,23 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
-from pathways_ray.controller.state import InFlight, Send, SendClient, Session, Tables
+from pathways_ray.controller.preparation import Preparation
+from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import (
+    Abort,
+    Completed,
+    Done,
+    IslandLaunchFailed,
+    Launch,
+    LaunchFailed,
+)
 
 
 class Settled(NamedTuple):
@@ -29,9 +39,10 @@ class Settled(NamedTuple):
 class Outcomes:
     """Gives launches in flight their outcome."""
 
-    def __init__(self, tables: Tables, window: CrossIslandWindow) -> None:
+    def __init__(self, tables: Tables, window: CrossIslandWindow, preparation: Preparation) -> None:
         self.tables = tables
         self.window = window
+        self.preparation = preparation
         self.donations = Donations(tables)
 
     # --- reports of islands -------------------------------------------------------------------------------------------
@@ -89,9 +100,14 @@ class Outcomes:
             if record.sequence not in in_flight or (record.failure is not None and self._waits(record)):
                 continue
             del in_flight[record.sequence]
+            record.program.in_flight -= 1
             self._account(record)
+            if record.failure is not None:
+                failed += self._abort(record, record.failure)
             session = tables.sessions.get(record.session)
-            if session is not None:
+            if session is None:
+                failed += self.preparation.drop(record.program)
+            else:
                 sessions[session.id] = session
                 session.in_flight -= 1
                 if record.failure is None:
@@ -110,6 +126,17 @@ class Outcomes:
             for s, (launches, device_us) in completed.items()
         ]
         return Settled(commands + failed, list(sessions.values()))
+
+    def _abort(self, record: InFlight, failure: Failure) -> list[Send]:
+        """Tells the hosts of a failed launch that waits there may have no end, and that nobody takes what they offer.
+
+        A failure of a computation is a value that reaches everybody who waits for it, so hosts need not hear of it.
+        """
+        program = record.program
+        if failure.node or len(program.hosts) < 2:
+            return []
+        message = Abort(((record.sequence, program.key),), msgspec.structs.replace(failure, story=()))
+        return [SendIsland(island, message) for island in program.islands]
 
     def _waits(self, record: InFlight) -> bool:
         """Whether a failure has to wait for a producer it may come from; the producer then knows of it."""

@@ -59,7 +59,12 @@ class Preparation:
         self.dropped[program.key] = program
         while len(self.dropped) > MAX_DROPPED:
             self.dropped.popitem(last=False)
-        return [*self.distribution.drop(program)]
+        return self.drop(program)
+
+    def drop(self, program: PlannedProgram) -> list[Send]:
+        """Has islands drop a program that is forgotten, unless a launch of it is in flight: hosts need it to take back
+        what that one offers."""
+        return [] if program.in_flight else [*self.distribution.drop(program)]
 
     def asked(self, program: PlannedProgram) -> list[Send]:
         """A launch asks for a program: sends it to the islands that do not have it."""

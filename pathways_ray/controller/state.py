@@ -18,7 +18,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
-from pathways_ray.transport.messages import ToClient, ToIsland
+from pathways_ray.transport.messages import Stored, ToClient, ToIsland
 
 MAX_FAILED = 4096
 """Launches that failed lately, of which their programs are remembered."""
@@ -65,9 +65,11 @@ MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them. `held` are the bytes of its buffers on the
-    devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the
-    tenant's quota, `in_flight` counts its launches on islands.
+    `places` remembers released slices too, since buffers may outlive them. `arriving` has the buffers that its client
+    uploads, with the hosts that have yet to report them; `early` what hosts reported of buffers that the client has not
+    named yet; `burnt` numbers of uploads that were dropped before they had arrived (see `buffers`). `held` are the
+    bytes of its buffers on the devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes`
+    those that count against the tenant's quota, `in_flight` counts its launches on islands.
     `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
     `donated` those whose memory a launch may take.
     """
@@ -79,6 +81,9 @@ class Session:
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
+    arriving: dict[int, set[int]] = field(default_factory=dict)
+    early: dict[int, dict[int, Stored]] = field(default_factory=dict)
+    burnt: dict[int, None] = field(default_factory=dict)
     refused: list[RefusedResults] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)

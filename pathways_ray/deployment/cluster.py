@@ -52,6 +52,7 @@ class Options:
         check_order: have hosts report in which order they enqueue gangs, and schedulers compare.
         compile_limit_s: seconds that a host may compile one program.
         launch_limit_s: seconds that a launch may keep its devices; a tenant may have a limit of its own.
+        lost_after_s: seconds without one of its hosts after which an island gets no slices any more.
         silence_limit_s: a process that says nothing for this long counts as lost, on a machine that is not loaded.
         placement: "pack" or "spread", the hosts of each island.
         name: makes the runtime a detached one, and is its name.
@@ -75,6 +76,7 @@ class Options:
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S
+    lost_after_s: float = limits.LOST_AFTER_S
     compile_limit_s: float = limits.COMPILE_LIMIT_S
     silence_limit_s: float = SILENCE_LIMIT_S
     placement: str = "pack"
@@ -96,6 +98,8 @@ class Options:
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
         policy_named(self.policy)
+        if not self.lost_after_s >= 1.0:
+            raise UsageError(f"lost_after_s must be at least a second, not {self.lost_after_s!r}")
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.isolation not in ("shared", "process"):
@@ -243,9 +247,8 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
             common, ResourceManager, manager_name, num_cpus=0, max_concurrency=1000, concurrency_groups=dict(GROUPS)
         )
         try:
-            manager = first.options(scheduling_strategy=near).remote(
-                runtime, islands, *link_secrets, options.silence_limit_s
-            )
+            settings = (runtime, islands, *link_secrets, options.silence_limit_s, options.lost_after_s)
+            manager = first.options(scheduling_strategy=near).remote(*settings)
         except ValueError as error:
             raise AlreadyInitialized(
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
@@ -263,7 +266,7 @@ def _start_actors(topology: Topology, leave_ray: Leave | None, options: Options)
             options.fusion,
             options.policy,
             metrics_at,
-            sorted(islands),
+            islands,
             options.compile_limit_s,
             options.isolation == "process",
             options.silence_limit_s,

@@ -23,6 +23,7 @@ def init(
     policy: str = "fifo",
     check_order: bool = False,
     launch_limit_s: float = limits.LAUNCH_LIMIT_S,
+    lost_after_s: float = limits.LOST_AFTER_S,
     compile_limit_s: float = limits.COMPILE_LIMIT_S,
     silence_limit_s: float = SILENCE_LIMIT_S,
     platform: str = "auto",
@@ -50,6 +51,8 @@ def init(
             differ fails its launches with `OrderMismatch`.
         launch_limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own. One that
             takes longer (a loop without end, say) ends with `LaunchTimeout`, and its island is restarted.
+        lost_after_s: seconds without one of its hosts after which an island counts as lost: it gets no slices until it
+            is back.
         compile_limit_s: seconds that a host may compile one program. One that takes longer fails with `CompileError`,
             and the host's island is restarted.
         silence_limit_s: seconds without a word after which a process of the runtime counts as lost. On a machine that
@@ -84,6 +87,7 @@ def init(
         policy=policy,
         check_order=check_order,
         launch_limit_s=launch_limit_s,
+        lost_after_s=lost_after_s,
         compile_limit_s=compile_limit_s,
         silence_limit_s=silence_limit_s,
         placement=placement,

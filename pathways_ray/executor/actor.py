@@ -22,6 +22,7 @@ from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.os_process import started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
@@ -99,12 +100,13 @@ class HostExecutor:
 
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
-        members = tuple(self.members)
-        info = HostInfo(
-            self.host, self.island, platform, devices, node, os.getpid(), offer, members, self.tenant, self.base
-        )
+        members, pid = tuple(self.members), os.getpid()
+        place = (members, self.tenant, self.base)
+        info = HostInfo(self.host, self.island, platform, devices, node, pid, offer, *place, started_at(pid))
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
+        if not reply.epoch:
+            raise RuntimeError(f"island {self.island} did not come together: hosts {reply.absent} did not join")
         _, link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
@@ -123,7 +125,7 @@ class HostExecutor:
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
-        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen)
+        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send)
         shared = self.backend.shares_memory and not self.memory
         self.pool = node if shared else ""
         self.memory = self.memory or self.backend.memory(local[0])

@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pathways_ray import names
+from pathways_ray import limits, names, os_process
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
@@ -32,6 +30,8 @@ from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.messages import HostInfo, encode
 
+KILL_LIMIT_S = 5.0
+"""A task that kills a process on another machine has run within this time, or does not run."""
 CLIENTS = "clients"
 """The concurrency group of calls that clients cause."""
 
@@ -55,11 +55,14 @@ class ResourceManager:
         data_secret: str,
         link_secret: str,
         silence_limit_s: float = SILENCE_LIMIT_S,
+        lost_after_s: float = limits.LOST_AFTER_S,
     ) -> None:
+        self.runtime = runtime
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
         last_epoch = int(time.time()) if restarted else 0
-        self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s)
+        controller = names.controller(runtime) if restarted else ""
+        self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
         self.core.story.sink = ProcessLog(runtime, "resource manager").write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
@@ -67,6 +70,7 @@ class ResourceManager:
         self.tokens = itertools.count()
         self.lock = threading.Lock()
         self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.clock: asyncio.Task[None] | None = None
 
     async def controller_serves(self, incarnation: str, address: str, name: str) -> str:
@@ -105,6 +109,10 @@ class ResourceManager:
     async def remove_island(self, island: int) -> None:
         """An island was ended for good."""
         self._handle(events.IslandRemoved(island))
+
+    async def serves(self, host: int) -> None:
+        """A host has come to its scheduler."""
+        self._handle(events.HostServes(host))
 
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
@@ -154,7 +162,7 @@ class ResourceManager:
 
     @ray.method(concurrency_group=CLIENTS)
     async def status(self) -> str:
-        """JSON: islands with their hosts and devices, and the slices on each device."""
+        """JSON: islands with their states, hosts and devices, and the slices on each device."""
         with self.lock:
             found = status(self.core.inventory)
         return json.dumps(found)
@@ -167,6 +175,29 @@ class ResourceManager:
         self.calls[token] = answer = asyncio.get_running_loop().create_future()
         self._handle(event(token))
         return await answer
+
+    def _kill(self, command: events.KillProcess) -> None:
+        """Kills a process of this machine; or of another one, by a task there, unless one is under way: the scheduler
+        asks every second."""
+        node, pid, started = command.node, command.pid, command.started
+        if node == ray.get_runtime_context().get_node_id():
+            os_process.kill(pid, started)
+        elif (node, pid) not in self.kills:
+            task = self.kills[node, pid] = asyncio.ensure_future(self._kill_there(command))
+            task.add_done_callback(lambda _: self.kills.pop((node, pid), None))
+
+    async def _kill_there(self, command: events.KillProcess) -> None:
+        """Kills by a task on the machine; where it runs none, Ray ends the actor, as far as it can."""
+        there = NodeAffinitySchedulingStrategy(command.node, soft=False)
+        kill = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(os_process.kill)
+        try:
+            await asyncio.wait_for(kill.remote(command.pid, command.started), KILL_LIMIT_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            self._kill_actor(command.host)
+
+    def _kill_actor(self, host: int) -> None:
+        with contextlib.suppress(ValueError):  # it ends just now
+            ray.kill(ray.get_actor(names.host(self.runtime, host), names.NAMESPACE), no_restart=False)
 
     async def _tick(self) -> None:
         while True:
@@ -184,8 +215,10 @@ class ResourceManager:
                 case events.Answer(token, value):
                     answer = self.calls.pop(token)  # perhaps of another thread's loop
                     answer.get_loop().call_soon_threadsafe(_settle, answer, value)
-                case events.KillProcess(node, pid):
-                    _kill_on(node, pid)
+                case events.KillProcess():
+                    self._kill(command)
+                case events.KillHost(host):
+                    self._kill_actor(host)
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
@@ -194,18 +227,3 @@ class ResourceManager:
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:
     if not answer.cancelled():
         answer.set_result(value)
-
-
-def _kill_on(node: str, pid: int) -> None:
-    """Kills a process of this machine, or of another one, by a task there."""
-    if node == ray.get_runtime_context().get_node_id():
-        _kill(pid)
-    else:
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(num_cpus=0, scheduling_strategy=there)(_kill).remote(pid)
-
-
-def _kill(pid: int) -> None:
-    """Kills a process of this machine; one that is gone already is fine."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

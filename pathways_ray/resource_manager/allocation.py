@@ -1,7 +1,8 @@
 """Devices, islands, and the mapping of virtual slices to them.
 
 The rule is the paper's first one: spread computations over all devices. A slice goes to the island whose devices carry
-the least, and there to the least loaded devices; several slices may share a device. Ties go to lower numbers, so the
+the least, and there to the least loaded devices. Islands that are up come first, then those that are away, and a lost
+one gets none; several slices may share a device. Ties go to lower numbers, so the
 same requests give the same mapping. Devices of one slice are taken host by host where loads are equal, since a slice
 that spans fewer hosts sends fewer messages.
 """
@@ -10,12 +11,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
+
+
+class IslandState(StrEnum):
+    """Whether an island serves.
+
+    UP: all of its hosts do.
+    AWAY: one is missing, and expected back.
+    LOST: one has been missing for so long that nobody waits for it. If it comes all the same, the island is up again.
+    """
+
+    UP = "up"
+    AWAY = "away"
+    LOST = "lost"
 
 
 @dataclass
@@ -35,6 +50,7 @@ class HostRecord:
     up: bool = True
     tenant: str = ""
     base: int = -1
+    started: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,9 +83,14 @@ class Inventory:
     """All hosts, and all slices of all sessions.
 
     Args:
+        members: the hosts of each island; of one that is not named, those that have joined.
         last_epoch: hosts join under higher ones.
+        lost_after_s: seconds without one of its hosts after which an island is lost.
+
+    `now` is the time of the event that is handled, `missed` since when islands have been without a host.
     """
 
+    members: Mapping[int, Sequence[int]] = field(default_factory=dict)
     hosts: dict[int, HostRecord] = field(default_factory=dict)
     slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
     next_slice: int = 0
@@ -78,6 +99,22 @@ class Inventory:
     """Slices on each device that has some, also on one that a host has come back without."""
     of_session: dict[int, set[int]] = field(default_factory=dict)
     """The slices of each session."""
+    lost_after_s: float = math.inf
+    now: float = 0.0
+    missed: dict[int, float] = field(default_factory=dict)
+
+    def state_of(self, island: int) -> IslandState:
+        """Whether an island serves now."""
+        if not self.missing(island):
+            self.missed.pop(island, None)
+            return IslandState.UP
+        absent = self.now - self.missed.setdefault(island, self.now)
+        return IslandState.LOST if absent > self.lost_after_s else IslandState.AWAY
+
+    def missing(self, island: int) -> set[int]:
+        """The hosts of an island that are not up."""
+        members = self.members.get(island) or [h.host for h in self.hosts.values() if h.island == island]
+        return {host for host in members if host not in self.hosts or not self.hosts[host].up}
 
     def join(self, hosts: Sequence[HostRecord]) -> int:
         """All hosts of an island come up together; returns their epoch, newer than any these hosts had."""
@@ -98,11 +135,14 @@ class Inventory:
             if other.host != host and other.island == known.island and other.epoch == known.epoch
         ]
 
-    def leave(self, host: int, epoch: int) -> None:
-        """A host is gone; news of an older epoch is ignored."""
+    def leave(self, host: int, epoch: int) -> bool:
+        """A host is gone; whether it was the present one: news of an older epoch is ignored."""
         known = self.hosts.get(host)
-        if known is not None and known.epoch == epoch:
-            known.up = False
+        if known is None or known.epoch != epoch:
+            return False
+        known.up = False
+        self.state_of(known.island)  # it is missed from now on
+        return True
 
     def start_over(self) -> None:
         """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""
@@ -141,33 +181,46 @@ class Inventory:
             Unschedulable: no island can hold it; the message lists what exists.
         """
         check_shape(request)
+        best = self._best(request)
+        if best is None:
+            raise Unschedulable(
+                f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
+            )
+        _, chosen = best
+        shape = request.shape or (len(chosen),)
+        self.next_slice += 1
+        mesh = SliceType(self.next_slice, shape, request.axes)
+        placed = PlacedSlice.on(mesh, self.hosts[chosen[0].host].island, chosen)
+        self.slices[session, mesh.id] = SliceRecord(session, request.name, placed)
+        self.held.update(placed.devices)
+        self.of_session.setdefault(session, set()).add(mesh.id)
+        return placed
+
+    def fits_now(self, request: SliceRequest) -> bool:
+        """Whether an island that is up can hold a slice."""
+        best = self._best(request)
+        return best is not None and not best[0][0]
+
+    def _best(self, request: SliceRequest) -> tuple[tuple[bool, float, int], list[Device]] | None:
+        """The devices for a slice, and the rank of their island: whether it is away, its load, its number."""
         load = self.load()
-        best: tuple[tuple[float, int], list[Device]] | None = None
+        best: tuple[tuple[bool, float, int], list[Device]] | None = None
         for island, hosts in self.islands(request.tenant).items():
             if request.island not in (-1, island, hosts[0].base) or (
                 request.platform and hosts[0].platform != request.platform
             ):
+                continue
+            if (state := self.state_of(island)) is IslandState.LOST:
                 continue
             devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
             size = math.prod(request.shape) if request.shape else len(devices)
             if not 0 < size <= len(devices):
                 continue
             chosen = sorted(sorted(devices, key=lambda d: (load[d], d))[:size])
-            rank = (sum(load[d] for d in chosen) / size, island)
+            rank = (state is not IslandState.UP, sum(load[d] for d in chosen) / size, island)
             if best is None or rank < best[0]:
                 best = (rank, chosen)
-        if best is None:
-            raise Unschedulable(
-                f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
-            )
-        shape = request.shape or (len(best[1]),)
-        self.next_slice += 1
-        mesh = SliceType(self.next_slice, shape, request.axes)
-        placed = PlacedSlice.on(mesh, self.hosts[best[1][0].host].island, best[1])
-        self.slices[session, mesh.id] = SliceRecord(session, request.name, placed)
-        self.held.update(placed.devices)
-        self.of_session.setdefault(session, set()).add(mesh.id)
-        return placed
+        return best
 
     def release(self, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""
@@ -191,7 +244,13 @@ class Inventory:
         parts = []
         for island, hosts in self.islands(tenant).items():
             devices = sum(h.devices for h in hosts)
-            parts.append(f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)")
+            state = self.state_of(island)
+            parts.append(
+                f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)"
+                + (f", which is {state}" if state is not IslandState.UP else "")
+            )
+        for island in sorted(self.members.keys() - self.islands().keys()) if not tenant else ():
+            parts.append(f"island {island}, whose hosts have not joined")
         return ", ".join(parts) or "nothing"
 
 

@@ -11,8 +11,9 @@ their scheduler, and join its successor; one that does not in time is stopped, a
 *Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
 islands for themselves, which share the devices of the first ones.
 
-*Slices.* A slice is mapped by `Inventory`. While islands that it could lie on have not joined, the answer is `NotYet`;
-the controller asks again, and says when it is to be mapped to what there is.
+*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
+after the controller's they join again: for some seconds, and for longer if nothing that is up can hold the slice, the
+answer is `NotYet`; the controller asks again, and says when it is to be mapped to what there is.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
@@ -22,13 +23,15 @@ No clock, thread or call: time comes with each event, in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory
+from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import JoinReply, NotYet, Refused, SliceCreated
 
@@ -37,7 +40,11 @@ TICK_S = 1.0
 
 MAX_REJOIN_S = 30.0
 """Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
-slice that was requested before all islands had joined is mapped to those there are."""
+slice that only an island could hold that has never joined is refused."""
+
+GATHER_S = 5.0
+"""Hosts join within about this time of each other. Until then a slice waits for all islands, so that the first one does
+not get all of them."""
 
 MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
@@ -59,6 +66,8 @@ class ManagerCore:
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
         silence_limit_s: the operator's, where it is longer than those of this file.
+        lost_after_s: seconds without one of its hosts after which an island is lost.
+        controller: the name of the controller's actor, if that and the hosts run already: after a restart.
     """
 
     def __init__(
@@ -67,26 +76,43 @@ class ManagerCore:
         data_secret: str = "",
         last_epoch: int = 0,
         silence_limit_s: float = SILENCE_LIMIT_S,
+        lost_after_s: float = limits.LOST_AFTER_S,
+        controller: str = "",
     ) -> None:
         self.islands = dict(islands)
         self.shared = frozenset(islands)
         self.data_secret = data_secret
         self.story = Story("resource manager")
-        self.inventory = Inventory(last_epoch=last_epoch)
+        self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
+        self.states: dict[int, IslandState] = {}
+        self.tried: dict[int, float] = {}
+        self.gathers_until = 0.0
         self.addresses: dict[str, str] = {}
         self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.controller = events.ControllerServes("", "", "")
+        self.controller = events.ControllerServes("", "", controller)
+        self.awaited = bool(controller)
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
         self.rejoining: Liveness[int] = Liveness(max(silence_limit_s, MAX_REJOIN_S), TICK_S)
+        self.starting: Liveness[int] = Liveness(lost_after_s, TICK_S)
         self.schedulers: dict[int, str] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
+        self.inventory.now = now
+        if self.awaited:  # they may be stopped, and never be heard of
+            self.awaited = False
+            self.controllers.hear("", now)
+            for members in self.islands.values():
+                for host in members:
+                    self.rejoining.hear(host, now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
+            case events.HostServes(host):
+                self.starting.forget(host)
+                return []
             case events.Published(name, address):
                 self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
@@ -107,7 +133,8 @@ class ManagerCore:
                 return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
-                self.inventory.leave(host, epoch)
+                if self.inventory.leave(host, epoch):
+                    self.starting.forget(host)
                 return []
             case events.KillRequested(host, epoch):
                 record = self.inventory.hosts.get(host)
@@ -121,7 +148,8 @@ class ManagerCore:
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked(slowness):
-                return [*self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
+                lost = self._look_at_islands(now)
+                return [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
@@ -134,6 +162,7 @@ class ManagerCore:
             self.controllers.forget(self.controller.incarnation)
             self.story.note(Entry(now, "new controller", event.address))
             self.inventory.start_over()
+            self.gathers_until = now + GATHER_S
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
                 del self.addresses[name]
         self.controller = event
@@ -153,13 +182,45 @@ class ManagerCore:
         return commands
 
     def _silent_hosts(self, now: float, slowness: float) -> list[events.Command]:
-        """Kills hosts that have not joined the successor of their scheduler in time, once."""
+        """Kills hosts that have not joined the successor of their scheduler in time, again and again until they do."""
         commands: list[events.Command] = []
         for host in self.rejoining.silent(now, slowness):
-            self.rejoining.forget(host)
+            self.rejoining.hear(host, now)
             reason = f"it did not join its new scheduler for {self.rejoining.limit_s:.0f} s"
-            commands.append(self._kill(self.inventory.hosts[host], reason, now))
+            if (record := self.inventory.hosts.get(host)) is not None:
+                commands.append(self._kill(record, reason, now))
+            else:
+                self.story.note(Entry(now, "host killed", "it never joined", reason, host=host))
+                commands.append(events.KillHost(host, reason))
+        for host in self.starting.silent(now, slowness):
+            self.starting.hear(host, now)
+            if (record := self.inventory.hosts.get(host)) is not None:
+                commands.append(self._kill(record, "it joined its island, and does not serve", now))
         return commands
+
+    def _look_at_islands(self, now: float) -> list[events.Command]:
+        """Notes islands that have come or gone. For a lost one everything is tried again, and again after as long:
+        hosts that wait for the others are sent away, and start again; the others are killed, since one may have been
+        stopped before it joined, when nobody knew its process."""
+        commands: list[events.Command] = []
+        for island in sorted(self.islands):
+            state, before = self.inventory.state_of(island), self.states.get(island)
+            self.states[island] = state
+            if state is not before and before is not None:
+                self.story.note(Entry(now, f"island {state}", f"island {island}"))
+            if state is not IslandState.LOST:
+                self.tried.pop(island, None)
+            elif now - self.tried.get(island, -math.inf) > self.inventory.lost_after_s:
+                self.tried[island] = now
+                commands += self._try_again(island)
+        return commands
+
+    def _try_again(self, island: int) -> list[events.Command]:
+        waiting = self.forming.pop(island, {})
+        absent = tuple(sorted(self.inventory.missing(island) - waiting.keys()))
+        refusal = JoinReply(0, "", "", "", absent)
+        away: list[events.Command] = [events.Answer(joining.request.token, refusal) for joining in waiting.values()]
+        return away + [events.KillHost(host, f"island {island} is lost without it") for host in absent]
 
     def _expect_hosts(self, name: str, address: str, now: float) -> None:
         """A scheduler that is new on its island expects the hosts that its predecessor had."""
@@ -207,7 +268,7 @@ class ManagerCore:
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
         records = [
-            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, tenant=h.tenant, base=h.base)
+            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, 1, True, h.tenant, h.base, h.started)
             for h in hosts
         ]
         epoch = self.inventory.join(records)
@@ -215,32 +276,41 @@ class ManagerCore:
         commands: list[events.Command] = []
         for number, joining in members:
             self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=number))
+            self.starting.hear(number, now)
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
         return commands
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
-        return events.KillProcess(record.node, record.pid, reason)
+        return events.KillProcess(record.node, record.pid, reason, record.host, record.started)
 
     def _remove(self, island: int, now: float) -> list[events.Command]:
         self.story.note(Entry(now, "island removed", f"island {island}"))
         for host in self.inventory.remove(island):
             self.rejoining.forget(host.host)
-        for table in (self.islands, self.forming, self.schedulers):
+            self.starting.forget(host.host)
+        for table in (self.islands, self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
             table.pop(island, None)
         self.addresses.pop(f"scheduler-{island}", None)
         return []
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _joined(self, tenant: str) -> bool:
-        """Whether all islands of a tenant have joined, or all those that everybody shares."""
-        found = self.inventory.islands(tenant)
-        return {hosts[0].base if tenant else island for island, hosts in found.items()} >= self.shared
+    def _waits(self, request: SliceRequest, now: float) -> bool:
+        """Whether an island has yet to come that a slice could go to, and that is better, or the only one."""
+        known, state_of = self.inventory.islands(request.tenant), self.inventory.state_of
+        wanted = [island for island in self.shared if request.island in (-1, island)]
+        if request.tenant:  # its islands come one by one, beside those that are up
+            there = {hosts[0].base for hosts in known.values()}
+            return any(island not in there and state_of(island) is IslandState.UP for island in wanted)
+        away = [island for island in wanted if state_of(island) is IslandState.AWAY]
+        if now < self.gathers_until:
+            return bool(away)
+        return any(island not in known for island in away) and not self.inventory.fits_now(request)
 
     def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
-        if not (event.final or self._joined(event.request.tenant)):
+        if not event.final and self._waits(event.request, now):
             return NotYet()
         try:
             placed = self.inventory.create(event.session, event.request)

@@ -56,6 +56,12 @@ class IslandRemoved(NamedTuple):
     island: int
 
 
+class HostServes(NamedTuple):
+    """A scheduler has taken in a host that had joined."""
+
+    host: int
+
+
 class HostLeft(NamedTuple):
     """A host is gone that was up under `epoch`."""
 
@@ -108,6 +114,7 @@ Event = (
     | LookedUp
     | JoinRequested
     | IslandRemoved
+    | HostServes
     | HostLeft
     | KillRequested
     | SliceRequested
@@ -129,10 +136,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class KillProcess:
-    """Kill a host's process, stopped or stuck as it may be; Ray restarts it."""
+    """Kill a host's process, stopped or stuck as it may be; Ray restarts it. It began at `started`, see `HostInfo`."""
 
     node: str
     pid: int
+    reason: str
+    host: int = -1
+    started: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KillHost:
+    """Kill a host's actor, whose process is not known; Ray restarts it."""
+
+    host: int
     reason: str
 
 
@@ -144,4 +161,4 @@ class KillController:
     reason: str
 
 
-Command = Answer | KillProcess | KillController
+Command = Answer | KillProcess | KillHost | KillController

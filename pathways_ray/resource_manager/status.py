@@ -20,6 +20,7 @@ def status(inventory: Inventory) -> dict[str, Any]:
                 "platform": hosts[0].platform,
                 "tenant": hosts[0].tenant,
                 "shares": hosts[0].base if hosts[0].tenant else None,
+                "state": inventory.state_of(island),
                 "hosts": [_host(host, holders) for host in hosts],
             }
             for island, hosts in inventory.islands().items()

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future
-from typing import Any
 
 import ray
 
@@ -61,8 +60,8 @@ class IslandScheduler:
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)
         self.branches: dict[int, outboxes.Branch] = {}
+        self.links: dict[tuple[int, int], links.AsyncLink] = {}
         self.controller = outboxes.AsyncOutbox(depth)
-        self.tasks: set[asyncio.Task[None]] = set()
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
@@ -106,19 +105,20 @@ class IslandScheduler:
                 links.silence_of(self.silence_limit_s),
             )
             self._handle(events.ControllerConnected(address))
-            self._spawn(self.controller.carry(link))
-            self._spawn(self._tick())
             self.address.set_result(address)
-            while (data := await link.read()) is not None:
-                for message in TO_ISLAND.decode_batch(data):
-                    self._handle(events.ControllerMessage(message))
+            # None of them ends before the others: without any of them this process is of no use.
+            parts = (self._read(link), self.controller.carry(link), self._tick())
+            tasks = {asyncio.ensure_future(part) for part in parts}
+            for ended in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+                ended.result()
         finally:
             self._handle(events.ControllerDisconnected(controller))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    async def _read(self, link: links.AsyncLink) -> None:
+        """Hears the controller until its link ends."""
+        while (data := await link.read()) is not None:
+            for message in TO_ISLAND.decode_batch(data):
+                self._handle(events.ControllerMessage(message))
 
     async def _host_link(self, link: links.AsyncLink) -> None:
         if not authorised(link.metadata, self.link_secret):
@@ -133,6 +133,7 @@ class IslandScheduler:
         for command in commands:
             if isinstance(command, events.Refuse):
                 link.refuse(command.reason)
+        self.links[host, epoch] = link
         pump = asyncio.ensure_future(self.branches[host].carry(link))
         try:
             while True:
@@ -143,6 +144,7 @@ class IslandScheduler:
                 batch = FROM_HOST.decode_batch(data)
         finally:
             pump.cancel()
+            del self.links[host, epoch]
             self._handle(events.HostDisconnected(host, epoch))
 
     async def _tick(self) -> None:
@@ -165,6 +167,8 @@ class IslandScheduler:
                     self.hosts.clear()
                 case events.Kill(host, epoch):
                     self.resource_manager.kill_host.remote(host, epoch)
+                    if (link := self.links.get((host, epoch))) is not None:
+                        link.close("this host is taken for lost")
                 case events.Publish(name, address):
                     self.resource_manager.publish.remote(name, address)
                 case events.Withdraw(name, address):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
 from pathways_ray import limits
@@ -33,8 +34,21 @@ launches on a lost host have to end. Policies see the time in these steps as wel
 LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
 
+KILL_PERIOD_S = 1.0
+"""A process that is to be killed is killed again after this time, and ever more seldom, until a successor joins: the
+call may be lost, or its machine out of reach."""
+
 REJOIN_PAUSE_S = 1.0
 """A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
+
+
+@dataclass(slots=True)
+class Condemned:
+    """A host's process under an epoch, to be killed since a time, and again at another one."""
+
+    epoch: int
+    since: float
+    again: float
 
 
 class SchedulerCore:
@@ -66,6 +80,7 @@ class SchedulerCore:
         self.check = OrderCheck()
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.next_load = -math.inf
+        self.condemned: dict[int, Condemned] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -121,7 +136,7 @@ class SchedulerCore:
             case wire.Ready():
                 self.order.deadlines.compiling.pop((host, message.program), None)
                 return [events.ToController(message)]
-            case wire.Enqueued():
+            case wire.Enqueued() | wire.Stored():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)
@@ -137,6 +152,10 @@ class SchedulerCore:
         for host in self.liveness.silent(now, slowness):
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"
             commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
+        for host, one in self.condemned.items():
+            if now >= one.again:
+                one.again = now + KILL_PERIOD_S + 0.1 * (now - one.since)
+                commands.append(events.Kill(host, one.epoch))
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))
@@ -149,11 +168,14 @@ class SchedulerCore:
         host, epoch = hello.host, hello.epoch
         if refusal := self.members.refusal(hello):
             self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
+            if any(isinstance(command, events.Kill) for command in refusal):
+                self.condemned[host] = Condemned(epoch, now, now + KILL_PERIOD_S)
             return list(refusal)
         commands: list[events.Command] = []
         for member, before in self.members.superseded(hello):
             commands += self.lose_host(member, before, "a successor joined")
         self.members.join(hello)
+        self.condemned.pop(host, None)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
         return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
@@ -186,6 +208,7 @@ class SchedulerCore:
             candidates = compiling = ()
             if member != host or kill:
                 commands.append(events.Kill(member, epoch))
+                self.condemned[member] = Condemned(epoch, now, now + KILL_PERIOD_S)
         self.order.clear()
         self.check = OrderCheck()
         return commands

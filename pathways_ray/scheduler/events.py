@@ -109,7 +109,8 @@ class ForgetHosts:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Have the process of a host under `epoch` killed, so that it comes back under a new one."""
+    """Have the process of a host under `epoch` killed, so that it comes back under a new one; hang up its link, which
+    ends it as well if it runs."""
 
     host: int
     epoch: int

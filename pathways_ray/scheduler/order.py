@@ -94,7 +94,8 @@ class IslandOrder:
         | wire.DropProgram
         | wire.DropSession
         | wire.Account
-        | wire.CancelLaunch,
+        | wire.CancelLaunch
+        | wire.Abort,
     ) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
         match message:
@@ -120,6 +121,8 @@ class IslandOrder:
                 return [ToHosts(message)]
             case wire.DropSession():
                 return self._drop_session(message)
+            case wire.Abort():
+                return self._abort(message)
             case wire.CancelLaunch():
                 return self._cancel(message)
             case wire.Account():
@@ -183,6 +186,23 @@ class IslandOrder:
             queue.ended = True
         commands += [ToController(wire.IslandLaunchFailed(sequence, ended)) for sequence in sorted(dropped)]
         self._flush(queue, commands)
+        return commands + self.advance()
+
+    def _abort(self, message: wire.Abort) -> list[Command]:
+        """Launches have ended on other islands: those that wait here are taken out, hosts hear of the others. They end
+        there soon, on the failure, and leave their place in the window then."""
+        commands: list[Command] = [ToHosts(message)]
+        ended = {sequence for sequence, _ in message.launches}
+        for sequence, session in [waiting for waiting in self.cross_island if waiting[0] in ended]:
+            self.cross_island.remove((sequence, session))
+            queue = self.sessions[session]
+            head = queue.head
+            queue.items = deque(
+                i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence)
+            )
+            self.ledger.leave(queue.usage)
+            if head.sequence == sequence:
+                self._flush(queue, commands)
         return commands + self.advance()
 
     def _cancel(self, message: wire.CancelLaunch) -> list[Command]:

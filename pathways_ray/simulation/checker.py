@@ -7,14 +7,18 @@ the contents of all tables. It never changes anything.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
+from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
+from pathways_ray.ir.plan import launch_of
+from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.simulation.client import SimulatedClient
 from pathways_ray.simulation.clock import Clock
@@ -28,9 +32,13 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.values import FLAWS, Future, Outcome
 from pathways_ray.transport.messages import HostDown, HostUp
 
-OUTCOME_LIMIT_S = 75.0
-"""A launch has its outcome within this time after it was made and the last fault was over: a scheduler may wait 30 s
-for a host, and the hosts of an island may need 30 s to find out that one of them is not coming."""
+OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
+"""A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
+its new scheduler is killed, the hosts of an island need as long to find out that one of them is not coming, and then a
+launch waits for them."""
+
+OVER_LIMIT_S = 10.0
+"""A launch that has its outcome leaves the hosts within this time, and so does what it offered to others."""
 
 FREED_LIMIT_S = 10.0
 """After a session's end, or after the last fault when that is later, all of its memory is free within this time."""
@@ -40,6 +48,9 @@ SETTLED_S = 1.0
 
 OF_LOSSES = {"HostLost", "BufferLost", "ControllerLost", "ProgramRefused"}
 """Failures that only a lost process explains."""
+
+OF_UPLOADS = {"BufferLost", "WireError"}
+"""Failures of a launch whose arguments were not uploaded as its client said."""
 
 OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
@@ -61,6 +72,7 @@ class Launched:
     fails: bool
     may_fail: bool
     strange: bool = False
+    amiss: bool = False
     ended: float = -1.0
 
 
@@ -82,6 +94,7 @@ class Cluster(Protocol):
     losses: int
     disturbed_until: float
     quiet_since: float
+    touched: set[str]
 
 
 @dataclass(eq=False)
@@ -95,6 +108,7 @@ class Checker:
     doubtful: set[tuple[int, int]] = field(default_factory=set)
     gone: dict[int, float] = field(default_factory=dict)
     freed: set[int] = field(default_factory=set)
+    over: dict[tuple[int, int], float] = field(default_factory=dict)
     served: dict[tuple[int, int], list[Devices]] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     compiled: dict[tuple[str, int, str], int] = field(default_factory=dict)
@@ -113,6 +127,9 @@ class Checker:
 
     def trespassed(self, session: int, launch: int) -> None:
         self.launches[session, launch] = Launched(self.world.clock.now, True, True, strange=True)
+
+    def uploaded_amiss(self, session: int, launch: int) -> None:
+        self.launches[session, launch] = Launched(self.world.clock.now, True, True, amiss=True)
 
     def donated(self, session: int, launch: int) -> None:
         """If the donated result is a failure, its waiters may find it deleted and treat the launch as successful; the
@@ -148,7 +165,7 @@ class Checker:
         elif failure.kind == "ExecutionError" and "transferring" not in failure.message:
             if not record.may_fail:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
-        elif failure.kind == "BufferDeleted" and record.strange:
+        elif (failure.kind == "BufferDeleted" and record.strange) or (failure.kind in OF_UPLOADS and record.amiss):
             pass
         elif failure.kind in OF_FLAWS:
             if not self.world.settings.flaws or (failure.kind == "CompileError" and not record.may_fail):
@@ -304,6 +321,8 @@ class Checker:
         if self.world.clock.now - max(self.world.quiet_since, last_drop) < SETTLED_S:
             return
         for host in self.world.hosts.values():
+            if not host.process.alive:
+                continue
             kept = host.store.sessions.get(session, {}).keys() - handles
             if kept:
                 self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {session} without a handle")
@@ -318,6 +337,39 @@ class Checker:
             self.freed.add(session)
             for place, what in self._remains(session):
                 self.report(f"session {session} ended at {ended:.3f} s, and {place} still has {what}")
+
+    def check_over(self) -> None:
+        """Looks for launches that have their outcome, and are still on a host, or have something offered there."""
+        world, now = self.world, self.world.clock.now
+        in_flight = world.controller.launches.in_flight
+        found: dict[tuple[int, int], str] = {}
+        for host in world.hosts.values():
+            if host.process.alive and host.under_epoch and not host.process.paused:
+                offers = (name for name, offer in host.transfer.served.items() if not isinstance(offer, Failure))
+                found.update({(host.process.number, launch_of(name)): "an offer" for name in offers})
+                found.update(dict.fromkeys(((host.process.number, n) for n in host.core.active), "a part"))
+        left = {key: what for key, what in found.items() if key[1] not in in_flight}
+        self.over = {key: max(self.over.get(key, now), world.disturbed_until) for key in left}
+        for key, since in self.over.items():
+            if now - since > OVER_LIMIT_S:
+                self.over[key] = math.inf  # said once
+                self.report(f"launch {key[1]} has its outcome, and process {key[0]} still has {left[key]} of it")
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether something may turn out to be left of a launch."""
+        return any(since < math.inf for since in self.over.values())
+
+    # --- healthy islands ----------------------------------------------------------------------------------------------
+
+    def island_restarts(self, island: int, message: HostDown) -> None:
+        """No launch of anybody's may have an island restarted whose processes are well, but for those that are flawed."""
+        if self.world.settings.flaws:
+            return
+        blamed = message.kind != "HostLost" or "launch" in message.reason
+        own = {f"scheduler{island}", *(f"host{host}" for host in self.world.settings.islands[island])}
+        if message.kind == "LaunchTimeout" or (blamed and not own & self.world.touched):
+            self.report(f"island {island} is well, and restarts: {message.reason}")
 
     def _remains(self, session: int) -> Iterable[tuple[str, str]]:
         world = self.world

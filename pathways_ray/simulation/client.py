@@ -12,6 +12,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
+import msgspec
+
 from pathways_ray import limits
 from pathways_ray.client import events
 from pathways_ray.client.buffer import BufferRecord, BufferState
@@ -20,7 +22,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import Layout
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
@@ -154,6 +156,8 @@ class SimulatedClient:
             self._go_round(self.loop)
         if random.random() < 0.05:
             self._name_what_is_not_mine()
+        if random.random() < 0.05:
+            self._upload_amiss()
         if self.world.settings.cancels:
             self._cancel_some()
         self._drop_some()
@@ -275,6 +279,31 @@ class SimulatedClient:
         self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
         self._do((message or events.ReleaseQueue(),))
 
+    def _upload_amiss(self) -> None:
+        """A launch whose arguments are not on all hosts, or of a wrong type there; this client does not wait for any.
+        It has called the program before, so nobody can blame that."""
+        program = self.random.choice(self.programs)
+        if not program.arguments:
+            return
+        given = self.core.new_buffers(len(program.arguments))
+        partly = self.random.random() < 0.5
+        for record, layout in zip(given, program.arguments, strict=True):
+            placed, value = self._slice_of(layout), mixed(self.session, record.id)
+            message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
+            misfit = msgspec.structs.replace(message, type=ArrayType((3,), "float32"))
+            for host in placed.hosts:
+                if host != placed.hosts[-1] or not partly:
+                    self.data.upload_to(host, misfit if host == placed.hosts[-1] else message, value, placed)
+            self.end.send(message)
+        results = self.core.new_buffers(len(program.results))
+        launch = self.core.launch(program.number, given, results)
+        self.world.checker.uploaded_amiss(self.session, next(reversed(self.core.pending)))
+        self._do((launch or events.ReleaseQueue(),))
+        for record in (*given, *results):
+            freed = self.core.free(record)
+            self._do((freed,) if freed is not None else ())
+        self.last_drop = self.world.clock.now
+
     # --- arrays -------------------------------------------------------------------------------------------------------
 
     def _put(self, layout: Layout) -> Handle:
@@ -282,8 +311,9 @@ class SimulatedClient:
         (record,) = self.core.new_buffers(1)
         value = mixed(self.session, record.id)
         handle = self._handle_to(record, layout, value)
-        self.data.upload(record, value, placed)
-        self._handle(events.Placed(wire.Put(record.id, layout.slice, ARRAY, layout.spec)))
+        message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
+        self.data.upload(record, message, value, placed)
+        self._handle(events.Placed(message))
         return handle
 
     def _slice_of(self, layout: Layout) -> PlacedSlice:

@@ -16,7 +16,7 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.values import Outcome
-from pathways_ray.transport.messages import HostAddress
+from pathways_ray.transport.messages import HostAddress, Put
 
 
 @dataclass(eq=False)
@@ -87,13 +87,13 @@ class ClientData:
         """The process that serves a host's data, None while it is down."""
         epoch, address = self.addresses.get(host, (0, ""))
         serving = self.world.hosts.get(host)
-        if not address or serving is None or serving.epoch != epoch or not serving.process.alive:
+        if not address or serving is None or serving.epoch != epoch:
             return None
-        return serving.process
+        return serving.process if serving.process.alive or serving.process.vanished else None
 
     # --- uploads ------------------------------------------------------------------------------------------------------
 
-    def upload(self, record: BufferRecord, value: int, placed: PlacedSlice) -> None:
+    def upload(self, record: BufferRecord, message: Put, value: int, placed: PlacedSlice) -> None:
         record.upload = Upload(set(placed.hosts))
         self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]
         post = self.world.network.post
@@ -103,7 +103,14 @@ class ClientData:
                 self._upload_ended(record, host, failed=True)
                 break
             answer = partial(post, process, self.process, self._upload_ended, record, host)
-            post(self.process, process, self.world.hosts[host].put, self.session, record.id, value, placed, answer)
+            post(self.process, process, self.world.hosts[host].put, self.session, message, value, placed, answer)
+
+    def upload_to(self, host: int, message: Put, value: int, placed: PlacedSlice) -> None:
+        """Brings an array to one host, and does not ask what becomes of it."""
+        process = self._process_of(host)
+        if process is not None:
+            put = self.world.hosts[host].put
+            self.world.network.post(self.process, process, put, self.session, message, value, placed, lambda: None)
 
     def _upload_ended(self, record: BufferRecord, host: int, failed: bool = False) -> None:
         assert record.upload is not None

@@ -55,7 +55,7 @@ class SimulatedController:
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:
             clients.plan_if_cheap = lambda request: None
-        self.core = ControllerCore(self.launches, clients, expected=settings.islands)
+        self.core = ControllerCore(self.launches, clients, expected=settings.islands, islands=settings.islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}

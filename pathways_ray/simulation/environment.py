@@ -36,6 +36,9 @@ class Observer(Protocol):
     def trespassed(self, session: int, launch: int) -> None:
         """A client made a launch that names a buffer its session does not have."""
 
+    def uploaded_amiss(self, session: int, launch: int) -> None:
+        """A client made a launch whose arguments are not on all hosts, or not of their type."""
+
     def donated(self, session: int, launch: int) -> None:
         """A client donated a result of a launch to a later one."""
 
@@ -80,6 +83,9 @@ class Observer(Protocol):
 
     def controller_bounded(self, launches: Launches) -> None:
         """The controller handled an event."""
+
+    def island_restarts(self, island: int, message: HostDown) -> None:
+        """A scheduler has lost a host, and has the whole island start again."""
 
     def session_ended(self, session: int) -> None:
         """A client left, or died, or lost its session; 0 for a session that was never opened."""

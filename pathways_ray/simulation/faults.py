@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol
 
 from pathways_ray.simulation.environment import Environment, Observer
-from pathways_ray.simulation.network import RETRANSMIT_LIMIT_S, Process, Weather
+from pathways_ray.simulation.network import PING_LIMIT_S, RETRANSMIT_LIMIT_S, Process, Weather
 from pathways_ray.simulation.settings import Settings
 
 STARVED_SLOWNESS = 15.0
@@ -30,6 +30,8 @@ KINDS = {
     "kill scheduler": 1,
     "kill client": 1,
     "kill controller": 0.3,
+    "kill manager": 0.2,
+    "vanish host": 0.5,
     "pause host": 2,
     "pause scheduler": 1,
     "pause client": 1,
@@ -38,6 +40,7 @@ KINDS = {
     "stop controller": 0.2,
     "stop scheduler": 0.5,
     "stop manager": 0.3,
+    "lose kill": 0.5,
     "part": 2,
     "drop": 2,
     "duplicate": 1,
@@ -46,7 +49,8 @@ KINDS = {
     "slow host": 1,
 }
 """Faults and their relative frequencies. A stopped process neither runs nor ends until another one, which watches it,
-has it killed."""
+has it killed; commands to kill are lost meanwhile, if it says so. A host whose machine vanishes resets no connection;
+it is gone for good, or boots again minutes later."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,12 @@ def draw(random: Random, settings: Settings) -> list[Fault]:
         what, _, who = kind.partition(" ")
         if what == "stop" and any(fault.kind.startswith("stop") for fault in faults):
             continue  # of two that are stopped at once, one may be the only one that watches the other
-        if what in ("kill", "stop"):
+        if kind == "vanish host":
+            booting = math.inf if random.random() < 0.6 else 30.0 + 90.0 * random.random()
+            faults.append(Fault(time, kind, random.choice(nodes["host"]), booting))
+        elif kind == "lose kill":
+            faults.append(Fault(time, kind, "manager", 5.0 + 15.0 * random.random()))
+        elif what in ("kill", "stop"):
             faults.append(Fault(time, kind, random.choice(nodes[who]), 0.0))
         elif what == "pause":
             longest = {"host": 12.0, "scheduler": 12.0, "client": 25.0, "controller": 6.0}[who]
@@ -130,13 +139,14 @@ class FaultObserver(Observer, Protocol):
 class FaultEnvironment(Environment, Protocol):
     """The run that faults are injected into.
 
-    `slowness` has the factor of a slow host's device times, `losses` counts processes that were lost, and
-    `disturbed_until` is the end of the last fault.
+    `slowness` has the factor of a slow host's device times, `losses` counts processes that were lost,
+    `disturbed_until` is the end of the last fault, and `touched` has the nodes that one has hit.
     """
 
     slowness: dict[int, float]
     losses: int
     disturbed_until: float
+    touched: set[str]
 
     @property
     def checker(self) -> FaultObserver: ...
@@ -146,6 +156,12 @@ class FaultEnvironment(Environment, Protocol):
 
     def session_of(self, process: Process) -> int:
         """The session of a client's process; 0 when it has no session, or is no client's."""
+
+    def vanish(self, process: Process, seconds: float) -> None:
+        """A machine loses its power; after `seconds` a successor of the process starts."""
+
+    def lose_kills(self, until: float) -> None:
+        """Until then, processes that are to be killed are not."""
 
 
 def starve(world: FaultEnvironment, until: float) -> None:
@@ -169,24 +185,26 @@ class FaultInjector:
         self.struck = 0
         for fault in faults:
             world.clock.at(fault.time, self._strike, fault)
-            self._disturb(fault.time + fault.seconds)
+            self._disturb(fault.time + (PING_LIMIT_S if fault.kind == "vanish host" else fault.seconds))
 
     def _disturb(self, until: float) -> None:
         self.world.disturbed_until = max(self.world.disturbed_until, until)
 
     def _strike(self, fault: Fault, again: int = 5) -> None:
         what, _, who = fault.kind.partition(" ")
-        if what in ("kill", "pause", "stop"):
+        if what in ("kill", "pause", "stop", "vanish"):
             process = next((p for p in self.world.network.alive.values() if p.node == fault.where), None)
             if (process is None or process.paused) and who != "client" and again:
-                self._disturb(self.world.clock.now + 1.0 + fault.seconds)
+                self._disturb(self.world.clock.now + 1.0 + min(fault.seconds, PING_LIMIT_S))
                 self.world.clock.after(1.0, self._strike, fault, again - 1)
             elif process is not None:
                 self._note(fault)
                 self._strike_process(fault, process)
             return
         self._note(fault)
-        if fault.kind == "slow host":
+        if fault.kind == "lose kill":
+            self.world.lose_kills(self.world.clock.now + fault.seconds)
+        elif fault.kind == "slow host":
             host = int(fault.where[4:])
             self.world.slowness[host] = self.world.random.choice([20.0, 300.0])
             self.world.clock.after(fault.seconds, self._end_slowness, host)
@@ -198,6 +216,7 @@ class FaultInjector:
 
     def _note(self, fault: Fault) -> None:
         self.struck += 1
+        self.world.touched.update(fault.where.split("|"))
         self.world.log.say(str(fault))
 
     def _strike_process(self, fault: Fault, process: Process) -> None:
@@ -208,6 +227,8 @@ class FaultInjector:
             world.checker.session_ended(session)
         elif fault.kind.startswith("pause"):
             world.network.pause(process, fault.seconds)
+        elif fault.kind.startswith("vanish"):
+            world.vanish(process, fault.seconds)
         else:
             world.network.pause(process, math.inf)
             world.losses += 1  # it is as good as lost before it is killed

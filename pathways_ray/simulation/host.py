@@ -22,9 +22,10 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
+from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, when_all_ready
-from pathways_ray.transport.messages import Done, HostUp, JoinReply, Message, Peer
+from pathways_ray.transport.messages import Done, HostUp, JoinReply, Message, Peer, Put, Stored
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -84,6 +85,9 @@ class SimulatedHost:
 
     def _joined(self, reply: JoinReply) -> None:
         """The resource manager's answer: the island has come together under an epoch."""
+        if not reply.epoch:
+            self.world.kill(self.process, "its island did not come together")
+            return
         self.epoch = reply.epoch
         self.scheduler = reply.scheduler_address
         if len(self.members) == 1:
@@ -187,6 +191,9 @@ class SimulatedHost:
         when_all_ready(values, lambda: self.process.run(self._arrived, sequence, barrier, values))
         return None
 
+    def abandon(self, sequence: int) -> None:
+        """Nothing to do: values that still arrive find no launch that waits."""
+
     def _arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
         event = InputsArrived(sequence, barrier, _failure_of(values))
         self.world.network.after(self.process, PASS_S, self._happened, event)
@@ -223,11 +230,14 @@ class SimulatedHost:
 
     # --- clients' arrays ----------------------------------------------------------------------------------------------
 
-    def put(self, session: int, buffer: int, value: int, placed: PlacedSlice, answer: Callable[[], None]) -> None:
-        """A client brings an array."""
+    def put(self, session: int, message: Put, value: int, placed: PlacedSlice, answer: Callable[[], None]) -> None:
+        """A client brings an array; one of another type than programs of the simulator take fits none of them."""
         shards = {device.index: value for device in placed.devices if device.host == self.host}
-        self.store.put(session, buffer, Future.of(shards))
-        answer()
+        array = Future.of(shards)
+        array.misfit = message.type != ARRAY
+        if self.store.add(session, message.buffer, array):
+            self.send(Stored(self.host, session, message.buffer, message.slice, message.type, message.spec))
+            answer()
 
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
         """A client asks for the shards of a buffer; it is answered once they are there."""

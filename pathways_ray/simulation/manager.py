@@ -20,17 +20,23 @@ class ManagerEnvironment(Environment, Protocol):
     def kill_number(self, number: int, why: str) -> None:
         """Ends the process of this number, if it is alive."""
 
+    def kill_host(self, host: int, why: str) -> None:
+        """Ends the process of a host, whichever it is."""
+
 
 class SimulatedManager:
-    """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`.
+    """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`."""
 
-    It is not killed here: without it nothing starts, and nothing else depends on it.
-    """
-
-    def __init__(self, world: ManagerEnvironment, last_epoch: int = 0) -> None:
+    def __init__(self, world: ManagerEnvironment, last_epoch: int = 0, controller: str = "") -> None:
         self.world = world
         self.process = world.network.process("manager", "manager")
-        self.core = ManagerCore(world.settings.islands, last_epoch=last_epoch)
+        settings = world.settings
+        self.core = ManagerCore(
+            settings.islands,
+            last_epoch=last_epoch,
+            lost_after_s=settings.lost_after_s,
+            controller=controller,
+        )
         self.tokens = itertools.count()
         self.calls: dict[int, tuple[Process, Callable[[Any], None]]] = {}
         self._tick()
@@ -54,6 +60,9 @@ class SimulatedManager:
         """Answers once all hosts of the island have come."""
         info = HostInfo(host, island, "cpu", self.world.settings.devices, "node", caller.number, "")
         self._post(caller, events.JoinRequested(self._token(caller, answer), info))
+
+    def serves(self, caller: Process, host: int) -> None:
+        self._post(caller, events.HostServes(host), twice=True)
 
     def leave(self, caller: Process, host: int, epoch: int) -> None:
         self._post(caller, events.HostLeft(host, epoch), twice=True)
@@ -98,7 +107,9 @@ class SimulatedManager:
                 case events.Answer(token, value):
                     caller, answer = self.calls.pop(token)
                     self.world.network.post(self.process, caller, answer, value)
-                case events.KillProcess(_, pid, reason):
+                case events.KillProcess(pid=pid, reason=reason):
                     self.world.kill_number(pid, reason)
+                case events.KillHost(host, reason):
+                    self.world.kill_host(host, reason)
                 case events.KillController(actor, reason):
                     self.world.kill_number(int(actor), reason)

@@ -3,7 +3,8 @@
 A *stream* keeps its order whatever happens to packets: a lost or late one holds up those behind it (retransmission,
 reassembly), a doubled one is thrown away. A partition holds everything up; one that lasts longer than gRPC's pings
 allow breaks the streams across it, and each end learns of it. When a process dies, what it had sent last may be lost,
-and then its peers learn of the end. *Posts* are single messages without order between them: Ray's calls, pulls.
+and then its peers learn of the end. Of a machine that vanishes they learn nothing but its silence. *Posts* are single
+messages without order between them: Ray's calls, pulls.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Process:
         self.name, self.node, self.number = name, node, number
         self.alive = True
         self.paused = False
+        self.vanished = False
         self.missed: deque[tuple[Act, tuple[Any, ...]]] = deque()
         self.ends: list[End] = []
 
@@ -188,6 +190,15 @@ class Network:
         del self.alive[process.number]
         for end in process.ends:
             end.die()
+
+    def vanish(self, process: Process) -> None:
+        """Its machine loses its power: nothing of it runs, and no reset leaves it. Peers miss its pings in the end."""
+        process.alive, process.vanished = False, True
+        process.missed.clear()
+        del self.alive[process.number]
+        for end in process.ends:
+            end.open = False
+            self.clock.after(PING_LIMIT_S, end.peer.finish)
 
     def pause(self, process: Process, seconds: float) -> None:
         """SIGSTOP for a while. Pings are not answered meanwhile."""

@@ -135,6 +135,8 @@ class SimulatedParts:
                     raise TypeError(f"no array: {value}")
                 if value.deleted:
                     raise RuntimeError("Array has been deleted")
+                if value.misfit:
+                    raise TypeError("the computation was compiled for another type")
             for k in donated:
                 inputs[k].deleted = True
             made = [Future() for _ in range(outputs)]
@@ -186,6 +188,8 @@ class SimulatedOutgoing:
         if not isinstance(value, Failure) and value.deleted:
             raise RuntimeError("Array has been deleted")
         for receiver, parcels in self.lists.items():
+            if receiver != self.host and not transfer.reaches(receiver, launch):
+                continue
             if isinstance(value, Failure):
                 if receiver != self.host:
                     transfer.serve(transfer_id(launch, self.number, receiver), value)
@@ -197,6 +201,11 @@ class SimulatedOutgoing:
                 continue
             transfer.serve(transfer_id(launch, self.number, receiver), list(pieces))
         return value if isinstance(value, Failure) else local
+
+    def take_back(self, launch: int, failure: Failure, transfer: Transfer) -> None:
+        for receiver in self.lists:
+            if receiver != self.host:
+                transfer.serve(transfer_id(launch, self.number, receiver), failure)
 
 
 class SimulatedIncoming:

@@ -11,7 +11,7 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
-from pathways_ray.transport.messages import HostUp
+from pathways_ray.transport.messages import HostDown, HostUp
 
 
 class SchedulerEnvironment(Environment, Protocol):
@@ -37,11 +37,12 @@ class SimulatedScheduler:
             settings.window,
             POLICIES[settings.policy],
             settings.launch_limit_s if settings.flaws else math.inf,  # without flaws nothing may stand still
-            settings.compile_limit_s,
+            settings.compile_limit_s if settings.flaws else math.inf,
         )
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}
+        self.links: dict[tuple[int, int], End] = {}
         self.controller: End | None = None
         world.manager.lookup(self.process, "controller", self._found_controller)
 
@@ -97,6 +98,8 @@ class SimulatedScheduler:
         if commands and isinstance(event, events.HostMessage):
             self.world.checker.heard_from(self.core, event.host, event.epoch)
         for command in commands:
+            if isinstance(command, events.ToController) and isinstance(command.message, HostDown):
+                self.world.checker.island_restarts(self.island, command.message)
             match command:
                 case events.ToHosts(message):
                     for outbox in self.hosts.values():
@@ -107,7 +110,8 @@ class SimulatedScheduler:
                 case events.Accept(host, epoch):
                     assert end is not None
                     self.world.checker.host_accepted(self.island, host, epoch, self.accepted.get(host, 0))
-                    self.hosts[host], self.accepted[host] = end, epoch
+                    self.hosts[host] = self.links[host, epoch] = end
+                    self.accepted[host] = epoch
                 case events.Refuse():
                     assert end is not None
                     end.close()
@@ -115,6 +119,8 @@ class SimulatedScheduler:
                     self.hosts.clear()
                 case events.Kill(host, epoch):
                     self.world.manager.kill_host(self.process, host, epoch)
+                    if (host, epoch) in self.links:
+                        self.links.pop((host, epoch)).close()
                 case events.Publish(name, address):
                     self.world.manager.publish(self.process, name, address)
                 case events.Withdraw(name, address):

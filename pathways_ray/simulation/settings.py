@@ -35,6 +35,7 @@ class Settings:
     impatient: float
     faults: int
     apart: float = 0.0
+    lost_after_s: float = 40.0
     flaws: float = 0.0
     launch_limit_s: float = 10.0
     compile_limit_s: float = 8.0

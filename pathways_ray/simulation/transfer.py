@@ -1,7 +1,8 @@
-"""Values from host to host: pulls that wait until the peer serves, and fail when the peer dies.
+"""Values from host to host: pulls that wait until the peer serves, and fail when the connection to it is reset.
 
 The request, and the answer, are single messages. A name is served once. Reading takes a while: memory that is
-overwritten meanwhile goes out as garbage.
+overwritten meanwhile goes out as garbage. As the real transfer server does, it tries for ever to reach an address where
+nobody listens, waits for ever for a peer that says nothing, and keeps for ever what is offered and not pulled.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Pull:
 
     answer: Callable[[list[int] | Failure], None]
     asker: Process
+    transfer: Transfer
 
 
 @dataclass(eq=False)
@@ -54,6 +56,7 @@ class Transfer:
     served: dict[int, Served] = field(default_factory=dict)
     asked: dict[int, Pull] = field(default_factory=dict)
     pulls: dict[int, tuple[Process, list[Future]]] = field(default_factory=dict)
+    connected: set[int] = field(default_factory=set)
     names: int = 0
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
@@ -65,6 +68,10 @@ class Transfer:
 
     def copy(self, array: Future) -> Future:
         return array.copied()
+
+    def reaches(self, receiver: int, launch: int) -> bool:
+        peer = self.peers.get(receiver)
+        return peer is not None and peer.since < launch
 
     def is_consumed(self, array: object) -> bool:
         return isinstance(array, Future) and array.deleted
@@ -86,18 +93,18 @@ class Transfer:
         futures = [Future() for _ in range(count)]
         found = self.at(peer.transfer_address)
         if found is None:
-            self._fail_later(sender, futures)
-            return futures
+            return futures  # refused, again and again
         process, server = found
         self.names += 1
         number = self.names
         self.pulls[number] = (process, futures)
-        pull = Pull(lambda result: self._answered(process, number, result), self.process)
+        pull = Pull(lambda result: self._answered(process, number, result), self.process, self)
         self.network.post(self.process, process, server.ask, name, pull)
         return futures
 
     def ask(self, name: int, pull: Pull) -> None:
         """A peer asks for a name."""
+        pull.transfer.connected.add(self.process.number)
         pieces = self.served.pop(name, None)
         if pieces is None:
             self.asked[name] = pull
@@ -130,7 +137,10 @@ class Transfer:
                 future.settle({0: result[k]})
 
     def peer_died(self, process: Process) -> None:
-        """Connections to a process that is gone break; what was pulled from it fails."""
+        """Connections to a process that is gone break; what was pulled from it fails. Where none was made yet,
+        the address refuses from now on."""
+        if process.number not in self.connected:
+            return
         for number, (sender, futures) in list(self.pulls.items()):
             if sender is process:
                 del self.pulls[number]

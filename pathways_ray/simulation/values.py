@@ -116,7 +116,7 @@ class Future:
     `remote` when it is put together from what peers send before all of that is there.
     """
 
-    __slots__ = ("deleted", "error", "lent", "overwritten", "ready", "remote", "shards", "waiting")
+    __slots__ = ("deleted", "error", "lent", "misfit", "overwritten", "ready", "remote", "shards", "waiting")
 
     def __init__(self) -> None:
         self.ready = False
@@ -127,6 +127,7 @@ class Future:
         self.overwritten = False
         self.lent = False
         self.remote = False
+        self.misfit = False
 
     @classmethod
     def of(cls, shards: dict[int, int]) -> Future:

@@ -6,6 +6,7 @@ The processes of this folder talk as the real ones do; all decisions are those o
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from random import Random
@@ -59,7 +60,10 @@ class World:
         self.sessions = 0
         self.losses = 0
         self.disturbed_until = self.quiet_since = 0.0
-        self._start_manager()
+        self.kills_lost_until = 0.0
+        self.touched: set[str] = set()
+        self.manager = SimulatedManager(self)
+        self.restarts[self.manager.process.number] = self._start_manager
         self._start_controller()
         for island in settings.islands:
             self._start_scheduler(island)
@@ -103,8 +107,9 @@ class World:
         if self.clock.now < self.disturbed_until or not self.is_whole():
             self.quiet_since = self.clock.now
         self.checker.check_freed()
+        self.checker.check_over()
         everybody = all(client.over or not client.process.alive for client in self.clients)
-        if everybody and self.checker.gone.keys() <= self.checker.freed:
+        if everybody and self.checker.gone.keys() <= self.checker.freed and not self.checker.has_doubts:
             self._at_rest = True
         if not everybody and self.clock.now - self.quiet_since > 60.0:
             self._at_rest = True  # a client that waits now waits for ever
@@ -114,20 +119,31 @@ class World:
         """Whether all processes serve and know each other."""
         if not self.controller.process.alive or self.controller.process.paused:
             return False
-        launches = self.controller.launches
-        if launches.away or launches.hosts.keys() != self.hosts.keys():
+        known, gone = self.controller.launches.hosts, self.gone()
+        if any(n in known and known[n].down_since is None for n in gone):
             return False
         return all(
-            h.process.alive and not h.process.paused and h.under_epoch and launches.hosts[n].epoch == h.epoch
+            h.process.alive
+            and not h.process.paused
+            and h.under_epoch
+            and n in known
+            and known[n].down_since is None
+            and known[n].epoch == h.epoch
             for n, h in self.hosts.items()
+            if n not in gone
         )
+
+    def gone(self) -> set[int]:
+        """The hosts of islands of which a machine has vanished, and is not back."""
+        islands = {h.island for h in self.hosts.values() if h.process.vanished}
+        return {host for island in islands for host in self.settings.islands[island]}
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start_manager(self) -> None:
-        """Starts the resource manager with epochs above all earlier ones. Processes that waited for an answer of its
-        predecessor end: Ray tells them that it died."""
-        self.manager = SimulatedManager(self, last_epoch=round(1000 * self.clock.now))
+        """Starts the resource manager again, with epochs above all earlier ones. Processes that waited for an answer of
+        its predecessor end: Ray tells them that it died."""
+        self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
             s.process for s in self.schedulers.values() if s.controller is None
@@ -178,6 +194,21 @@ class World:
                 if client.process.alive:
                     self.network.post(process, client.process, self._link_broke, client, process)
 
+    def vanish(self, process: Process, seconds: float) -> None:
+        """A machine loses its power; after `seconds` a successor of the process starts."""
+        self.network.vanish(process)
+        self.losses += 1
+        restart = self.restarts.pop(process.number)
+        if seconds < math.inf:
+            self.clock.after(seconds, restart)
+            self.clock.after(seconds, self._boot)
+
+    def _boot(self) -> None:
+        self.disturbed_until = max(self.disturbed_until, self.clock.now)
+
+    def lose_kills(self, until: float) -> None:
+        self.kills_lost_until = until
+
     def _link_broke(self, client: SimulatedClient, process: Process) -> None:
         host = int(process.name[4:])
         if self.hosts[host].process is process:
@@ -185,8 +216,11 @@ class World:
 
     def kill_number(self, number: int, why: str) -> None:
         process = self.network.alive.get(number)
-        if process is not None:
+        if process is not None and self.clock.now >= self.kills_lost_until:
             self.kill(process, why)
+
+    def kill_host(self, host: int, why: str) -> None:
+        self.kill_number(self.hosts[host].process.number, why)
 
     def watcher(self, process: Process) -> Process | None:
         return self.controller.process if self.controller.watches(process) else None

@@ -269,8 +269,16 @@ class CancelLaunch(Message, tag=93):
     failure: Failure
 
 
-ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch
+class Abort(Message, tag=60):
+    """Launches that have ended in `failure` elsewhere, each with its program: nothing that they wait for will come, and
+    nobody takes what they offer."""
+
+    launches: tuple[tuple[int, int], ...]
+    failure: Failure
+
+
+ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
 
 
 # --- hosts → scheduler → controller ----------------------------------------------------------------------------------
@@ -422,8 +430,21 @@ class Begun(Message, tag=94):
     sequence: int
 
 
-FromHost = HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun
+class Stored(Message, tag=61):
+    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec."""
+
+    host: int
+    session: int
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+FromHost = (
+    HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling | Stored
+)
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored
 
 
 # --- client ↔ host, data stream --------------------------------------------------------------------------------------
@@ -604,7 +625,8 @@ class HostInfo(Message):
     """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
 
     `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
-    the island whose devices it shares.
+    the island whose devices it shares. `started` is when its process began, as the kernel counts: no other process of
+    its machine has the same pid and that.
     """
 
     host: int
@@ -617,15 +639,20 @@ class HostInfo(Message):
     members: tuple[int, ...] = ()
     tenant: str = ""
     base: int = -1
+    started: int = 0
 
 
 class JoinReply(Message):
-    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host."""
+    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host.
+
+    The epoch is 0 when the island did not come together; then `absent` has the hosts that it waited for.
+    """
 
     epoch: int
     scheduler_address: str
     data_secret: str
     coordinator: str
+    absent: tuple[int, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

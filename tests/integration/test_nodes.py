@@ -242,3 +242,44 @@ def machine_of(node: str, python, machines: Machines, environment: dict[str, str
     out = python.finish(python.start("nodes_addresses", head, prefix=machines.inside(0), **environment))
     address = json.loads(out.splitlines()[-1])[node]
     return next(number for number in range(SIZE) if machines.address(number) == address)
+
+
+@pytest.mark.long
+def test_a_machine_that_is_gone_for_good(python, machines, environment, nodes, runtime) -> None:
+    """
+    1. Islands 0 and 1 are on two machines; one program runs on island 0, another one on both.
+    2. The machine of island 1 vanishes: no reset leaves it. Launches that need it end in a typed error within 10 s.
+    3. Island 0 goes on. Half a minute later nothing of those launches is left there; status says which island is away.
+    """
+    islands = json.loads(python.finish(pathways(python, machines, environment, "status", "--json")))["islands"]
+    assert [island["state"] for island in islands] == ["up"] * 3
+    victim = machine_of(islands[1]["hosts"][0]["node"], python, machines, environment, nodes)
+    access = (runtime["url"], TOKEN, runtime["ca"])
+    clients = {
+        name: Client(python.start("nodes_client", *access, *used, prefix=machines.inside(0), **environment))
+        for name, used in {"near": "0", "both": "01"}.items()
+    }
+    for client in clients.values():
+        assert client.hear() == {"ready": True}
+    machines.link(victim, "down")
+    gone = time.time()
+    try:
+        for client in clients.values():
+            client.tell(gone)
+        found = {name: client.hear() for name, client in clients.items()}
+        time.sleep(max(0.0, gone + 30.0 - time.time()))
+        left = json.loads(python.finish(python.start("nodes_left", nodes, prefix=machines.inside(0), **environment)))
+        states = json.loads(python.finish(pathways(python, machines, environment, "status", "--json")))["islands"]
+        clients["near"].tell(time.time())
+        near = clients["near"].hear()
+    finally:
+        machines.link(victim, "up")
+        clients["both"].process.kill()
+    python.finish(clients["near"].process)
+    print(found, left, near)
+    assert found["near"]["outcomes"] == ["right"] * 5
+    assert set(found["both"]["outcomes"]) <= {"HostLost", "BufferLost"}
+    assert found["both"]["known"] < 10.0
+    assert left["active"] == 0
+    assert [island["state"] for island in states] == ["up", "away", "away"]
+    assert near["serving"] < 5.0

@@ -48,7 +48,7 @@ from pathways_ray.ir.passes import plan_islands
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.core import ManagerCore
-from pathways_ray.scheduler import order
+from pathways_ray.scheduler import core, order
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
@@ -345,10 +345,12 @@ def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     wrapped(patch, order, "reach_barrier", reach_barrier)
 
 
-@bug(seeds=150, shown=6)
+@bug(seeds=150, shown=6, lost_after_s=math.inf)
 def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
     def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
-        return [c for c in original(self, *arguments, **options) if not isinstance(c, Kill)]
+        commands = original(self, *arguments, **options)
+        self.condemned.clear()
+        return [c for c in commands if not isinstance(c, Kill)]
 
     original = SchedulerCore.lose_host
     patch.setattr(SchedulerCore, "lose_host", lose_host)
@@ -362,7 +364,7 @@ def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) ->
     patch.setattr(ManagerCore, "_silent_controller", lambda self, now, slowness: [])
 
 
-@bug(faults=12, seeds=150, shown=15, **SINGLES)
+@bug(faults=12, seeds=150, shown=1, lost_after_s=math.inf, **SINGLES)
 def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     """When the links of such a host break, it is taken for one that has ended."""
 
@@ -373,7 +375,7 @@ def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     wrapped(patch, SchedulerCore, "__init__", init)
 
 
-@bug(faults=20, seeds=150, shown=102, **SINGLES)
+@bug(faults=20, seeds=150, shown=97, lost_after_s=math.inf, **SINGLES)
 def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     patch.setattr(ManagerCore, "_expect_hosts", lambda self, name, address, now: None)
 
@@ -386,7 +388,7 @@ def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
     patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
 
 
-@bug(faults=0, seeds=150, shown=71)
+@bug(faults=0, seeds=400, shown=163)
 def what_peers_still_read_is_overwritten(patch: Patch) -> None:
     patch.setattr(Transfer, "own", lambda self, array: array)
 
@@ -667,6 +669,42 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
         return [] if self.limit_s == SCHEDULER_ABSENCE_LIMIT_S else original(self, now, slowness)
 
     wrapped(patch, Liveness, "silent", silent)
+
+
+# --- nothing is for ever ----------------------------------------------------------------------------------------------
+
+
+@bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)
+def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
+    patch.setattr(Outcomes, "_abort", lambda self, record, failure: [])
+    patch.setattr(HostCore, "_lost_sender", lambda self, active: None)
+
+
+@bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)
+def what_nobody_pulls_stays_offered(patch: Patch) -> None:
+    patch.setattr(PreparedProgram, "take_back", lambda self, launch, failure: None)
+
+
+@bug(faults=0, seeds=60, shown=1, **PAIRS)
+def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
+    def put(original: Original, tables: Any, session: Any, message: Any) -> Any:
+        commands = original(tables, session, message)
+        session.arriving.pop(message.buffer, None)
+        return commands
+
+    wrapped(patch, buffers, "put", put)
+
+
+@bug(faults=20, seeds=300, lost_after_s=math.inf, **SINGLES)
+def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
+    """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
+    patch.setattr(core, "KILL_PERIOD_S", math.inf)
+
+
+@bug(faults=20, seeds=300, **SINGLES)
+def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
+    """The controller's predecessor knew a host whose machine has vanished since."""
+    patch.setattr(Hosts, "expect", lambda self, islands: None)
 
 
 # --- blame ------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ SHELLS = {
     "pathways_ray/controller/metrics_server.py",
     "pathways_ray/controller/planner.py",
     "pathways_ray/controller/tenants_file.py",
+    "pathways_ray/executor/run/arrivals.py",
     "pathways_ray/executor/run/dispatcher.py",
     "pathways_ray/executor/run/reports.py",
     "pathways_ray/scheduler/plugins.py",
@@ -76,7 +77,7 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "machine_load", "story"},
-        {"ir", "names", "process_log", "worker"},
+        {"ir", "names", "os_process", "process_log", "worker"},
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},

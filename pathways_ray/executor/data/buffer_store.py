@@ -46,6 +46,17 @@ class BufferStore:
         elif self._waiters:
             self._wake(session, buffer)
 
+    def add(self, session: int, buffer: int, value: Value) -> bool:
+        """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
+        found = self.sessions.setdefault(session, {})
+        if found.setdefault(buffer, value) is not value:
+            return False
+        if session in self._ended:
+            self.sessions.pop(session, None)
+        elif self._waiters:
+            self._wake(session, buffer)
+        return True
+
     def _wake(self, session: int, buffer: int) -> None:
         with self._lock:
             callbacks = self._waiters.pop((session, buffer), [])

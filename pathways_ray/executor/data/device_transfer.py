@@ -2,15 +2,19 @@
 
 Both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
 computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
-library shape this file: an array without elements never arrives (so none is sent), and a name must not be used twice
-(so names come from the launch sequence, which only counts up). A third one: the library asks nobody who pulls for a
-token. So the names that it hears are a keyed hash of ours, which only the hosts of this runtime can make.
+library shape this file: an array without elements never arrives (so none is sent), and of two offers under one name
+the later one replaces the other (so names come from the launch sequence, which only counts up). A third one: the
+library asks nobody who pulls for a token. So the names that it hears are a keyed hash of ours, which only the hosts of
+this runtime can make.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import socket
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -56,10 +60,17 @@ class DeviceTransfer:
         self._lent: dict[int, weakref.ref[Any]] = {}
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Learns who is up, under which epoch, at which address."""
-        self._peers = {peer.host: peer for peer in peers}
+        """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset."""
+        left, self._peers = self._peers, {peer.host: peer for peer in peers}
         current = {(peer.host, peer.epoch) for peer in peers}
-        self._connections = {key: c for key, c in self._connections.items() if key in current}
+        for key in self._connections.keys() - current:
+            del self._connections[key]
+            hang_up(left[key[0]].transfer_address)
+
+    def reaches(self, receiver: int, launch: int) -> bool:
+        """Whether a host is up that may pull what a launch offers: the process that the launch was sent to."""
+        peer = self._peers.get(receiver)
+        return peer is not None and peer.since < launch
 
     def serve(self, name: int, arrays: list[jax.Array]) -> None:
         self._server.await_pull(self._secret_name(name), arrays)
@@ -106,6 +117,19 @@ class DeviceTransfer:
         except jax.errors.JaxRuntimeError as error:
             self._connections.pop(key, None)
             return Failure("HostLost", f"host {sender} could not be reached: {error}", host=sender)
+
+
+def hang_up(address: str) -> None:
+    """Resets the connections of this process to an address: what is pulled over them fails, and its memory is free.
+
+    A machine that has vanished resets nothing, and the transfer library would wait for it for ever.
+    """
+    host, _, port = address.rpartition(":")
+    wanted = (host.strip("[]"), int(port))
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[:2] == wanted:
+                found.shutdown(socket.SHUT_RDWR)
 
 
 def error_text(failure: Failure) -> str:

@@ -104,6 +104,8 @@ class Outgoing:
         for receiver, parcels in self.lists.items():
             pieces = [cut[p.source][self.cuts[p.source][1][p.box]] for p in parcels]
             if receiver != self.host:
+                if not transfer.reaches(receiver, launch):
+                    continue  # what nobody pulls would stay in memory
                 if self.lends:
                     transfer.lend(value)
                 transfer.serve(transfer_id(launch, self.number, receiver), pieces)
@@ -117,10 +119,18 @@ class Outgoing:
 
     def _send_failure(self, failure: Failure, launch: int, transfer: DeviceTransfer) -> None:
         for receiver, parcels in self.lists.items():
-            if receiver != self.host:
+            if receiver != self.host and transfer.reaches(receiver, launch):
                 sharding = SingleDeviceSharding(self.devices[0])
                 types = [jax.ShapeDtypeStruct(p.shape, dtype_of(self.dtype), sharding=sharding) for p in parcels]
                 transfer.serve_failure(transfer_id(launch, self.number, receiver), types, failure)
+
+    def take_back(self, launch: int, failure: Failure, transfer: DeviceTransfer) -> None:
+        """Offers `failure` in place of the pieces of a launch. The transfer library then lets go of those: of two
+        offers under one name it keeps the later one."""
+        for receiver, parcels in self.lists.items():
+            if receiver != self.host:
+                tiny = jax.ShapeDtypeStruct((1,), np.uint8, sharding=SingleDeviceSharding(self.devices[0]))
+                transfer.serve_failure(transfer_id(launch, self.number, receiver), [tiny] * len(parcels), failure)
 
 
 class Incoming:

@@ -100,15 +100,22 @@ class _Fetch:
 
 
 class DataServer:
-    """Serves clients on an event loop in a thread of its own."""
+    """Serves clients on an event loop in a thread of its own; `report` sends to the scheduler, from any thread."""
 
     def __init__(
-        self, host: int, compiler: Compiler, store: BufferStore, data_secret: str, listen: ListenConfig
+        self,
+        host: int,
+        compiler: Compiler,
+        store: BufferStore,
+        data_secret: str,
+        listen: ListenConfig,
+        report: Callable[[wire.Message], None],
     ) -> None:
         self.host = host
         self.compiler = compiler
         self.store = store
         self.data_secret = data_secret
+        self.report = report
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[_Stream] = set()
         self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
@@ -219,8 +226,14 @@ class DataServer:
             self._stored(stream, upload, array)
 
     def _stored(self, stream: _Stream, upload: Upload, array: jax.Array) -> None:
-        self.store.put(stream.session, upload.message.buffer, array)
-        name = stream.name_of(upload.message)
+        """Keeps an array, and reports it to the controller before its client can launch with it."""
+        message, name = upload.message, stream.name_of(upload.message)
+        if not self.store.add(stream.session, message.buffer, array):
+            taken = WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
+            self._put_failed(stream, message.request, upload, taken)
+            return
+        slice_id = message.placed.mesh.id
+        self.report(wire.Stored(self.host, stream.session, message.buffer, slice_id, message.type, message.spec))
         stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
         stream.outbox.send(wire.PutDone(upload.message.request))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import NO_LIMIT, HostPlan
 from pathways_ray.transport.messages import IslandLaunch
 
@@ -57,10 +58,24 @@ class ActiveLaunch:
     `position` is the step at which it goes on, and `limit` the gang that it may not reach yet (dispatch of one gang
     at a time raises it). `reported` is the last gang that the scheduler knows to be enqueued. `unresolved` are the
     inputs that earlier launches have yet to store, each with the slots that take it; the last one is resolved when the
-    launch leaves WAITING_FOR_INPUTS. `pending` is set while others can name its results.
+    launch leaves WAITING_FOR_INPUTS. `pending` is set while others can name its results. `arrived` is the last barrier
+    whose inputs are here or failed; `failure` is set once the launch has ended elsewhere, and comes in place of all
+    inputs from then on.
     """
 
-    __slots__ = ("launch", "limit", "pending", "phase", "plan", "position", "reported", "route", "unresolved")
+    __slots__ = (
+        "arrived",
+        "failure",
+        "launch",
+        "limit",
+        "pending",
+        "phase",
+        "plan",
+        "position",
+        "reported",
+        "route",
+        "unresolved",
+    )
 
     def __init__(self, launch: IslandLaunch, plan: HostPlan) -> None:
         self.launch = launch
@@ -72,6 +87,8 @@ class ActiveLaunch:
         self.reported = -1
         self.unresolved: dict[int, list[int]] = {}
         self.pending: PendingResults | None = None
+        self.arrived = -1
+        self.failure: Failure | None = None
 
     def enter(self, phase: Phase) -> None:
         """Goes to another phase. Raises `AssertionError` for one that `TRANSITIONS` does not allow."""

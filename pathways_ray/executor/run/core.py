@@ -55,6 +55,7 @@ class HostCore:
         self.wanted: set[int] = set()
         self.programs: dict[int, do.Prepared] = {}
         self.active: dict[int, ActiveLaunch] = {}
+        self.peers: dict[int, wire.Peer] = {}
         self.producers: dict[int, dict[int, ActiveLaunch]] = {}
         """Active launches by the session and the buffer that they will store."""
         self._now = 0.0
@@ -62,6 +63,7 @@ class HostCore:
             wire.IslandLaunch: self._launch,
             wire.Drop: self._free,
             wire.BarrierReleased: self._released,
+            wire.Abort: self._abort,
             wire.Program: self._program,
             wire.Peers: self._peers,
             wire.DropSession: self._session_ended,
@@ -86,7 +88,24 @@ class HostCore:
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
         self.story.note(Entry(self._now, "peers changed", present, host=self.host))
-        return [do.SetPeers(message.peers)]
+        self.peers = {peer.host: peer for peer in message.peers}
+        made: list[do.Instruction] = [do.SetPeers(message.peers)]
+        for active in list(self.active.values()):
+            if (lost := self._lost_sender(active)) is not None:
+                text = f"host {lost}, which holds the data, was lost"
+                made += self._give_up(active, Failure("HostLost", text, host=lost))
+        return made
+
+    def _lost_sender(self, active: ActiveLaunch) -> int | None:
+        """A host from which a launch waits for data, and which has none of it any more."""
+        barrier = _barrier_of(active)
+        if barrier is None or not barrier.edges or barrier.number == active.arrived:
+            return None
+        plan, sequence = active.plan.plan, active.launch.sequence
+        senders = {host for edge in barrier.edges for host in plan.placed(plan.edges[edge].source.slice).hosts}
+        senders.discard(self.host)
+        there = {host for host in senders if host in self.peers and self.peers[host].since < sequence}
+        return min(senders - there, default=None)
 
     def _program(self, message: wire.Program) -> list[do.Instruction]:
         prepared = self.programs.get(message.program)
@@ -234,7 +253,7 @@ class HostCore:
         made: list[do.Instruction] = []
         if position > first:
             made.append(do.Measure(sequence, first, position))
-        made.append(do.AwaitInputs(sequence, position, barrier.number))
+        made.append(do.AwaitInputs(sequence, position, barrier.number, active.failure))
         self._announce(active)
         if position < len(active.route.steps) - 1:
             self._note(active, "waits at barrier", str(barrier.number))
@@ -249,11 +268,31 @@ class HostCore:
         """The inputs of a launch at a barrier are here, or failed."""
         active = self.active.get(event.sequence)
         barrier = _barrier_of(active)
-        if active is None or barrier is None or barrier.number != event.barrier:
+        if active is None or barrier is None or event.barrier != barrier.number or barrier.number == active.arrived:
             return []
+        active.arrived = barrier.number
+        failure = event.failure or active.failure
         if barrier.rendezvous:
-            return [do.Send(wire.BarrierReached(self.host, event.sequence, event.barrier, event.failure))]
-        return self._pass(active, event.failure)
+            return [do.Send(wire.BarrierReached(self.host, event.sequence, event.barrier, failure))]
+        return self._pass(active, failure)
+
+    def _abort(self, message: wire.Abort) -> list[do.Instruction]:
+        """Launches have ended elsewhere. Those that are active here run to their end on the failure, so that all hosts
+        of the island still agree on what they enqueue."""
+        made: list[do.Instruction] = []
+        for sequence, program in message.launches:
+            made.append(do.Abandon(sequence, program, message.failure))
+            active = self.active.get(sequence)
+            if active is not None:
+                active.failure = message.failure
+                self._note(active, "aborted", cause=message.failure.message)
+                made += self._give_up(active, message.failure)
+        return made
+
+    def _give_up(self, active: ActiveLaunch, failure: Failure) -> list[do.Instruction]:
+        """Has the inputs for which a launch waits at a barrier fail."""
+        barrier = _barrier_of(active)
+        return self._arrived(do.InputsArrived(active.launch.sequence, barrier.number, failure)) if barrier else []
 
     def _released(self, message: wire.BarrierReleased) -> list[do.Instruction]:
         """All hosts of the island have reached a rendezvous, with their inputs or a failure."""

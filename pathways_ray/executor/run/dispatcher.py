@@ -1,8 +1,8 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
 The *dispatcher* thread carries out the instructions of `HostCore`. It alone enqueues computations, so the device queues
-see gangs in the scheduler's order. Two *compilers* prepare programs in the background. *Arrival* threads
-wait for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
+see gangs in the scheduler's order. Two *compilers* prepare programs in the background. *Arrivals*
+looks for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
+from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
 from pathways_ray.executor.run.host_plan import HostPlan
@@ -129,7 +130,7 @@ class Dispatcher:
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
-        self._arrivals = ThreadPoolExecutor(limits.ISLAND_WINDOW, "arrival")
+        self._arrivals = Arrivals(self._inputs_arrived)
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, _Watcher] = {}
@@ -158,6 +159,7 @@ class Dispatcher:
         """Starts the dispatcher thread, which takes what the scheduler and the other threads put into the inbox."""
         threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
         threading.Thread(target=_ending_with_process(self.reports.run), name="reports", daemon=True).start()
+        threading.Thread(target=_ending_with_process(self._arrivals.run), name="arrivals", daemon=True).start()
 
     def _dispatch(self) -> None:
         while True:
@@ -190,12 +192,16 @@ class Dispatcher:
     # --- inputs from other hosts --------------------------------------------------------------------------------------
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
-        if all(isinstance(value, Failure) or value.is_ready() for value in values):
+        if all(map(is_there, values)):
             return InputsArrived(sequence, barrier, self._failure_of(values))
-        self._arrivals.submit(
-            lambda: self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))]),
-        )
+        self._arrivals.add(sequence, barrier, values)
         return None
+
+    def abandon(self, sequence: int) -> None:
+        self._arrivals.drop(sequence)
+
+    def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
+        self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))])
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 

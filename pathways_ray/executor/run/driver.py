@@ -46,6 +46,9 @@ class HostIO(Protocol):
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> do.InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
 
+    def abandon(self, sequence: int) -> None:
+        """Waits no longer for the values of `await_inputs`, if it still does."""
+
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Counts the time until values are ready to that of their launch."""
 
@@ -102,6 +105,7 @@ class HostDriver:
             do.Enqueue: self._enqueue,
             do.Measure: self._measure,
             do.AwaitInputs: self._await_inputs,
+            do.Abandon: self._abandon,
             do.Forward: self._forward,
             do.Complete: self._complete,
             do.Free: self._free,
@@ -208,8 +212,18 @@ class HostDriver:
             self.io.measure(measure.sequence, values, program)
 
     def _await_inputs(self, wait: do.AwaitInputs) -> do.InputsArrived | None:
+        if wait.failure is not None:
+            return do.InputsArrived(wait.sequence, wait.barrier, wait.failure)
         program, slots = self.running[wait.sequence]
         return self.io.await_inputs(wait.sequence, wait.barrier, program.awaited(slots, wait.position))
+
+    def _abandon(self, abandon: do.Abandon) -> None:
+        self.io.abandon(abandon.sequence)
+        if abandon.sequence in self.running:
+            self.running[abandon.sequence][1].aborted = abandon.failure
+        program = self.programs.get(abandon.program)
+        if program is not None:
+            program.take_back(abandon.sequence, abandon.failure)
 
     def _forward(self, forward: do.Forward) -> None:
         program, slots = self.running[forward.source]

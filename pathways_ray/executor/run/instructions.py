@@ -77,6 +77,15 @@ class Enqueue(msgspec.Struct, frozen=True):
     failure: Failure | None
 
 
+class Abandon(msgspec.Struct, frozen=True):
+    """A launch has ended elsewhere: stop waiting for what it takes from others, offer nothing more of it, and take back
+    what its program offers to others."""
+
+    sequence: int
+    program: int
+    failure: Failure
+
+
 class Measure(msgspec.Struct, frozen=True):
     """Count the time until the steps from `first` up to `last` have run to that of the launch, which stops there."""
 
@@ -86,11 +95,13 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class AwaitInputs(msgspec.Struct, frozen=True):
-    """Report `InputsArrived` once all that the launch waits for at the barrier at `position` has come or failed."""
+    """Report `InputsArrived` once all that the launch waits for at the barrier at `position` has come or failed; with
+    `failure`, which comes in its place, at once."""
 
     sequence: int
     position: int
     barrier: int
+    failure: Failure | None = None
 
 
 class Forward(msgspec.Struct, frozen=True):
@@ -155,6 +166,7 @@ Instruction = (
     | Enqueue
     | Measure
     | AwaitInputs
+    | Abandon
     | Forward
     | Complete
     | Free

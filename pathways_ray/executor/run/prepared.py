@@ -73,6 +73,7 @@ class PreparedProgram:
         self.steps = [None if isinstance(step, InputBarrier) else made[step] for step in plan.whole.steps]
         self.steps_by_gang = [None if isinstance(step, InputBarrier) else made[step] for step in plan.by_gang.steps]
         self.incoming = [step.incoming for step in made.values() if isinstance(step, ReceiveStep)]
+        self.outgoing = [step.outgoing for step in made.values() if isinstance(step, SendStep)]
 
     def _prepare(self, step: Step) -> RunnableStep:
         plan, host, parts = self.plan.plan, self.plan.host, self.parts
@@ -143,6 +144,11 @@ class PreparedProgram:
         barrier = self.plan.barrier_at(slots.launch, position)
         if barrier.number == input_barrier_of(barrier.gang):
             slots.failed_inputs[barrier.gang] = failure
+
+    def take_back(self, launch: int, failure: Failure) -> None:
+        """Offers `failure` in place of all that a launch offers, or would, to other hosts."""
+        for outgoing in self.outgoing:
+            outgoing.take_back(launch, failure, self.transfer)
 
     def result(self, slots: Slots, buffer: int) -> Any:
         """The value of a result buffer of a launch that is all enqueued; None for one on other hosts."""

@@ -45,6 +45,9 @@ class Outgoing(Protocol):
     def send(self, value: Any, launch: int, transfer: Any) -> Pieces | Failure:
         """Serves the pieces that other hosts need; returns those that stay on this host."""
 
+    def take_back(self, launch: int, failure: Failure, transfer: Any) -> None:
+        """Offers `failure` in place of the pieces of a launch, which are not needed any more."""
+
 
 class Incoming(Protocol):
     """The receiving side of an edge on this host."""
@@ -67,10 +70,11 @@ class Slots:
 
     `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
     `failed_inputs`, by gang, the failure that came in place of what it was to receive; `consumed` are the slots whose
-    memory a computation has taken.
+    memory a computation has taken. `aborted` is set once the launch has ended elsewhere: nobody takes what it would
+    send.
     """
 
-    __slots__ = ("consumed", "failed_inputs", "launch", "local", "pulled", "values")
+    __slots__ = ("aborted", "consumed", "failed_inputs", "launch", "local", "pulled", "values")
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
@@ -78,6 +82,7 @@ class Slots:
         self.pulled: dict[int, dict[int, Any]] = {}
         self.local: dict[int, Any] = {}
         self.failed_inputs: dict[int, Failure] = {}
+        self.aborted: Failure | None = None
         self.consumed: tuple[int, ...] = ()
 
 
@@ -151,7 +156,8 @@ class SendStep:
     def run(self, slots: Slots) -> None:
         value = slots.values[self.source]
         try:
-            local = self.outgoing.send(value, slots.launch.sequence, self.transfer)
+            aborted = slots.aborted
+            local = aborted or self.outgoing.send(value, slots.launch.sequence, self.transfer)
         except Exception as error:
             failure = Failure("ExecutionError", f"{type(error).__name__}: {error}", "transfer", "", self.outgoing.host)
             local = self.outgoing.send(failure, slots.launch.sequence, self.transfer)

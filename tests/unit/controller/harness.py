@@ -14,6 +14,7 @@ from pathways_ray.controller.status import Report
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Ref
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.messages import (
     Completed,
     Done,
@@ -26,14 +27,21 @@ from pathways_ray.transport.messages import (
     Message,
     Put,
     Ready,
+    Stored,
 )
 from tests.unit.helpers import VECTOR, Sketch, placed
 
 BOOM = Failure("ExecutionError", "boom", "f", "user.py:1", 0)
 
-# Island 0 has hosts 0 and 1, island 1 has host 2, island 2 host 3. Slice 1, 2, 3 lie on islands 0, 1, 2.
+# Island 0 has hosts 0 and 1, island 1 has host 2, island 2 host 3. Slice 1, 2, 3 lie on one host of islands 0, 1, 2,
+# slice 4 on both hosts of island 0.
 ISLAND_OF_HOST = {0: 0, 1: 0, 2: 1, 3: 2}
-SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["2.0", "2.1"], island=1), placed(3, ["3.0"], island=2)]
+SLICES = [
+    placed(1, ["0.0", "0.1"]),
+    placed(2, ["2.0", "2.1"], island=1),
+    placed(3, ["3.0"], island=2),
+    placed(4, ["0.0", "1.0"]),
+]
 
 
 def to_island(commands: list[Send], island: int, kind: type[Message] = Message) -> list[Any]:
@@ -127,8 +135,13 @@ class Harness:
         message = Launch(launch, program, arguments, results)
         return self.checked(self.launches.from_client(session, message))
 
-    def put(self, buffer: int, slice: int = 1, session: int = 1) -> list[Send]:
-        return self.checked(self.launches.from_client(session, Put(buffer, slice, VECTOR, ())))
+    def put(self, buffer: int, slice: int = 1, session: int = 1, *, arrives: bool = True) -> list[Send]:
+        commands = self.checked(self.launches.from_client(session, Put(buffer, slice, VECTOR, ())))
+        hosts = next((placed.hosts for placed in SLICES if placed.mesh.id == slice), ()) if arrives else ()
+        return commands + [command for host in hosts for command in self.stored(host, buffer, slice, session)]
+
+    def stored(self, host: int, buffer: int, slice: int = 1, session: int = 1, kind: ArrayType = VECTOR) -> list[Send]:
+        return self.checked(self.launches.stored(Stored(host, session, buffer, slice, kind, ())))
 
     def free(self, *buffers: int, session: int = 1) -> list[Send]:
         return self.checked(self.launches.from_client(session, Free(buffers)))

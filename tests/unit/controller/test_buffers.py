@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from pathways_ray.transport.messages import Drop, DropProgram, DropSession, IslandLaunch, Program
-from tests.unit.controller.harness import SLICES, Harness, completed, program_over, release_slice, to_island
+from pathways_ray.controller.buffers import UPLOAD_LIMIT_S
+from pathways_ray.controller.state import SendIsland
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    Drop,
+    DropProgram,
+    DropSession,
+    IslandLaunch,
+    LaunchFailed,
+    Program,
+)
+from tests.unit.controller.harness import (
+    SLICES,
+    Harness,
+    completed,
+    program_over,
+    release_slice,
+    to_client,
+    to_island,
+)
 
 
 def test_freed_buffers_are_dropped_on_the_islands_that_hold_them() -> None:
@@ -41,8 +60,8 @@ def test_arrays_stay_on_a_released_slice_until_they_are_freed() -> None:
 def test_closing_a_session_frees_all_it_held() -> None:
     """
     1. A session has a program on islands 0 and 1, a launch in flight and one that waits.
-    2. It closes: every island drops what it has of the session, the program is dropped where it was sent.
-    3. Reports about its launch come in late; nobody hears of them.
+    2. It closes: every island drops what it has of the session.
+    3. Reports about its launch come in late; no client hears of them. The program is dropped where it was sent.
     """
     front = Harness(max_in_flight=1, sessions=(1, 2))
     program = front.register(program_over(1, 2), 1)
@@ -51,14 +70,11 @@ def test_closing_a_session_frees_all_it_held() -> None:
     front.launch(2, (1,), 3)
     commands = front.checked(front.launches.close_session(1))
     assert [to_island(commands, island, DropSession) for island in (0, 1, 2)] == [[DropSession(1)]] * 3
-    assert [to_island(commands, island, DropProgram) for island in (0, 1, 2)] == [
-        [DropProgram(1, program.key)],
-        [DropProgram(1, program.key)],
-        [],
-    ]
+    assert not any(to_island(commands, island, DropProgram) for island in (0, 1, 2))
     assert front.launches.close_session(1) == []
     assert front.done(0, 1) == []
-    assert front.failed(1, 1) == []
+    commands = front.done(1, 1)
+    assert commands == [SendIsland(island, DropProgram(1, program.key)) for island in (0, 1)]
     assert front.launches.in_flight == {}
     assert list(front.launches.sessions) == [2]
 
@@ -69,3 +85,93 @@ def test_programs_of_a_closed_session_are_not_sent_to_hosts_that_come_up() -> No
     front.launches.close_session(1)
     front.down(0)
     assert to_island(front.up(0, epoch=2), 0, Program) == []
+
+
+# --- uploads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_takes_an_upload_once_all_hosts_have_it() -> None:
+    """
+    1. Slice 4 lies on hosts 0 and 1. A launch takes an upload that only host 0 has reported.
+    2. A launch without it, on another island, passes. Host 1 reports: the first one goes.
+    """
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.register(program_over(2, key=2), 2)
+    front.put(1, 4, arrives=False)
+    front.put(2, slice=2)
+    front.stored(0, 1, 4)
+    assert front.launch(1, (1,), 3) == []
+    assert len(to_island(front.launch(2, (2,), 4, program=2), 1)) == 1
+    assert [run.arguments for run in to_island(front.stored(1, 1, 4), 0)] == [(1,)]
+
+
+def test_hosts_may_report_an_upload_before_its_client_does() -> None:
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.stored(0, 1, 4)
+    front.stored(1, 1, 4)
+    front.put(1, 4, arrives=False)
+    assert len(to_island(front.launch(1, (1,), 2), 0)) == 1
+
+
+def test_an_upload_to_some_hosts_only_fails_the_launch_in_time_and_nothing_else() -> None:
+    """
+    1. A client uploads three arrays to host 0 only, and launches with each of them, one after the other.
+    2. After the limit all three fail, not one after the other. Another session's launch went at once.
+    """
+    front = Harness(sessions=(1, 2))
+    front.register(program_over(4), 1)
+    front.register(program_over(4, key=2, session=2), 1)
+    for number in (1, 2, 3):
+        front.put(number, 4, arrives=False)
+        front.stored(0, number, 4)
+        assert front.launch(number, (number,), 10 + number) == []
+    front.put(1, 4, session=2)
+    assert len(to_island(front.launch(1, (1,), 2, session=2), 0)) == 1
+    assert front.tick(UPLOAD_LIMIT_S) == []
+    commands = front.tick(UPLOAD_LIMIT_S + 1.0)
+    failed = to_client(commands, kind=LaunchFailed)
+    assert [(message.launch, message.failure.kind) for message in failed] == [(k, "BufferLost") for k in (1, 2, 3)]
+    assert "buffer 1 has not come to host 1 in 20 s" in failed[0].failure.message
+    assert {Drop(1, (number,)) for number in (1, 2, 3)} <= set(to_island(commands, 0, Drop))
+
+
+def test_an_upload_that_is_not_what_its_client_said_fails_what_takes_it() -> None:
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.put(1, 4, arrives=False)
+    front.stored(0, 1, 4)
+    assert front.launch(1, (1,), 2) == []
+    failure = to_client(front.stored(1, 1, 4, kind=ArrayType((3,), "float32")), kind=LaunchFailed)[0].failure
+    assert failure.kind == "WireError"
+    assert "buffer 1 was said to be" in failure.message
+
+
+def test_what_a_lost_host_had_reported_does_not_count() -> None:
+    """The client says late what it uploads: host 0 has restarted since it reported, and island 0 with it."""
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.stored(0, 1, 4)
+    front.stored(1, 1, 4)
+    for host in (0, 1):
+        front.down(host)
+        front.up(host, epoch=2)
+    front.put(1, 4, arrives=False)
+    front.ready(front.launches.programs[1], 0)
+    front.ready(front.launches.programs[1], 1)
+    assert to_island(front.launch(1, (1,), 2), 0, IslandLaunch) == []
+
+
+def test_a_number_whose_upload_was_freed_on_the_way_is_not_used_again() -> None:
+    """The removal of the first array may come to a host after the second one, which would then be gone there."""
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.put(1, 4, arrives=False)
+    front.free(1)
+    (lost,) = to_client(front.put(1, 4, arrives=False))
+    assert isinstance(lost, BuffersLost)
+    assert "its number cannot be used again" in lost.failure.message
+    front.put(2, 4)
+    front.free(2)
+    assert front.put(2, 4) == [], "this one had arrived"

@@ -63,6 +63,7 @@ from pathways_ray.transport.messages import (
     SliceCreated,
     Status,
     StatusReply,
+    Stored,
     encode,
 )
 from tests.unit.controller.core_harness import TOKEN, CoreHarness, created, of, reply, sent
@@ -107,6 +108,12 @@ FUNCTIONS = {"f0": b"", "f1": b""}
 # --- a launch ---------------------------------------------------------------------------------------------------------
 
 
+def arrive(core: CoreHarness, buffer: int) -> None:
+    """The hosts of slice 1 have what the first session uploaded."""
+    for host in (0, 1):
+        core.from_island(0, Stored(host, 1, buffer, 1, VECTOR, ()))
+
+
 def test_a_launch_from_its_registration_to_its_outcome() -> None:
     """
     1. The client registers a program: both islands get their part. It puts an array and launches in one batch, before
@@ -119,6 +126,7 @@ def test_a_launch_from_its_registration_to_its_outcome() -> None:
     assert [(c.island, type(c.message)) for c in commands] == [(0, Program), (1, Program)]
     key = commands[0].message.program
     assert core.from_island(0, Ready(0, key, 0)) == []
+    arrive(core, 1)
     commands = core.from_island(1, Ready(2, key, 0))
     launch = IslandLaunch(1, 1, key, (1,), 2)
     assert commands == [SendClient(1, Prepared(1)), SendIsland(0, launch), SendIsland(1, launch)]
@@ -131,6 +139,7 @@ def test_a_lost_host_has_a_story() -> None:
     core = streaming()
     commands = say(core, Register(1, graph_of(1), FUNCTIONS), Put(1, 1, VECTOR, ()))
     core.from_island(0, Ready(0, commands[0].message.program, 0))
+    arrive(core, 1)
     say(core, Launch(1, 1, (1,), 2))
     core.now = 5.0
     commands = core.from_island(0, HostDown(0, 1, "its process ended", "LaunchTimeout", (1,)))
@@ -249,6 +258,23 @@ def test_a_controller_exits_with_its_resource_manager() -> None:
     core.handle(Tick())
     assert core.handle(ManagerKnows("manager 1")) == []
     assert of(Exit, core.handle(ManagerKnows("manager 2")))[0].reason.startswith("a new resource manager")
+
+
+def test_a_resource_manager_may_be_out_of_reach_for_some_seconds() -> None:
+    """
+    1. A report cannot be carried out: the next second it is sent again. It gets through: nothing is remembered.
+    2. From 20 s on no report gets through, until 8 s are over: the controller exits.
+    """
+    core = CoreHarness()
+    core.answering = False
+    core.handle(Tick())
+    assert core.handle(ManagerLost("unavailable")) == []
+    assert core.tick(1.0) == [ReportToManager()]
+    assert core.handle(ManagerKnows("manager 1")) == []
+    core.tick(20.0)
+    for second in range(9):
+        assert core.handle(ManagerLost("unavailable")) == []
+        assert core.tick(21.0 + second) == [ReportToManager()]
     assert core.handle(ManagerLost("it died")) == [Exit("the resource manager is gone: it died")]
 
 

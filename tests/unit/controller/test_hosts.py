@@ -5,19 +5,27 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
+from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import (
+    Abort,
     BuffersLost,
     Completed,
     Drop,
     HostAddress,
+    HostUp,
     IslandLaunch,
+    Launch,
     LaunchFailed,
     Peer,
     Peers,
     Program,
+    Put,
+    Ready,
+    Stored,
 )
-from tests.unit.controller.harness import BOOM, Harness, program_over, to_client, to_island
+from tests.unit.controller.harness import BOOM, SLICES, Harness, failure_of, program_over, to_client, to_island
+from tests.unit.helpers import VECTOR
 
 
 def test_a_host_that_comes_up_is_made_known_to_everybody() -> None:
@@ -224,3 +232,55 @@ def test_the_cause_of_a_lost_argument_is_handed_on() -> None:
     assert failed.failure.host == 2
     assert to_client(front.launch(2, (2,), 3)) == [LaunchFailed(2, failed.failure)]
     assert BOOM.host == 0
+
+
+def test_a_host_that_has_not_joined_is_away_from_the_start() -> None:
+    """
+    1. The controller has restarted. Island 0 is back, the machine of island 1 is not.
+    2. A session gets slices on both, since the resource manager expects the island back, and launches across them.
+    3. The launch waits as long as for a host that was lost, and no longer. The host joins after all: the next one goes.
+    """
+    launches = Launches(True, 1024)
+    launches.membership.expect({0: [0, 1], 1: [2]})
+    for host in (0, 1):
+        launches.host_up(0, HostUp(host, 1, "t", "d", 2, 100))
+    launches.open_session(1)
+    for placed in SLICES[:2]:
+        launches.add_slice(1, placed)
+    program = program_over(1, 2)
+    launches.register(1, 1, program)
+    launches.from_client(1, Put(1, 1, VECTOR, ()))
+    launches.stored(Stored(0, 1, 1, 1, VECTOR, ()))
+    launches.ready(Ready(0, program.key, 0))
+    assert launches.from_client(1, Launch(1, 1, (1,), 2)) == []
+    assert launches.tick(HOST_ABSENCE_LIMIT_S) == []
+    failure = failure_of(launches.tick(HOST_ABSENCE_LIMIT_S + 1.0))
+    assert (failure.kind, failure.host) == ("HostLost", 2)
+    launches.host_up(1, HostUp(2, 1, "t", "d", 2, 100))
+    launches.ready(Ready(2, program.key, 0))
+    assert len(to_island(launches.from_client(1, Launch(2, 1, (1,), 3)), 1)) == 1
+    launches.validate()
+
+
+def test_islands_that_live_are_told_of_a_launch_that_has_failed_elsewhere() -> None:
+    """Without the story, and of those only that may wait for others: a launch on one host ends by itself."""
+    front = Harness()
+    front.register(program_over(1, 2), 1)
+    front.register(program_over(1, key=2), 2)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    front.launch(2, (1,), 3, program=2)
+    commands = front.down(2)
+    (abort,) = to_island(commands, 0, Abort)
+    assert abort.launches == ((1, 1),)
+    assert (abort.failure.kind, abort.failure.host, abort.failure.story) == ("HostLost", 2, ())
+    assert to_island(front.failed(0, 2), 0, Abort) == []
+
+
+def test_nobody_is_told_of_a_failure_that_reaches_all_as_a_value() -> None:
+    front = Harness()
+    front.register(program_over(1, 2), 1)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    front.failed(0, 1)
+    assert to_island(front.failed(1, 1), 0, Abort) == []

@@ -34,6 +34,7 @@ from pathways_ray.transport.messages import (
     Program,
     Put,
     Ready,
+    Stored,
     ToClient,
     ToIsland,
 )
@@ -94,6 +95,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         self.epochs = dict.fromkeys(ISLAND_OF_HOST, 0)
         self.up: set[int] = set()
         self.compiling: list[tuple[int, int]] = []
+        self.storing: list[Stored] = []
         self.programs: dict[int, PlannedProgram] = {}
         self.now = 0.0
         for host in ISLAND_OF_HOST:
@@ -187,8 +189,17 @@ class LaunchesMachine(RuleBasedStateMachine):
         if not fitting:
             put = Put(client.new_buffer(), wanted.slice, VECTOR, ())
             self.apply(self.launches.from_client(session, put))
+            placed = next(placed for placed in SLICES if placed.mesh.id == wanted.slice)
+            arriving = [Stored(host, session, put.buffer, wanted.slice, VECTOR, ()) for host in placed.hosts]
+            self.storing += [message for message in arriving if message.host in self.up]
             return put.buffer
         return fitting[-1 - choice % min(len(fitting), 2)]
+
+    @precondition(lambda self: self.storing)
+    @rule(which=ANY)
+    def store(self, which: int) -> None:
+        """An upload arrives on a host."""
+        self.apply(self.launches.stored(self.storing.pop(which % len(self.storing))))
 
     @rule(who=ANY, which=ANY)
     def free(self, who: int, which: int) -> None:
@@ -253,6 +264,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         members = [host for host, island in ISLAND_OF_HOST.items() if island == lost and host in self.up]
         self.up.difference_update(members)
         self.compiling = [(program, host) for program, host in self.compiling if host in self.up]
+        self.storing = [message for message in self.storing if message.host in self.up]
         for sequence in list(self.islands[lost].limit):
             self.islands[lost].forget(sequence)
         for host in members:
@@ -290,11 +302,15 @@ class LaunchesMachine(RuleBasedStateMachine):
             return
         for host in ISLAND_OF_HOST.keys() - self.up:
             self.host_up(host)
-        while self.compiling or self.able():
-            if self.compiling:
-                self.compiled(0, refused=False)
-            else:
-                self.report(self.able()[0], failed=False)
+        for _ in range(2):
+            while self.compiling or self.storing or self.able():
+                if self.compiling:
+                    self.compiled(0, refused=False)
+                elif self.storing:
+                    self.store(0)
+                else:
+                    self.report(self.able()[0], failed=False)
+            self.tick(40.0)  # uploads to a host that was down never come
         assert self.launches.in_flight == {}
         assert not any(island.limit for island in self.islands.values())
         for session, client in self.clients.items():

@@ -103,7 +103,7 @@ def test_slices_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     core.hold_slices(1)
     refused = reply(core.request(1, WANTED))
     assert isinstance(refused, Refused)
-    assert "the session holds 3 slices" in refused.failure.message
+    assert "the session holds 4 slices" in refused.failure.message
 
 
 def test_big_calls_and_shapes_of_many_sizes_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_ray.transport.messages import Completed, Drop, Enqueued, IslandLaunch, LaunchFailed
+from pathways_ray.transport.messages import Abort, Completed, Drop, Enqueued, IslandLaunch, LaunchFailed
 from tests.unit.controller.harness import Harness, program_over, sketch_with_slices, to_client, to_island
 
 
@@ -120,9 +120,10 @@ def test_a_launch_that_lost_a_host_ends_on_the_other_islands_too() -> None:
     front.launch(1, (1,), 2)
     commands = front.down(2)
     assert [message.launch for message in to_client(commands, kind=LaunchFailed)] == [1]
-    *runs, last = to_island(commands, 0)[1:]
+    *runs, last, abort = to_island(commands, 0)[1:]
     assert [(run.first, run.first + run.gangs) for run in runs] == [(1, 3)]
     assert last == Drop(1, (2,))
+    assert isinstance(abort, Abort)
 
 
 def test_an_island_that_is_done_is_not_told_to_go_on() -> None:
@@ -139,4 +140,4 @@ def test_an_island_that_is_done_is_not_told_to_go_on() -> None:
     commands = front.down(3)
     assert gangs(commands, 1) == [(1, 2, 1)]
     assert gangs(commands, 0) == []
-    assert to_island(commands, 0)[-1] == Drop(1, (2,))
+    assert to_island(commands, 0, Drop) == [Drop(1, (2,))]

@@ -43,6 +43,7 @@ from pathways_ray.transport.messages import (
     Put,
     Ready,
     Register,
+    Stored,
     encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, sent
@@ -62,6 +63,7 @@ def with_sessions(count: int = 2) -> CoreHarness:
         commands = say(core, session, Register(1, graph_of(2), FUNCTIONS), Put(1, 2, VECTOR, ()))
         (program,) = [m for m in sent(commands) if isinstance(m, Program)]
         core.from_island(1, Ready(2, program.program, 0))
+        core.from_island(1, Stored(2, session, 1, 2, VECTOR, ()))
     core.turning = False
     return core
 

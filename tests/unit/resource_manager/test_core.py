@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from pathways_ray.limits import LOST_AFTER_S
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.resource_manager.core import MAX_CONTROLLER_SILENCE_S, MAX_REJOIN_S, ManagerCore
+from pathways_ray.resource_manager.core import GATHER_S, MAX_CONTROLLER_SILENCE_S, MAX_REJOIN_S, ManagerCore
 from pathways_ray.resource_manager.events import (
     Answer,
     Command,
     ControllerServes,
     HostLeft,
+    HostServes,
     IslandRemoved,
     JoinRequested,
     KillController,
+    KillHost,
     KillProcess,
     KillRequested,
     LookedUp,
@@ -53,6 +56,8 @@ def running() -> ManagerCore:
     core = fresh()
     for token, host in ((1, 0), (2, 1), (3, 2)):
         core.handle(join(token, host), 0.0)
+    for host in (0, 1, 2):
+        core.handle(HostServes(host), 0.0)
     return core
 
 
@@ -121,7 +126,7 @@ def test_a_host_that_comes_again_takes_its_group_with_it() -> None:
     """
     core = running()
     (kill,) = core.handle(join(4, 0, pid=7), 1.0)
-    assert kill == KillProcess("node-1", 100, "a member of its group restarted")
+    assert kill == KillProcess("node-1", 100, "a member of its group restarted", 1)
     answers = core.handle(join(5, 1, pid=8), 2.0)
     assert answers == [Answer(token, JoinReply(2, "s0:1", "secret", "at-0")) for token in (4, 5)]
     assert [core.inventory.hosts[host].pid for host in (0, 1)] == [7, 8]
@@ -143,7 +148,7 @@ def test_a_restarted_resource_manager_gives_higher_epochs_than_before() -> None:
 
 def test_a_host_is_killed_under_the_epoch_it_has() -> None:
     core = running()
-    assert core.handle(KillRequested(1, 1), 0.0) == [KillProcess("node-1", 100, "its scheduler cannot use it")]
+    assert core.handle(KillRequested(1, 1), 0.0) == [KillProcess("node-1", 100, "its scheduler cannot use it", 1)]
     assert core.handle(KillRequested(1, 2), 0.0) == []
     assert core.handle(KillRequested(9, 1), 0.0) == []
 
@@ -204,6 +209,10 @@ def test_a_new_controller_finds_all_slices_free_and_no_host_up() -> None:
 def test_a_late_call_of_a_controller_that_is_gone_changes_nothing() -> None:
     core = running()
     core.handle(ControllerServes("second", "c:2", "controller"), 2.0)
+    for island in (0, 1):
+        core.handle(Published(f"scheduler-{island}", f"s{island}:2"), 2.0)
+    for token, host in ((6, 0), (7, 1), (8, 2)):
+        core.handle(join(token, host), 2.0)
     core.handle(request(4), 2.0)
     assert core.handle(ControllerServes("first", "c:1", "controller"), 2.0) == []
     assert core.handle(LookedUp(5, "controller"), 2.0) == [Answer(5, "c:2")]
@@ -217,15 +226,17 @@ def test_a_late_call_of_a_controller_that_is_gone_changes_nothing() -> None:
 def test_a_host_that_does_not_join_a_new_scheduler_is_killed() -> None:
     """
     1. The scheduler of island 1 restarts. Its host is stopped, so it cannot see that the link has ended.
-    2. Nobody else knows it: the new scheduler has never heard of it. It is killed after the limit, once.
+    2. Nobody else knows it: the new scheduler has never heard of it. It is killed after the limit, and
+       again after as long: a call may be lost.
     """
     core = running()
     serving(core, 5.0)
     core.handle(Published("scheduler-1", "s1:2"), 5.0)
     assert serving(core, 5.0 + MAX_REJOIN_S, start=5.0) == []
     (kill,) = serving(core, 36.0, start=35.0)
-    assert kill == KillProcess("node-2", 200, "it did not join its new scheduler for 30 s")
-    assert serving(core, 100.0, start=36.0) == []
+    assert kill == KillProcess("node-2", 200, "it did not join its new scheduler for 30 s", 2)
+    assert serving(core, 66.0, start=36.0) == []
+    assert serving(core, 67.0, start=66.0) == [kill]
 
 
 def test_hosts_that_join_the_new_scheduler_are_not_killed() -> None:
@@ -250,28 +261,110 @@ def created(commands: list[Command]) -> dict[int, Any]:
     return {c.token: c.value for c in commands if isinstance(c, Answer) and isinstance(c.value, SliceCreated | Refused)}
 
 
+def early(token: int, island: int = -1) -> SliceRequested:
+    """A request that may be answered with `NotYet`."""
+    return request(token, island=island)._replace(final=False)
+
+
 def test_a_slice_is_mapped_at_once_when_all_islands_are_known() -> None:
     answers = created(running().handle(request(4), 1.0))
     assert isinstance(answers[4], SliceCreated)
 
 
-def test_a_slice_is_mapped_when_all_islands_have_joined_or_when_the_controller_will_not_wait() -> None:
-    """Only after its own restart does the resource manager not know all hosts.
+def test_a_slice_waits_until_all_islands_have_joined() -> None:
+    """Hosts join within seconds of each other; the first island is not to get all slices. Nothing waits here: the
+    answer is to ask again."""
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    assert core.handle(early(3), 1.0) == [Answer(3, NotYet())]
+    assert created(core.handle(join(4, 2), 3.0)) == {}
+    assert isinstance(created(core.handle(early(5), 3.0))[5], SliceCreated)
 
-    1. Island 1 has not joined: the answer is to ask again, at once, so that nothing waits here.
-    2. The controller asks for the last time: island 0 is there, island 1 is not.
-    3. Island 1 has joined.
+
+def test_a_slice_does_not_wait_for_an_island_that_it_can_do_without() -> None:
+    """Island 1 does not come. One for island 0 goes at once, one for either after some seconds."""
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    assert isinstance(created(core.handle(early(3, island=0), 0.5))[3], SliceCreated)
+    assert core.handle(early(4), GATHER_S - 1) == [Answer(4, NotYet())]
+    assert isinstance(created(core.handle(early(5), GATHER_S))[5], SliceCreated)
+
+
+def test_a_slice_waits_for_its_only_island_until_the_controller_asks_for_the_last_time() -> None:
+    """
+    1. Island 1 has not joined: a request for it is to be asked again, also when hosts have had time to gather.
+    2. The controller asks for the last time. Island 1 still is not there.
+    3. It has joined.
     """
     core = fresh()
     core.handle(join(1, 0), 0.0)
     core.handle(join(2, 1), 0.0)
-    assert core.handle(request(3, island=0)._replace(final=False), 1.0) == [Answer(3, NotYet())]
-    answers = created(core.handle(request(4, island=0), 30.0) + core.handle(request(5, island=1), 30.0))
-    assert isinstance(answers[4], SliceCreated)
-    assert isinstance(answers[5], Refused)
-    assert "no island can hold" in answers[5].failure.message
+    for now in (0.0, MAX_REJOIN_S - 1.0):
+        assert core.handle(early(3, island=1), now) == [Answer(3, NotYet())]
+    answer = created(core.handle(request(4, island=1), MAX_REJOIN_S))[4]
+    assert isinstance(answer, Refused)
+    assert "no island can hold" in answer.failure.message
+    assert "island 1, whose hosts have not joined" in answer.failure.message
     core.handle(join(6, 2), 31.0)
-    assert isinstance(created(core.handle(request(7)._replace(final=False), 31.0))[7], SliceCreated)
+    assert isinstance(created(core.handle(early(7, island=1), 31.0))[7], SliceCreated)
+
+
+def test_slices_go_to_islands_that_are_up_and_never_to_lost_ones() -> None:
+    """
+    1. Island 1 loses its host. A slice that fits island 0 goes there, though it is the more loaded one; one that only
+       island 1 can hold goes to it, since its host is expected back.
+    2. It does not come back: the island is lost, and such a request is refused at once, with the state of the island.
+    3. It comes back all the same: the island is up, and gets slices again.
+    """
+    core = running()
+    for token in (4, 5):
+        core.handle(request(token, island=0), 1.0)
+    core.handle(HostLeft(2, 1), 6.0)
+    placed = created([c for k in (6, 7) for c in core.handle(request(k, island=-1 if k == 6 else 1), 7.0)])
+    assert [placed[token].placed.island for token in (6, 7)] == [0, 1]
+    serving(core, 6.0 + LOST_AFTER_S + 1.0, start=7.0)
+    refused = created(core.handle(request(8, island=1), 130.0))[8]
+    assert isinstance(refused, Refused)
+    assert "island 1 with 2 cpu devices on 1 host(s), which is lost" in refused.failure.message
+    core.handle(join(9, 2, pid=7), 131.0)
+    assert isinstance(created(core.handle(request(10, island=1), 132.0))[10], SliceCreated)
+
+
+def test_hosts_do_not_wait_for_ever_for_a_member_of_their_island() -> None:
+    """Host 1 never joins. Host 0 is sent away, and starts anew."""
+    core = fresh()
+    assert core.handle(join(1, 0), 0.0) == []
+    assert serving(core, LOST_AFTER_S) == []
+    commands = serving(core, LOST_AFTER_S + 2.0, start=LOST_AFTER_S)
+    assert Answer(1, JoinReply(0, "", "", "", (1,))) in commands
+    assert {command.host for command in commands if isinstance(command, KillHost)} == {1, 2}, "they may be stopped"
+    assert core.handle(join(2, 0, pid=8), 130.0) == []
+
+
+def test_a_host_that_joins_and_does_not_serve_is_killed() -> None:
+    """Host 2 is stopped between the answer to its join and its scheduler, which has never heard of it."""
+    core = fresh()
+    for token, host in ((1, 0), (2, 1), (3, 2)):
+        core.handle(join(token, host), 0.0)
+    for host in (0, 1):
+        core.handle(HostServes(host), 1.0)
+    assert serving(core, LOST_AFTER_S) == []
+    (kill,) = serving(core, LOST_AFTER_S + 1.0, start=LOST_AFTER_S)
+    assert kill == KillProcess("node-2", 200, "it joined its island, and does not serve", 2)
+
+
+def test_a_restarted_manager_has_those_killed_of_whom_it_never_hears() -> None:
+    """Host 2 joins it. The controller and the other hosts may have been stopped before it began."""
+    core = ManagerCore(ISLANDS, controller="controller")
+    core.handle(Published("scheduler-1", "s1:1"), 0.0)
+    core.handle(join(1, 2), 1.0)
+    assert silent(core, 1.0, MAX_CONTROLLER_SILENCE_S) == []
+    assert silent(core, MAX_CONTROLLER_SILENCE_S, MAX_CONTROLLER_SILENCE_S + 1) == [
+        KillController("controller", "it did not answer for 30 s"),
+        *(KillHost(host, "it did not join its new scheduler for 30 s") for host in (0, 1)),
+    ]
 
 
 def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:

@@ -39,7 +39,9 @@ from pathways_ray.transport.messages import (
     PutDone,
     PutOpen,
     PutPart,
+    Stored,
 )
+from tests.unit.helpers import placed
 
 SECRET = "the data secret"
 SESSION = 7
@@ -53,7 +55,8 @@ class Host:
         self.store = BufferStore()
         devices = jax.local_devices()[:1]
         self.compiler = Compiler(0, devices, {0: devices})
-        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig())
+        self.reports: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.server = DataServer(0, self.compiler, self.store, SECRET, ListenConfig(), self.reports.put)
 
     def put(self, buffer: int, value: Any) -> None:
         self.store.put(SESSION, buffer, value if isinstance(value, Failure) else jax.device_put(value))
@@ -328,6 +331,27 @@ def test_a_fetch_ends_when_its_host_or_its_session_goes(host: Host, data: DataLi
     last.end()
     assert isinstance(last.error, SessionClosed), "what is under way ends for the reason given"
     eventually(lambda: host.store.waiting() == 0)
+
+
+def test_an_upload_is_reported_before_it_is_acknowledged_and_has_its_number_for_itself(host: Host, wire: Wire) -> None:
+    """
+    1. An array comes in one part: the controller is told of it, and then the client.
+    2. Another one under the same number is refused, and the first one stays.
+    """
+    for request, value in ((1, 1.0), (2, 2.0)):
+        wire.outbox.send_all([_open(request), PutPart(request, 0, 0, np.full(4, value, np.float32).tobytes())])
+    assert wire.came.get(timeout=LIMIT_S) == PutDone(1)
+    assert host.reports.get_nowait() == Stored(0, SESSION, 77, 1, ArrayType((4,), "float32"), ((),))
+    refused = wire.came.get(timeout=LIMIT_S)
+    assert isinstance(refused, DataFailed)
+    assert "buffer 77 is on host 0 already" in refused.failure.message
+    assert host.reports.empty()
+    assert np.asarray(host.store.get(SESSION, 77)).tolist() == [1.0] * 4
+
+
+def _open(request: int) -> PutOpen:
+    where = placed(1, ["0.0"])
+    return PutOpen(request, 77, ArrayType((4,), "float32"), ((),), where, slice_tag(SECRET, SESSION, where))
 
 
 def failing_later() -> jax.Array:

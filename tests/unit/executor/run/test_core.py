@@ -42,6 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Edge, IslandPlan
 from pathways_ray.transport.messages import (
+    Abort,
     BarrierReached,
     BarrierReleased,
     Compiling,
@@ -53,6 +54,7 @@ from pathways_ray.transport.messages import (
     IslandLaunchFailed,
     Message,
     Peer,
+    Peers,
     Program,
     Ready,
 )
@@ -78,6 +80,9 @@ class Edges:
         self.world.sent.append((launch, self.number, value))
         return value if isinstance(value, Failure) else []
 
+    def take_back(self, launch: int, failure: Failure, transfer: Any) -> None:
+        self.world.taken_back.append((launch, self.number))
+
     def post(self, launch: int, transfer: Any) -> dict[int, Any]:
         self.world.pulls[launch] = Pull()
         return {99: [self.world.pulls[launch]]}
@@ -97,6 +102,8 @@ class Host:
         self.driver = HostDriver(self.core, self.store, self, self, self.planned)
         self.enqueued: list[str] = []
         self.sent: list[tuple[int, int, Any]] = []
+        self.taken_back: list[tuple[int, int]] = []
+        self.abandoned: list[int] = []
         self.messages: list[Message] = []
         self.watched: list[tuple[int, list[Any]]] = []
         self.measured: list[tuple[int, list[Any]]] = []
@@ -192,6 +199,9 @@ class Host:
             return InputsArrived(sequence, barrier, failure)
         self.awaited[sequence, barrier] = values
         return None
+
+    def abandon(self, sequence: int) -> None:
+        self.abandoned.append(sequence)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         self.functions.append(functions)
@@ -363,6 +373,84 @@ def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island(
     host.handle(run(1, program=2))
     assert host.enqueued == ["g(y)"]
     assert host.awaited == {}
+
+
+LOST = Failure("HostLost", "host 5 was lost", host=5)
+
+
+def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:
+    """
+    1. Launch 1 waits for a value of host 5.
+    2. It is aborted, and ends on the failure. What arrives later is ignored.
+    """
+    host = host_with_barrier()
+    host.handle(run(1, program=2))
+    host.handle(Abort(((1, 2),), LOST))
+    assert host.abandoned == [1]
+    assert host.watched[-1] == (1, [LOST])
+    assert host.core.active == {}
+    host.pulls[1].value = "y"
+    host.arrived(1, 2)
+    assert host.watched[-1] == (1, [LOST])
+
+
+def test_what_an_aborted_launch_offers_is_taken_back() -> None:
+    """One that is over here has offered its value already; nobody pulls it any more."""
+    sketch = Sketch()
+    here, there = sketch.slice("0.0"), sketch.slice("5.0", island=-1)
+    host = Host()
+    host.program(1, sketch, sketch.call("far", sketch.call("f", sketch.argument(here), slice=here), slice=there))
+    host.store.put(1, 1, "x")
+    host.handle(run(3, 1))
+    assert [(launch, value) for launch, _, value in host.sent] == [(3, "f(x)")]
+    host.handle(Abort(((3, 1), (9, 77)), LOST))
+    assert host.taken_back == [(3, 0)], "a program that is gone offers nothing that is known"
+
+
+def test_a_host_that_lost_its_sender_waits_no_longer() -> None:
+    """
+    1. Launch 4 waits for a value of host 5, which goes on: a list that still has it changes nothing.
+    2. It restarts: the new process has nothing for launch 4.
+    """
+    host = host_with_barrier()
+    host.handle(Peers((Peer(5, 1, "t"),)), run(4, program=2))
+    host.handle(Peers((Peer(5, 1, "t"), Peer(6, 1, "u", since=9))))
+    assert len(host.core.active) == 1
+    host.handle(Peers((Peer(5, 2, "t2", since=4),)))
+    assert host.core.active == {}
+    assert host.watched[-1][1] == [Failure("HostLost", "host 5, which holds the data, was lost", host=5)]
+
+
+def test_an_aborted_launch_passes_its_rendezvous_with_the_other_hosts() -> None:
+    """It says so once, and enqueues nothing before all hosts have come: they enter the gang, or none does."""
+    host = host_of_a_pair()
+    host.handle(run(1, 7))
+    host.handle(Abort(((1, 1),), LOST), Abort(((1, 1),), LOST))
+    assert host.messages == [BarrierReached(0, 1, 2, LOST)]
+    host.handle(Peers(()))
+    host.pulls[1].value = "y"
+    host.arrived(1, 2)
+    assert len(host.messages) == 1
+    assert len(host.core.active) == 1
+    host.handle(BarrierReleased(1, 2, LOST))
+    assert host.enqueued == []
+    assert host.core.active == {}
+
+
+def test_later_barriers_of_an_aborted_launch_open_at_once() -> None:
+    """It stood at a barrier before its second gang when it was aborted: of the third it knows already."""
+    sketch = Sketch()
+    here, there = sketch.slice("0.0"), sketch.slice("5.0", island=-1)
+    value = sketch.argument(there)
+    for name in ("a", "b"):
+        value = sketch.call(f"{name}-here", sketch.call(f"{name}-far", value, slice=there), slice=here)
+    host = Host()
+    host.program(1, sketch, value)
+    host.handle(run(1))
+    host.handle(Abort(((1, 1),), LOST))
+    assert host.core.active == {}
+    assert host.sent == [], "nobody takes what it would send"
+    assert host.watched[-1] == (1, [LOST])
 
 
 def host_of_a_pair(host: int = 0) -> Host:

@@ -1,0 +1,25 @@
+"""Processes of this machine, told apart by when they began: a pid alone may be that of another process by now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+
+def started_at(pid: int) -> int:
+    """The time at which a process began, in the kernel's ticks since it booted; 0 without such a process, or /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The second field, the command in parentheses, may have spaces and parentheses; the 22nd is the start.
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def kill(pid: int, started: int = 0) -> None:
+    """Kills a process, if it is the one that began at `started` (0: whichever it is). One that is gone is fine."""
+    if started and started_at(pid) != started:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

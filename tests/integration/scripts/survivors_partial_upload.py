@@ -1,0 +1,52 @@
+"""A client uploads an array to one host of two, and launches with it, on an island that another client uses too."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client.buffer import Upload
+from pathways_ray.client.data import _copy_of, _Sent
+from pathways_ray.ir.regions import shard_boxes
+from pathways_ray.transport.messages import PutOpen, PutPart
+
+with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="attacker") as attacker:
+    mine, theirs = victim.virtual_slice((1,), ("x",)), attacker.virtual_slice((2,), ("x",))
+    body = jax.shard_map(
+        lambda v: jax.lax.psum(v, "x"), mesh=theirs.mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+    )
+    gang = pw.compiled(body, slice=theirs, in_specs=P("x"), out_specs=P("x"))
+    x = np.ones((2, 4), np.float32)
+    assert np.asarray(gang(x)).tolist() == [[2.0] * 4] * 2
+    kept = pw.put(np.ones(8, np.float32), mine).block_until_ready(timeout=60)
+    links: Any = attacker._data
+
+    def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
+        host = placed.hosts[0]  # the other one gets nothing
+        upload, request = Upload({host}), next(links._requests)
+        boxes = shard_boxes(kind, spec, placed.mesh)
+        messages: list[Any] = [PutOpen(request, buffer, kind, spec, placed, tag)]
+        here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
+        for number, box in enumerate(dict.fromkeys(here)):
+            messages.append(PutPart(request, number, 0, bytes(_copy_of(array, box))))
+        link = links._link(host)
+        link.uploads[request] = _Sent(upload, acknowledge)
+        link.outbox.send_all(messages)
+        return upload
+
+    whole, links.upload = links.upload, half
+    begun = time.monotonic()
+    result = gang(pw.put(x, theirs, P("x")))
+    links.upload = whole
+    try:
+        result.block_until_ready(timeout=60)
+    except pw.errors.BufferLost as error:
+        print(f"the attacker's launch ended after {time.monotonic() - begun:.1f} s: BufferLost: {error}")
+    assert np.asarray(kept).tolist() == [1.0] * 8
+    print("the victim's array is there")
+    assert np.asarray(gang(x)).tolist() == [[2.0] * 4] * 2

@@ -1,0 +1,78 @@
+"""Waiting for values of other hosts: one thread, however many of them never come."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.arrivals import LONGEST_PAUSE_S, Arrivals, is_there
+
+
+class Value:
+    """A value that arrives when the test says so."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.looks = 0
+
+    def is_ready(self) -> bool:
+        self.looks += 1
+        return self.ready
+
+
+class Deleted:
+    def is_ready(self) -> bool:
+        raise RuntimeError("Array has been deleted")
+
+
+def looking() -> tuple[Arrivals, queue.SimpleQueue[tuple[int, int, list[Any]]]]:
+    found: queue.SimpleQueue[tuple[int, int, list[Any]]] = queue.SimpleQueue()
+    arrivals = Arrivals(lambda *arrived: found.put(arrived))
+    threading.Thread(target=arrivals.run, daemon=True).start()
+    return arrivals, found
+
+
+def test_a_launch_goes_on_when_all_its_values_are_there() -> None:
+    arrivals, found = looking()
+    values = [Value(), Value()]
+    arrivals.add(7, 2, values)
+    values[1].ready = True
+    time.sleep(0.02)
+    assert found.empty()
+    values[0].ready = True
+    assert found.get(timeout=10) == (7, 2, values)
+
+
+def test_values_that_never_come_hold_up_no_others_and_take_no_threads() -> None:
+    """
+    1. A thousand launches wait for peers that are silent. Another one's values come: it goes on.
+    2. The thousand are given up: nobody looks at their values any more.
+    """
+    before = threading.active_count()
+    arrivals, found = looking()
+    silent = [Value() for _ in range(1000)]
+    for sequence, value in enumerate(silent):
+        arrivals.add(sequence, 0, [value])
+    value = Value()
+    arrivals.add(5000, 0, [value])
+    value.ready = True
+    assert found.get(timeout=10)[0] == 5000
+    assert threading.active_count() == before + 1
+    for sequence in range(1000):
+        arrivals.drop(sequence)
+    value = Value()
+    value.ready = True
+    arrivals.add(5001, 0, [value])
+    assert found.get(timeout=10)[0] == 5001
+    looks = sum(value.looks for value in silent)
+    time.sleep(20 * LONGEST_PAUSE_S)
+    assert sum(value.looks for value in silent) == looks
+
+
+def test_what_counts_as_there() -> None:
+    assert is_there(Failure("HostLost", "gone"))
+    assert is_there(Deleted())
+    assert not is_there(Value())

@@ -1,0 +1,23 @@
+"""A process is killed if it is the one that was meant."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from pathways_ray import os_process
+
+
+def test_a_process_is_killed_only_if_it_began_when_it_should_have() -> None:
+    """Another process may have got the pid of one that is gone."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = os_process.started_at(process.pid)
+        assert started >= os_process.started_at(os.getpid()) > 0
+        os_process.kill(process.pid, started - 1)
+        assert process.poll() is None
+        os_process.kill(process.pid, started)
+        assert process.wait(timeout=10) == -9
+    assert os_process.started_at(process.pid) == 0
+    os_process.kill(process.pid, started)
+    os_process.kill(process.pid)
