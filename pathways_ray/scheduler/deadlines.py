@@ -34,7 +34,8 @@ class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
     `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
-    program the seconds that its compilation took so far, `beats` when each host was heard last. `held` is when a launch on some devices was last seen in the `queued` of a host.
+    program the seconds that its compilation took so far, `beats` when each host was heard last.
+    `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
     launch was last seen to get on.
 
