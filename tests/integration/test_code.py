@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.cli import commands
+from tests.integration.conftest import Scripts
 
 TOKENS = {name: f"token-of-{name}-for-tests" for name in ("alice", "victim", "tom")}
 V = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -42,9 +44,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runtime(file: Path) -> Iterator[Any]:
-    with pw.init(1, 2, 1, launch_limit_s=20.0, tenants=str(file)) as session:
-        yield session
+def runtime(file: Path, python: Scripts) -> Iterator[SimpleNamespace]:
+    """Url and operator's token of a cluster of another process."""
+    process = python.start("code_cluster", str(file))
+    found = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+    yield SimpleNamespace(**found)
+    python.finish(process)
 
 
 @pytest.fixture
