@@ -363,7 +363,7 @@ class Checker:
     # --- healthy islands ----------------------------------------------------------------------------------------------
 
     def island_restarts(self, island: int, message: HostDown) -> None:
-        """No launch may have an island restarted whose processes are well, but for those that are flawed."""
+        """No launch that is not flawed may have an island restarted whose processes are well."""
         if self.world.settings.flaws:
             return
         blamed = message.kind != "HostLost" or "launch" in message.reason

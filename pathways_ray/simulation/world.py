@@ -119,6 +119,8 @@ class World:
         """Whether all processes serve and know each other."""
         if not self.controller.process.alive or self.controller.process.paused:
             return False
+        if any(scheduler.process.alive and scheduler.process.paused for scheduler in self.schedulers.values()):
+            return False  # with its hosts gone, the controller alone knows
         known, gone = self.controller.launches.hosts, self.gone()
         if any(n in known and known[n].down_since is None for n in gone):
             return False

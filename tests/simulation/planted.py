@@ -200,7 +200,7 @@ def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
     patch.setattr(SchedulerCore, "lose_host", lose_host)
 
 
-@bug(faults=12, seeds=150, shown=17, impatient=0.0, **PAIRS)
+@bug(faults=12, seeds=150, shown=8, impatient=0.0, **PAIRS)
 def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
     def up(original: Original, self: Hosts, island: int, message: Any) -> Any:
         kept, self.tables.programs = self.tables.programs, {}
@@ -243,7 +243,7 @@ def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
     wrapped(patch, HostDriver, "handle_batch", handle_batch)
 
 
-@bug(faults=0, seeds=150, shown=35, cross_island_window=1024, window=2, policy="arbitrary")
+@bug(faults=0, seeds=150, shown=53, cross_island_window=1024, window=2, policy="arbitrary")
 def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     """The scheduler takes the launch that the policy wants, whether or not it is the first of the cross-island ones."""
 
@@ -258,7 +258,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     wrapped(patch, IslandOrder, "_start", start)
 
 
-@bug(faults=0, seeds=200, shown=71, **CROWDED)
+@bug(faults=0, seeds=200, shown=128, **CROWDED)
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
@@ -267,7 +267,9 @@ def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     patch.setattr(HostPlan, "arguments", only_here)
 
 
-@bug(faults=0, seeds=60, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
+@bug(
+    faults=0, seeds=300, shown=184, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3}
+)
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
     """It does not wait for the gangs that it has no part in."""
     patch.setattr(HostPlan, "last_gang", property(lambda self: -1))
@@ -334,7 +336,7 @@ def gangs_do_not_wait_for_their_inputs(patch: Patch) -> None:
     )
 
 
-@bug(faults=20, seeds=600, **PAIRS)
+@bug(faults=20, seeds=600, shown=55, **PAIRS)
 def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
     """One host got a failure; the others enter the collective all the same."""
 
@@ -375,7 +377,7 @@ def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     wrapped(patch, SchedulerCore, "__init__", init)
 
 
-@bug(faults=20, seeds=150, shown=97, lost_after_s=math.inf, **SINGLES)
+@bug(faults=20, seeds=300, shown=212, lost_after_s=math.inf, **SINGLES)
 def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     patch.setattr(ManagerCore, "_expect_hosts", lambda self, name, address, now: None)
 
@@ -388,12 +390,12 @@ def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
     patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
 
 
-@bug(faults=0, seeds=400, shown=163)
+@bug(faults=0, seeds=400, shown=271)
 def what_peers_still_read_is_overwritten(patch: Patch) -> None:
     patch.setattr(Transfer, "own", lambda self, array: array)
 
 
-@bug(faults=0, seeds=600, shown=163)
+@bug(faults=0, seeds=600, shown=170)
 def what_an_earlier_launch_still_needs_is_overwritten(patch: Patch) -> None:
     def handle(original: Original, self: HostCore, *event: Any) -> Any:
         return [made for made in original(self, *event) if not isinstance(made, Copy)]
@@ -493,7 +495,7 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
     patch.setattr(BufferStore, "drop_session", lambda self, session: None)
 
 
-@bug(seeds=250)
+@bug(seeds=250, shown=119)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
     def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> None:
         ended, self._ended = self._ended, {}
@@ -633,7 +635,7 @@ def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
 # --- donated arrays ---------------------------------------------------------------------------------------------------
 
 
-@bug(poison=0.4)
+@bug(seeds=300, shown=225, poison=0.4)
 def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
 
@@ -701,7 +703,7 @@ def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     patch.setattr(core, "KILL_PERIOD_S", math.inf)
 
 
-@bug(faults=20, seeds=300, **SINGLES)
+@bug(faults=20, seeds=300, shown=114, **SINGLES)
 def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
     """The controller's predecessor knew a host whose machine has vanished since."""
     patch.setattr(Hosts, "expect", lambda self, islands: None)
@@ -755,7 +757,7 @@ def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) 
     wrapped(patch, SchedulerCore, "_causes", causes)
 
 
-@bug(faults=0, seeds=150, **FLAWED)
+@bug(faults=0, seeds=150, shown=47, **FLAWED)
 def the_time_in_a_device_queue_counts(patch: Patch) -> None:
     def heartbeat(original: Original, self: Devices, slowness: float) -> Heartbeat:
         found = original(self, slowness)
