@@ -51,10 +51,11 @@ def fails(program: Callable[..., Any]) -> Exception:
 
 
 def doomed(program: Callable[..., Any], kind: type[Exception], reason: str) -> None:
-    """Three times the program ends the host, then it is refused; alice goes on after each."""
-    for _ in range(3):
+    """Three times the program ends the host, then it is refused; alice goes on after each. The third one may hear that
+    already, if its array was on another host."""
+    for attempt in range(3):
         error = fails(program)
-        assert isinstance(error, kind), error
+        assert isinstance(error, kind) or (attempt == 2 and isinstance(error, pw.errors.ProgramRefused)), error
         assert reason in str(error), error
         works(step)
     error = fails(program)
@@ -83,13 +84,13 @@ with contextlib.ExitStack() as stack:
     def endless(v: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda c: c[0] >= 0, lambda c: c * 0.5, v)
 
-    doomed(deadly, pw.errors.CompileError, "its process ended")
+    doomed(deadly, pw.errors.BufferLost, "its process ended")  # with the array that it was called with
     (refusal,) = asked("refusals")
     assert (refusal["tenant"], refusal["program"]) == ("bob", "deadly"), refusal
     assert asked("status")["refusals"][0]["id"] == refusal["id"]
     assert asked("refusals", "--lift", refusal["id"]) == []
     error = fails(deadly)
-    assert isinstance(error, pw.errors.CompileError), error
+    assert isinstance(error, pw.errors.BufferLost), error
     works(step)
     error = fails(slow)
     assert isinstance(error, pw.errors.CompileError) and "the limit is 4 s" in str(error), error
