@@ -229,7 +229,10 @@ class ControlPlane:
             for host in program.hosts:
                 launches.ready(wire.Ready(host, program.key, 0))
             # Buffer k is the argument of program k.
-            self._from_client(wire.Put(number, chained[0].mesh.id, program.arguments[0].type, (("x",),)))
+            where, kind, spec = chained[0], program.arguments[0].type, (("x",),)
+            self._from_client(wire.Put(number, where.mesh.id, kind, spec))
+            for host in where.hosts:
+                launches.stored(wire.Stored(host, SESSION, number, where.mesh.id, kind, spec))
 
     def _from_client(self, *messages: wire.ToController, size: int = 0) -> list[to_controller.Command]:
         return self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))

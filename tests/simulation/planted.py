@@ -703,12 +703,6 @@ def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     patch.setattr(core, "KILL_PERIOD_S", math.inf)
 
 
-@bug(faults=20, seeds=300, shown=114, **SINGLES)
-def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
-    """The controller's predecessor knew a host whose machine has vanished since."""
-    patch.setattr(Hosts, "expect", lambda self, islands: None)
-
-
 # --- blame ------------------------------------------------------------------------------------------------------------
 
 FLAWED: dict[str, Any] = {
@@ -766,15 +760,6 @@ def the_time_in_a_device_queue_counts(patch: Patch) -> None:
         return Heartbeat(found.host, slowness, (*found.running, *behind))
 
     wrapped(patch, Devices, "heartbeat", heartbeat)
-
-
-@bug(faults=0, seeds=150, **FLAWED)
-def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
-    def died(original: Original, self: CircuitBreaker, host: int, candidates: Any, *rest: Any) -> Any:
-        return [struck for one in candidates for struck in original(self, host, [one], *rest)]
-
-    wrapped(patch, CircuitBreaker, "died", died)
-    patch.setattr(CircuitBreaker, "_has_shown", lambda self, candidate: False)
 
 
 @bug(faults=0, **FLAWED)
