@@ -32,7 +32,22 @@ class Cancellation:
         record = self._find(session, message.launch)
         if record is None or record.state is not LaunchState.IN_FLIGHT:
             return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
-        return [SendIsland(island, CancelLaunch(record.sequence, CANCELLED)) for island in sorted(record.pending)]
+        return [
+            SendIsland(island, CancelLaunch(one.sequence, CANCELLED))
+            for one in self._with_consumers(record)
+            for island in sorted(one.pending)
+        ]
+
+    def _with_consumers(self, record: InFlight) -> list[InFlight]:
+        """A launch, and those in flight that take its results, or theirs: they would only wait to fail."""
+        found = {record.sequence: record}
+        for one in (grown := [record]):
+            for sequence in one.consumers:
+                consumer = self.tables.in_flight.get(sequence)
+                if consumer is not None and sequence not in found:
+                    found[sequence] = consumer
+                    grown.append(consumer)
+        return grown
 
     def begun(self, sequence: int) -> list[Send]:
         """An island has sent a launch to its hosts already: it runs to its end, and leaves nothing."""

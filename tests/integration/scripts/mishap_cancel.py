@@ -11,7 +11,7 @@ import pathways_ray as pw
 
 with pw.init(1, 1, 2, launch_limit_s=40.0) as session:
     visitor = pw.connect(session.url, session.token)
-    mine, others = visitor.virtual_slice((1,), island=0), pw.virtual_slice((1,), island=0)
+    mine, others = visitor.virtual_slice((1,), island=0), session.virtual_slice((1,), island=0)
     good = pw.compiled(lambda v: v + 1, slice=others)
     small = pw.compiled(lambda v: v * 2, slice=mine)
 

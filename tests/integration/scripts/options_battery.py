@@ -19,7 +19,7 @@ from examples import language_model
 
 options = json.loads(sys.argv[1])
 url = options.pop("url", None)
-session = pw.connect(url, options["token"]) if url else pw.init(2, 1, 4, **options)
+session = pw.connect(url, options["token"]) if url else pw.init([pw.Island(devices=4, memory=1 << 60)] * 2, **options)
 random = np.random.default_rng(0)
 V, W = random.standard_normal((2, 64)).astype(np.float32)
 a4, b4 = (pw.virtual_slice((4,), ("x",), island=k) for k in (0, 1))
