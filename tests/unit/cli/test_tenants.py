@@ -55,7 +55,7 @@ def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
 
 def test_list_shows_everything_but_tokens(file: Path) -> None:
     token = tenants("add", "alice", "--file", str(file), "--max-bytes", "1500000").stdout.strip()
-    shown = tenants("list", "--file", str(file)).stdout
+    shown = tenants("list", "--file", str(file), env={"COLUMNS": "200"}).stdout
     assert "alice" in shown
     assert "1.5 MB" in shown
     plain = json.loads(tenants("list", "--json", env={"PATHWAYS_TENANTS": str(file)}).stdout)
