@@ -21,6 +21,10 @@ from typing import Generic, TypeVar
 
 Peer = TypeVar("Peer", bound=Hashable)
 
+RISING_PARTS = 4
+"""A peer that says it is slower than before is believed by one part in this many, and at once when it is quicker. The
+last thing it said stands for all of its silence, and may have been a bad moment."""
+
 SILENCE_LIMIT_S = 8.0
 """Silence after which a process counts as lost, unless the operator says otherwise."""
 
@@ -53,7 +57,8 @@ class Liveness(Generic[Peer]):
             self.looked = now
         self.silence[peer] = -min(now - self.looked, 2 * self.period_s)  # the next look counts from the last one
         if slowness is not None:
-            self.slowness[peer] = slowness
+            known = self.slowness.get(peer, slowness)
+            self.slowness[peer] = min(slowness, known + (slowness - known) / RISING_PARTS)
 
     def forget(self, peer: Peer) -> None:
         """Stops watching a peer; an unknown one is ignored."""

@@ -195,7 +195,7 @@ class Client:
 def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
     """
     1. Islands 0 and 1 are on two machines, island 2 on both; programs of four sessions run on each and across all.
-    2. The link of island 1's machine is cut. Launches that need it end in a typed error in time; island 0 goes on.
+    2. The link of island 1's machine is cut. Launches that need it end in a typed error within 10 s; island 0 goes on.
     3. The link is mended. Within 20 s the same programs run again, by themselves.
     """
     status = pathways(python, machines, environment, "status", "--json")
@@ -233,7 +233,7 @@ def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
     assert found["near"]["slowest"] < 4.0  # it never waited for the others, which are missed after eight seconds
     for name in ("far", "across", "chain"):
         assert set(found[name]["outcomes"]) <= {"HostLost", "BufferLost"}
-        assert found[name]["known"] < 20.0  # 8 s on a machine with nothing else to do
+        assert found[name]["known"] < 10.0
     assert max(one["serving"] for one in after.values()) < 20.0
 
 

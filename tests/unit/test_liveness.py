@@ -77,3 +77,14 @@ def test_a_peer_that_was_slow_is_judged_as_it_says_now() -> None:
     assert watched.slowness == {"a": 10.0}, "not every message says it"
     watched.hear("a", 0.0, 1.0)
     assert [now for now in range(1, 12) if watched.silent(float(now))] == [9, 10, 11]
+
+
+def test_one_bad_moment_before_a_peer_vanishes_hardly_counts() -> None:
+    """Slow again and again, it is believed."""
+    watched: Liveness[str] = Liveness(8.0, period_s=1.0)
+    for said in (1.0, 1.0, 2.0):
+        watched.hear("a", 0.0, said)
+    assert watched.slowness == {"a": 1.25}
+    for _ in range(20):
+        watched.hear("a", 0.0, 2.0)
+    assert watched.slowness["a"] > 1.99
