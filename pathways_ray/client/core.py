@@ -24,11 +24,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.donations import Donations, with_donations_untaken
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
@@ -71,8 +70,7 @@ class ClientCore:
         of the interpreter, so that a second Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
-        self.donated: dict[int, Sequence[BufferRecord]] = {}
-        """By launch without an outcome, what it may take the memory of."""
+        self.donations = Donations(self.buffers)
         self.ended: Failure | None = None
         self.closed_because = ""
         self.closing = False
@@ -143,9 +141,7 @@ class ClientCore:
         names = tuple([buffer.id for buffer in arguments])
         message = wire.Launch(number, program, names, results[0].id if results else 0)
         if donated:
-            self.donated[number] = donated
-            for buffer in donated:
-                buffer.donate(why)
+            self.donations.give(number, donated, why)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
             self._fail(number, self.ended, self._now)
             return None
@@ -270,8 +266,8 @@ class ClientCore:
                     buffer.state = READY
                 elif buffer.donated is not None:
                     buffer.become_ready()
-            if self.donated:
-                self._consume(self.donated.pop(launch, ()))
+            if self.donations.by_launch:
+                self.donations.taken(launch)
         return _WAKE
 
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
@@ -283,42 +279,21 @@ class ClientCore:
     ) -> Sequence[events.Command]:
         self.story.note_launch(Entry(now, "launch failed", failure.message, failure.kind, self.session, launch))
         results = self._results_of(launch)
-        donated = self.donated.pop(launch, ())
+        donated = self.donations.by_launch.pop(launch, ())
         if donated and not consumed and not undecided:
-            text = f"{failure.message}; it had not taken the memory of what was donated to it, which lives on"
-            failure = msgspec.structs.replace(failure, message=text)
+            failure = with_donations_untaken(failure)
         for buffer in results:
             if buffer.state is PENDING or buffer.donated is PENDING:
                 buffer.fail(failure)
-        if not donated:
-            return _WAKE_ALL
-        gone = [buffer for buffer in donated if buffer.id in consumed]
-        for buffer in gone:
-            buffer.why_deleted += f", which failed after it had taken the memory: {failure.message}"
-        for buffer in donated:
-            buffer.undecided = buffer.id in undecided
-        self._consume(gone)
-        return *_WAKE_ALL, *self._take_back([b for b in donated if b not in gone and not b.undecided])
+        return *_WAKE_ALL, *self._unused(self.donations.failed(donated, failure, consumed, undecided))
 
-    def _consume(self, donated: Sequence[BufferRecord]) -> None:
-        """Donated buffers are gone: their launch took the memory."""
-        for buffer in donated:
-            buffer.donated, buffer.undecided = None, False
-            self.buffers.pop(buffer.id, None)
-
-    def _take_back(self, donated: Sequence[BufferRecord]) -> Sequence[events.Command]:
-        """Donated buffers live again; those without a handle are freed."""
-        for buffer in donated:
-            buffer.take_back()
-        unused = [buffer for buffer in donated if buffer.dropped]
-        return [message for buffer in unused if (message := self.free(buffer)) is not None]
+    def _unused(self, living: Sequence[BufferRecord]) -> Sequence[events.Command]:
+        """Frees buffers that have come back from a donation, and that no handle is left to."""
+        dropped = [buffer for buffer in living if buffer.dropped]
+        return [message for buffer in dropped if (message := self.free(buffer)) is not None]
 
     def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
-        known = [self.buffers[number] for number in message.buffers if number in self.buffers]
-        waiting = [buffer for buffer in known if buffer.undecided]
-        self._consume([buffer for buffer in waiting if buffer.id in message.consumed])
-        commands = self._take_back([buffer for buffer in waiting if buffer.id not in message.consumed])
-        return *_WAKE_ALL, *commands
+        return *_WAKE_ALL, *self._unused(self.donations.decided(message))
 
     def _results_of(self, launch: int) -> Sequence[BufferRecord]:
         """The results of a launch that has its outcome now, and of those that left with it and have theirs too. Of the
@@ -326,8 +301,8 @@ class ClientCore:
         results = self.pending.pop(launch, ())
         for other in self.coalescer.take_covered(launch):
             results = [*self.pending.pop(other, ()), *results]
-            if other in self.donated:
-                self.donated[launch] = [*self.donated.pop(other), *self.donated.get(launch, ())]
+            if other in self.donations.by_launch:
+                self.donations.join(other, launch)
         return results
 
     def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:

@@ -13,14 +13,13 @@ from pathways_ray.client.argument_types import ArgumentType, array_type, to_nump
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.explanation import explanation
 from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import check_no_outer_assignment, trace
 from pathways_ray.errors import TraceError, UsageError
-from pathways_ray.ir.memory import peak_bytes
-from pathways_ray.ir.passes import lower as lower_graph
 from pathways_ray.ir.text import graph_text
 from pathways_ray.transport.messages import encode
 
@@ -192,28 +191,7 @@ class LoweredProgram:
         if self._number < 0:
             self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
         reply = self.session.explain(self._number, self._encoded)
-        graph = lower_graph(self._built.graph, fusion=False)
-        peak = peak_bytes(graph)
-        lines = [f"program {graph.name}: {len(self._built.graph.nodes)} nodes"]
-        for kind in sorted(self._slices(), key=lambda s: s.id):
-            lines.append(
-                f"  {kind}: island {kind.island}, devices {', '.join(kind.devices)}; arrays take at most "
-                f"{peak.get(kind.id, 0)} bytes a device"
-            )
-        moved = [line for line in graph_text(graph).splitlines() if "= transfer" in line]
-        lines.append(f"  transfers and reshards: {len(moved)}")
-        lines += [f"  {line}" for line in moved]
-        for host, temporary in sorted(reply.temporary_bytes.items()):
-            lines.append(f"  host {host}: computations need up to {temporary} bytes of their own on a device")
-        lines.append("  order:")
-        lines += [f"    {line}" for line in reply.order.splitlines()]
-        return "\n".join(lines)
-
-    def _slices(self) -> Any:
-        used = {s.id for s in self._built.graph.slices}
-        found = {source.slice.id: source.slice for source in self._built.sources}
-        found.update({kind.slice.id: kind.slice for kind in self._built.result_kinds if kind.slice is not None})
-        return [s for s in found.values() if s.id in used]
+        return explanation(self._built, reply)
 
 
 def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:

@@ -26,7 +26,7 @@ from pathways_ray import limits, names
 from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
-from pathways_ray.controller.core import TICK_S, ControllerCore
+from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.metrics_server import serve_page
@@ -34,6 +34,7 @@ from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
@@ -249,7 +250,7 @@ class Controller:
 
     async def _manager_answers(self, command: events.CallManager, result: Any) -> None:
         """Waits for a result. A call that did not get through is made again for a while; none does harm if it did."""
-        deadline = time.monotonic() + self.core.manager.limit_s * 2
+        deadline = time.monotonic() + self.core.watch.manager.limit_s * 2
         answer: Any
         while True:
             try:

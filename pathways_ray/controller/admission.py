@@ -1,9 +1,7 @@
 """Admission: whether the next launch of a session may go to its islands.
 
-A session's calls are worked off in the order in which it made them, with one exception. A launch whose hosts are away,
-or have not compiled its program, or lack an argument that was uploaded, is deferred; what the session called later goes
-on where it has nothing to do with it: on other islands, with other buffers. So each island still sees a session's
-launches in the order of its calls, and a buffer is freed after the last launch that was called with it.
+A session's calls are worked off in the order in which it made them, but for those that pass a deferred one
+(`Backlog`). So each island sees a session's launches in the order of its calls.
 
 Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
 a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.
@@ -11,115 +9,22 @@ a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import msgspec
+from collections.abc import Iterable
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers, quotas
+from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
-from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
+from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
-from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import Send, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Free, Launch, Put
-
-MAX_DEFERRED_CALLS = 64
-"""Deferred launches beyond which nothing passes them: they are looked at again with every event."""
-
-
-MAX_DEFERRED_NUMBERS = 8192
-"""Buffers of deferred launches beyond which nothing passes them, for the same reason."""
-
-
-class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted; `since` is when it was called."""
-
-    message: Launch
-    since: float
-    state: LaunchState = LaunchState.WAITING
-
-    def move(self, event: LaunchEvent) -> None:
-        self.state = after(self.state, event)
-
-
-Call: TypeAlias = WaitingLaunch | Put | Free
-
-
-@dataclass(slots=True)
-class Backlog:
-    """Calls of a session that wait.
-
-    `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
-    passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
-    has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
-    """
-
-    waiting: deque[Call] = field(default_factory=deque)
-    deferred: list[WaitingLaunch | Free] = field(default_factory=list)
-    islands: set[int] = field(default_factory=set)
-    numbers: set[int] = field(default_factory=set)
-    stuck: bool = False
-    full: bool = False
-
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.deferred)
-
-    def launches(self) -> list[WaitingLaunch]:
-        return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
-
-    @property
-    def may_be_passed(self) -> bool:
-        """Whether a further call may be looked at: deferred ones are looked at again with every event."""
-        return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and len(self.numbers) < MAX_DEFERRED_NUMBERS
-
-    def take_deferred(self) -> deque[Call]:
-        """Takes out the deferred calls, to be looked at again."""
-        calls: deque[Call] = deque(self.deferred)
-        self.deferred = []
-        self.stuck = False
-        self.islands.clear()
-        self.numbers.clear()
-        return calls
-
-    def defer(
-        self,
-        launch: WaitingLaunch,
-        islands: Collection[int],
-        results: int,
-        why: LaunchEvent = LaunchEvent.HOSTS_ABSENT,
-    ) -> None:
-        """Defers a launch on these islands that makes `results` results."""
-        launch.move(why)
-        message = launch.message
-        self.deferred.append(launch)
-        self.islands.update(islands)
-        self.numbers.update(message.arguments, range(message.results, message.results + results))
-
-    def claims(self, launch: Launch, islands: Collection[int], results: int) -> bool:
-        """Whether a later launch has to do with a deferred one."""
-        return not (
-            self.islands.isdisjoint(islands)
-            and self.numbers.isdisjoint(launch.arguments)
-            and self.numbers.isdisjoint(range(launch.results, launch.results + results))
-        )
-
-    def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """The buffers that may be freed at once; the others are freed after the launches that claim them."""
-        claimed = tuple(n for n in numbers if n in self.numbers)
-        if not claimed:
-            return numbers
-        self.deferred.append(Free(claimed))
-        return tuple(n for n in numbers if n not in self.numbers)
 
 
 class Admission:
@@ -184,17 +89,6 @@ class Admission:
             backlog.waiting.append(call)
             return []
         return commands
-
-    def cancel(self, session: Session, number: int, failure: Failure) -> list[Send] | None:
-        """Ends a launch that waits here; None when there is no such launch."""
-        backlog = self.backlogs[session.id]
-        for calls in (backlog.deferred, backlog.waiting):
-            for call in calls:
-                if isinstance(call, WaitingLaunch) and call.message.launch == number:
-                    calls.remove(call)
-                    commands = self._refuse(session, call, failure)
-                    return commands + self.resume((session,))
-        return None
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""
@@ -263,28 +157,31 @@ class Admission:
         program = session.programs.get(message.program)
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
-            return self._refuse(session, launch, Failure("WireError", text))
+            return self.refuse(session, launch, Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
         asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
-        if backlog.deferred and self._is_blocked(session, backlog, message, program):
-            backlog.defer(launch, program.islands, program.result_count)
+        if backlog.deferred and backlog.blocks(session, message, program):
+            backlog.defer(launch, program)
             return asked
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, program, message)) is not None:
-                return asked + self._refuse(session, launch, failure)
+                return asked + self.refuse(session, launch, failure)
         if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
-            return asked + self._await_uploads(session, backlog, launch, program)
-        if asked or self._is_unprepared(program):
-            failure = self.hosts.absence(program)
-            if failure is not None:
-                return asked + self._refuse(session, launch, failure)
-            backlog.defer(launch, program.islands, program.result_count)
+            # Since its call: of many, each would wait behind the one before.
+            if (late := buffers.overdue(self.tables, session, message.arguments, launch.since)) is not None:
+                return [*asked, *late.commands, *self.refuse(session, launch, late.failure)]
+            backlog.defer(launch, program, LaunchEvent.ARGUMENTS_ABSENT)
+            return asked
+        if asked or not self.hosts.are_ready(program):
+            if (failure := self.hosts.absence(program)) is not None:
+                return asked + self.refuse(session, launch, failure)
+            backlog.defer(launch, program)
             return asked
         if session.in_flight >= self.max_in_flight:
             return None
         room = self.memory.take(session, program)
         if isinstance(room, Failure):
-            return self._refuse(session, launch, room)
+            return self.refuse(session, launch, room)
         if not room:
             launch.move(LaunchEvent.MEMORY_FULL)
             return None
@@ -300,35 +197,8 @@ class Admission:
             return self.outcomes.settle([record])[0]
         return commands
 
-    def _await_uploads(
-        self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram
-    ) -> list[Send]:
-        """Defers a launch until all hosts have what was uploaded for it, up to a limit. That counts from its call: of
-        many, each would wait behind the one before."""
-        if self.tables.now - launch.since > buffers.UPLOAD_LIMIT_S:
-            failure, commands = buffers.overdue(session, launch.message.arguments)
-            return commands + self._refuse(session, launch, failure)
-        backlog.defer(launch, program.islands, program.result_count, LaunchEvent.ARGUMENTS_ABSENT)
-        return []
-
-    def _is_unprepared(self, program: PlannedProgram) -> bool:
-        """Whether a program cannot be launched now, and may be later."""
-        return (
-            not program.is_ready
-            or bool(program.unsent)
-            or (bool(self.tables.away) and bool(self.hosts.away(program)))
-            or self.preparation.must_wait(program)
-        )
-
-    def _is_blocked(self, session: Session, backlog: Backlog, launch: Launch, program: PlannedProgram) -> bool:
-        """Whether a launch has to do with a deferred one, and has to wait behind it."""
-        # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
-        known = all(
-            n in session.buffers or n in backlog.numbers or session.why_refused(n) is not None for n in launch.arguments
-        )
-        return known and backlog.claims(launch, program.islands, program.result_count)
-
-    def _refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
+    def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
+        """Ends a launch that waited here."""
         launch.move(LaunchEvent.REFUSED)
         self.window.queued.pop(session.id, None)
         self.tables.ledger.leave(session.usage)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import BufferType
@@ -81,8 +82,17 @@ def stored(session: Session, message: Stored) -> list[Send]:
     return []
 
 
-def overdue(session: Session, arguments: Iterable[int]) -> tuple[Failure, list[Send]]:
-    """Gives up the uploads among these arguments that have not arrived: the failure, and who has to know of it."""
+class Overdue(NamedTuple):
+    """Uploads that were given up: the failure of a launch that waited for them, and who has to know of it."""
+
+    failure: Failure
+    commands: list[Send]
+
+
+def overdue(tables: Tables, session: Session, arguments: Iterable[int], since: float) -> Overdue | None:
+    """Gives up the uploads among these arguments that have not arrived, if a launch has waited for too long."""
+    if tables.now - since <= UPLOAD_LIMIT_S:
+        return None
     commands: list[Send] = []
     failure = Failure("BufferLost", "an upload was given up")
     for number in arguments:
@@ -91,7 +101,7 @@ def overdue(session: Session, arguments: Iterable[int]) -> tuple[Failure, list[S
             text = f"buffer {number} has not come to host {names} in {UPLOAD_LIMIT_S:.0f} s; upload it again"
             failure = Failure("BufferLost", text, host=min(hosts))
             commands += lose(session, number, session.buffers[number], failure)
-    return failure, commands
+    return Overdue(failure, commands)
 
 
 def host_lost(session: Session, host: int) -> None:

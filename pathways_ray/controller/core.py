@@ -4,8 +4,7 @@ It has no clock, socket or randomness. Its drivers are the Ray actor (`controlle
 `controller.client_service`) and the simulator's controller; both deliver `events` and carry out the commands in order.
 
 `launches` has the life of launches, `clients` sessions and their channels, `requests` the calls with a reply. This file
-has the islands, and whether those it depends on are alive: a scheduler that is silent is treated as lost and killed,
-and so is a resource manager that twice does not answer.
+has the islands. `watch` says whether those it depends on are alive.
 """
 
 from __future__ import annotations
@@ -15,21 +14,14 @@ from typing import Any
 
 from pathways_ray.controller import events, status
 from pathways_ray.controller.clients import Clients
+from pathways_ray.controller.intake import Intake
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
-from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
+from pathways_ray.controller.watch import Watch
+from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
-
-TICK_S = 1.0
-"""A `Tick` comes once in this time."""
-
-SCHEDULER_ABSENCE_LIMIT_S = 60.0
-"""A scheduler that does not join for this long is killed: one that was stopped when the controller before this one died
-is on no stream that could break. That is long, since Ray may take its time to start one on a busy machine."""
-
-_MANAGER = "resource manager"
 
 
 class ControllerCore:
@@ -59,24 +51,19 @@ class ControllerCore:
     ) -> None:
         self.launches = launches
         self.clients = clients
+        self.intake = Intake(clients)
         self.report = status.Report()
         self.requests = Requests(launches, clients, self.report, token, data_secret)
         self.story = launches.story
         self.islands: dict[int, int] = {}
-        self.schedulers: Liveness[int] = Liveness(silence_limit_s, TICK_S)
-        self.expected = tuple(expected)
+        self.watch = Watch(self.story, expected, silence_limit_s)
         self.unseen = dict(islands or {})
-        self.absent: Liveness[int] = Liveness(max(silence_limit_s, SCHEDULER_ABSENCE_LIMIT_S), TICK_S)
-        self.manager: Liveness[str] = Liveness(silence_limit_s / 2, TICK_S)
-        self.manager_incarnation = ""
-        self.manager_missed = 0
-        self.manager_gone_since: float | None = None
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
-            events.ClientMessages: clients.messages,
-            events.Turn: clients.turn,
-            events.Planned: clients.plans.ended,
-            events.IslandFull: clients.island_full,
-            events.IslandRoom: clients.island_full,
+            events.ClientMessages: self.intake.messages,
+            events.Turn: self.intake.turn,
+            events.Planned: clients.registrar.plans.ended,
+            events.IslandFull: clients.registrar.island_full,
+            events.IslandRoom: clients.registrar.island_full,
             events.IslandMessages: self._island_messages,
             events.IslandConnected: self._island_connected,
             events.IslandDisconnected: self._island_disconnected,
@@ -87,8 +74,8 @@ class ControllerCore:
             events.ClientGarbled: clients.garbled,
             events.Requested: self.requests.received,
             events.ManagerAnswered: lambda event, now: self.requests.manager_answered(event.call, event.answer),
-            events.ManagerKnows: self._manager_knows,
-            events.ManagerLost: self._manager_lost,
+            events.ManagerKnows: self.watch.manager_knows,
+            events.ManagerLost: self.watch.manager_lost,
             events.IslandsHeld: self._islands_held,
             events.TenantsRead: self._tenants_read,
             events.Tick: self._tick,
@@ -104,7 +91,7 @@ class ControllerCore:
         if self.requests.explaining:
             commands += self.requests.programs_changed(now)
         if self.clients.turns.order or self.launches.admission.relieved:
-            commands += self.clients.after()
+            commands += self.intake.after()
         return commands
 
     def last_events(self, now: float, count: int = 50) -> list[str]:
@@ -121,8 +108,7 @@ class ControllerCore:
             ended = self._island_ended(island, "its island's scheduler ended")
             commands += [c for c in ended if not (isinstance(c, SendIsland) and c.island == island)]
         self.islands[island] = event.link
-        self.schedulers.hear(island, now)
-        self.absent.forget(island)
+        self.watch.joined(island, now)
         self.story.note(Entry(now, "scheduler joined", f"island {island} at {event.hello.address}"))
         return commands + self.launches.island_up(island)
 
@@ -135,8 +121,7 @@ class ControllerCore:
     def _island_ended(self, island: int, reason: str) -> list[events.Command]:
         """Forgets an island's scheduler; its word for its hosts is worth nothing any more."""
         del self.islands[island]
-        self.schedulers.forget(island)
-        self.absent.hear(island, self.launches.tables.now)
+        self.watch.left(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
         commands: list[events.Command] = []
         for host in [h for h in self.launches.hosts.values() if h.island == island]:
@@ -150,7 +135,7 @@ class ControllerCore:
                 events.CloseIsland(event.link)
             ]  # another scheduler took its place; it starts again when its stream ends
         said = event.messages[-1] if event.messages else None
-        self.schedulers.hear(island, now, said.slowness if type(said) is wire.Load else None)
+        self.watch.schedulers.hear(island, now, said.slowness if type(said) is wire.Load else None)
         commands: list[events.Command] = []
         launches = self.launches
         for message in event.messages:
@@ -188,7 +173,7 @@ class ControllerCore:
         for island in ended:
             if island in self.islands:
                 commands += self._island_ended(island, "its island was ended")
-            self.absent.forget(island)
+            self.watch.absent.forget(island)
             self.report.queued.pop(island, None)
             for host in [host.host for host in tables.hosts.values() if host.island == island]:
                 del tables.hosts[host]
@@ -202,64 +187,6 @@ class ControllerCore:
                 commands += self.clients.end(client, f"{processes} have ended")
         return commands
 
-    def _watch_schedulers(self, now: float, slowness: float) -> list[events.Command]:
-        """Has schedulers killed that say nothing, or do not join. Ray starts them again; their hosts end with their
-        streams and follow."""
-        for island in self.expected:
-            self.absent.hear(island, now)
-        self.expected = ()
-        commands: list[events.Command] = []
-        for island in self.schedulers.silent(now, slowness):
-            reason = f"its island's scheduler did not answer for {self.schedulers.limit_s:.0f} s"
-            commands += [*self._island_ended(island, reason), events.KillScheduler(island)]
-        for island in self.absent.silent(now, slowness):
-            self.absent.hear(island, now)
-            reason = f"it did not join for {self.absent.limit_s:.0f} s"
-            self.story.note(Entry(now, "scheduler absent", f"island {island}", reason))
-            commands.append(events.KillScheduler(island))
-        return commands
-
-    # --- the resource manager -----------------------------------------------------------------------------------------
-
-    def _manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
-        self.manager.forget(_MANAGER)
-        self.manager_missed = 0
-        self.manager_gone_since = None
-        known, self.manager_incarnation = self.manager_incarnation, event.incarnation
-        if known and known != event.incarnation:
-            return self._exit(now, "a new resource manager, which knows of no slice: starting again")
-        return []
-
-    def _manager_lost(self, event: events.ManagerLost, now: float) -> list[events.Command]:
-        """Its successor, or an answer to the next report, may be there within seconds."""
-        if self.manager_gone_since is None:
-            self.manager_gone_since = now
-        self.manager.forget(_MANAGER)
-        if now - self.manager_gone_since <= 2 * self.manager.limit_s:
-            return []
-        return self._exit(now, f"the resource manager is gone: {event.reason}")
-
-    def _exit(self, now: float, reason: str) -> list[events.Command]:
-        self.story.note(Entry(now, "exit", cause=reason))
-        return [events.Exit(reason)]
-
-    def _watch_manager(self, now: float, slowness: float) -> list[events.Command]:
-        """Reports once a second; asks again where no answer came in time, and has the resource manager killed where
-        none came to that either. Twice: after a pause of this process the time may be over before an answer that is
-        there is seen."""
-        if _MANAGER not in self.manager:
-            self.manager.silent(now, slowness)
-            self.manager.hear(_MANAGER, now)
-            return [events.ReportToManager()]
-        if not self.manager.silent(now, slowness):
-            return []
-        self.manager_missed += 1
-        if self.manager_missed < 2:
-            self.manager.hear(_MANAGER, now)
-            return [events.ReportToManager()]
-        reason = f"the resource manager did not answer for {2 * self.manager.limit_s:.0f} s"
-        return [events.KillManager(), *self._exit(now, reason)]
-
     # --- tenants and time ---------------------------------------------------------------------------------------------
 
     def _tenants_read(self, event: events.TenantsRead, now: float) -> list[events.Command]:
@@ -270,9 +197,12 @@ class ControllerCore:
 
     def _tick(self, event: events.Tick, now: float) -> list[events.Command]:
         self.report.note(now, self.launches.ledger.usages.values())
-        commands = self._watch_schedulers(now, event.slowness)
+        commands: list[events.Command] = []
+        for island, reason in self.watch.silent_schedulers(now, event.slowness):
+            commands += [*self._island_ended(island, reason), events.KillScheduler(island)]
+        commands += self.watch.absent_schedulers(now, event.slowness)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         commands += self.requests.ask_again(now)
         commands += self.requests.isolation.tick(self.clients.known.values(), now)
-        return commands + self._watch_manager(now, event.slowness)
+        return commands + self.watch.tick(now, event.slowness)

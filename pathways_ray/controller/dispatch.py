@@ -6,26 +6,25 @@ islands keep it for all launches that run on several of them.
 
 from __future__ import annotations
 
-import msgspec
-
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Session, Tables
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Drop, Enqueued, IslandLaunch, Launch
+from pathways_ray.transport.messages import Drop, IslandLaunch, Launch
 
 
 class Dispatch:
     """Sends launches to islands.
 
     Args:
-        parallel: all gangs of a launch at once; otherwise a gang is sent when the one before it is enqueued.
+        sequential: sends the gangs of a launch one by one; without it all of them go at once.
     """
 
-    def __init__(self, tables: Tables, parallel: bool) -> None:
+    def __init__(self, tables: Tables, sequential: Sequential | None = None) -> None:
         self.tables = tables
-        self.parallel = parallel
+        self.sequential = sequential
 
     def start(
         self, session: Session, program: PlannedProgram, launch: Launch, state: LaunchState
@@ -62,43 +61,17 @@ class Dispatch:
         if program.cross_island:
             record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
-        if not self.parallel:
-            return record, self._send_gang(record) if program.islands else []
+        if self.sequential is not None:
+            return record, self.sequential.start(record) if program.islands else []
         message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results)
         return record, [SendIsland(island, message) for island in program.islands]
-
-    def enqueued(self, island: int, message: Enqueued) -> list[Send]:
-        """Sequential dispatch: the gang is on its device queues, the next one may start its host work."""
-        record = self.tables.in_flight.get(message.sequence)
-        if record is None or message.first != record.next_gang:
-            return []
-        record.awaiting.discard(island)
-        if record.awaiting or record.next_gang + 1 >= len(record.program.gang_islands):
-            return []
-        record.next_gang += 1
-        return self._send_gang(record)
-
-    def _send_gang(self, record: InFlight) -> list[Send]:
-        gang, program = record.next_gang, record.program
-        record.awaiting = set(program.gang_islands[gang])
-        message = IslandLaunch(record.sequence, record.session, program.key, record.arguments, record.results, gang, 1)
-        # The first one goes to every island, so that all take their arguments before the client may drop them.
-        islands = program.islands if gang == 0 else program.gang_islands[gang]
-        return [SendIsland(island, message) for island in islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""
         commands: list[Send] = []
         numbers = tuple(record.results + k for k in range(len(record.program.results)))
         for island in record.program.islands:
-            if not self.parallel and island in record.pending:
-                # The gangs that were held back run on failures, so that nothing of the launch stays on the hosts.
-                rest = len(record.program.gang_islands) - record.next_gang - 1
-                message = IslandLaunch(
-                    record.sequence, record.session, record.program.key, record.arguments, record.results
-                )
-                if rest > 0:
-                    message = msgspec.structs.replace(message, first=record.next_gang + 1, gangs=rest)
-                    commands.append(SendIsland(island, message))
+            if self.sequential is not None and island in record.pending:
+                commands += self.sequential.rest(record, island)
             commands.append(SendIsland(island, Drop(record.session, numbers)))
         return commands

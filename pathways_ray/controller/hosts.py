@@ -116,6 +116,15 @@ class Hosts:
         hosts = self.tables.hosts
         return [hosts[host] for host in sorted(self.tables.away) if hosts[host].island in program.islands]
 
+    def are_ready(self, program: PlannedProgram) -> bool:
+        """Whether a program can be launched now; if not, it may be later."""
+        return (
+            program.is_ready
+            and not program.unsent
+            and not (self.tables.away and self.away(program))
+            and not self.preparation.must_wait(program)
+        )
+
     def absence(self, program: PlannedProgram) -> Failure | None:
         """The failure of a launch whose islands have been without a host for too long."""
         now = self.tables.now

@@ -21,6 +21,7 @@ from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.plan import PlacedSlice
@@ -51,7 +52,8 @@ class Launches:
         self.ledger, self.circuit_breaker, self.story = tables.ledger, tables.circuit_breaker, tables.story
         self.hosts, self.away, self.sessions = tables.hosts, tables.away, tables.sessions
         self.programs, self.in_flight = tables.programs, tables.in_flight
-        self.dispatch = Dispatch(tables, parallel)
+        self.sequential = None if parallel else Sequential(tables.in_flight)
+        self.dispatch = Dispatch(tables, self.sequential)
         self.preparation = Preparation(tables, Distribution(), compile_limit_s)
         self.outcomes = Outcomes(tables, self.cross_island, self.preparation)
         self.membership = Hosts(tables, self.preparation, self.dispatch, self.outcomes)
@@ -192,7 +194,7 @@ class Launches:
 
     def enqueued(self, island: int, message: wire.Enqueued) -> list[Send]:
         """Sequential dispatch: a gang is on its device queues."""
-        return self.dispatch.enqueued(island, message)
+        return self.sequential.enqueued(island, message) if self.sequential is not None else []
 
     def _resume(self, settled: Settled) -> list[Send]:
         if not settled.sessions and not self.cross_island.queued and not self.admission.memory.waiting:
@@ -219,29 +221,3 @@ class Launches:
             self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
             + self.admission.memory_freed()
         )
-
-    def validate(self) -> None:
-        """Re-derives what must hold between the tables; tests call it after every event."""
-        for sequence, record in self.in_flight.items():
-            assert record.sequence == sequence
-            assert record.pending or record.failure is not None, f"launch {sequence} has nothing to wait for"
-        for program in self.programs.values():
-            flying = sum(record.program is program for record in self.in_flight.values())
-            assert program.in_flight == flying, (program.in_flight, flying)
-        for session in self.sessions.values():
-            flying = sum(record.session == session.id for record in self.in_flight.values())
-            assert session.in_flight == flying, (session.in_flight, flying)
-            held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
-            assert all(found >= 0 for found in session.held.values()), session.held
-            assert session.device_bytes == held, (session.device_bytes, held)
-            assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
-            assert session.early.keys().isdisjoint(session.arriving)
-            for number, buffer in session.buffers.items():
-                assert not buffer.producer or buffer.producer in self.in_flight, f"buffer {number} waits for no launch"
-        under_way: dict[int, int] = {}
-        for record in self.in_flight.values():
-            for island in record.program.islands if record.program.cross_island else ():
-                under_way[island] = under_way.get(island, 0) + 1
-        assert under_way == {island: n for island, n in self.cross_island.under_way.items() if n}
-        assert self.admission.backlogs.keys() == self.sessions.keys()
-        assert self.cross_island.queued.keys() <= {s for s in self.sessions if self.backlog(s)}

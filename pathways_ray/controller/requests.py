@@ -223,7 +223,7 @@ class Requests:
             ),
             hosts=tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
             platforms=platforms,
-            fusion=self.clients.fusion,
+            fusion=self.clients.registrar.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
             link_port=self.link_port,
             trusted=client.tenant.trusted,
@@ -309,7 +309,7 @@ class Requests:
         self, call: int, client: Client, request: wire.Explain, now: float
     ) -> tuple[wire.Reply | None, list[Command]]:
         session = self.launches.sessions[client.session]
-        asked = request_of(request.graph, session.slices, self.clients.fusion, client.tenant, text=True)
+        asked = request_of(request.graph, session.slices, self.clients.registrar.fusion, client.tenant, text=True)
         reply = plan_if_cheap(asked)
         if reply is not None:
             return self._placed(call, request, reply, now), []
@@ -318,7 +318,7 @@ class Requests:
             found = self._placed(call, request, reply, self.launches.tables.now)
             return [AnswerCall(call, found)] if found is not None else []
 
-        return None, self.clients.plans.put(client.session, asked, {}, planned)
+        return None, self.clients.registrar.plans.put(client.session, asked, {}, planned)
 
     def _placed(self, call: int, request: wire.Explain, reply: PlanReply, now: float) -> wire.Reply | None:
         """The reply once the plan is known; None where it waits until the program is compiled."""

@@ -72,7 +72,7 @@ class IslandScheduler:
 
     def statistics(self) -> dict[str, int]:
         order = self.core.order
-        return {"queued": sum(order.queued().values()), "outstanding": len(order.outstanding)}
+        return {"queued": sum(order.queues.lengths().values()), "outstanding": len(order.outstanding)}
 
     def _serve(self) -> None:
         """Serves until the controller's link ends or something is wrong.

@@ -1,9 +1,9 @@
 """The scheduler of one island: events in, commands out.
 
-It joins four parts: `Membership` knows the hosts' epochs, `IslandOrder` decides which launch goes next, `OrderCheck`
-compares what hosts enqueued, and `Liveness` finds hosts that have fallen silent. Whenever one of them sees that the
-island's group is broken, the whole island restarts: the controller fails the launches it has there, and the processes
-of all hosts are killed and join again under the next epoch.
+It joins `Membership`, which knows the hosts' epochs, `IslandOrder`, which decides which launch goes next, and three
+that watch: `Deadlines` finds what takes too long, `OrderCheck` compares what hosts enqueued, `Liveness` finds hosts
+that have fallen silent. Whenever one of them sees that the island's group is broken, `Restart` has the whole island
+start again.
 
 No clock, thread or link: time comes with each event, in seconds.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 from pathways_ray import limits
@@ -23,6 +22,7 @@ from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import Policy, fifo
 from pathways_ray.scheduler.rendezvous import OrderCheck
+from pathways_ray.scheduler.restart import Restart
 from pathways_ray.scheduler.state import Decision, RestartIsland
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
@@ -34,21 +34,8 @@ launches on a lost host have to end. Policies see the time in these steps as wel
 LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
 
-KILL_PERIOD_S = 1.0
-"""A process that is to be killed is killed again after this time, and ever more seldom, until a successor joins: the
-call may be lost, or its machine out of reach."""
-
 REJOIN_PAUSE_S = 1.0
 """A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
-
-
-@dataclass(slots=True)
-class Condemned:
-    """A host's process under an epoch, to be killed since a time, and again at another one."""
-
-    epoch: int
-    since: float
-    again: float
 
 
 class SchedulerCore:
@@ -76,11 +63,12 @@ class SchedulerCore:
         self.island = island
         self.story = Story(f"scheduler {island}")
         self.members = Membership(frozenset(hosts))
-        self.order = IslandOrder(self.members, window, policy, Deadlines(limit_s, compile_limit_s), self.story)
+        self.order = IslandOrder(self.members, window, policy, self.story)
+        self.deadlines = Deadlines(limit_s, compile_limit_s)
         self.check = OrderCheck()
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
+        self.restart = Restart(self.members, self.order, self.check, self.deadlines, self.liveness, self.story)
         self.next_load = -math.inf
-        self.condemned: dict[int, Condemned] = {}
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -99,7 +87,7 @@ class SchedulerCore:
             case events.HostConnected(hello):
                 return self._join(hello, now)
             case events.HostDisconnected(host, epoch):
-                return self.lose_host(host, epoch, "its process ended")
+                return self.restart.lose_host(host, epoch, "its process ended")
             case events.ControllerConnected(address):
                 self.story.note(Entry(now, "controller connected"))
                 return [
@@ -114,7 +102,7 @@ class SchedulerCore:
 
     def load(self, slowness: float = 1.0) -> wire.Load:
         """Launches that wait here, by tenant."""
-        return wire.Load(self.island, self.order.queued(), slowness)
+        return wire.Load(self.island, self.order.queues.lengths(), slowness)
 
     def _from_controller(self, message: wire.ToIsland) -> list[events.Command]:
         if isinstance(message, wire.Peers):
@@ -131,31 +119,29 @@ class SchedulerCore:
             case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
             case wire.Compiling():
-                self.order.deadlines.compiling[host, message.program] = 0.0
+                self.deadlines.compiling[host, message.program] = 0.0
                 return []
             case wire.Ready():
-                self.order.deadlines.compiling.pop((host, message.program), None)
+                self.deadlines.compiling.pop((host, message.program), None)
                 return [events.ToController(message)]
             case wire.Enqueued() | wire.Stored():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)
             case wire.Heartbeat():
-                self.order.deadlines.heard(host, message, self.order.now)
+                self.deadlines.heard(host, message, self.order.now)
                 return []
             case wire.HostUp():
                 return []  # it has joined
 
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
-        overdue = self.order.overdue()
+        order = self.order
+        overdue = self.deadlines.overdue(order.outstanding, order.programs, self.members.hosts, now)
         commands = self._carry_out([overdue]) if overdue is not None else []
         for host in self.liveness.silent(now, slowness):
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"
-            commands += self.lose_host(host, self.members.epochs[host], reason, kill=True)
-        for host, one in self.condemned.items():
-            if now >= one.again:
-                one.again = now + KILL_PERIOD_S + 0.1 * (now - one.since)
-                commands.append(events.Kill(host, one.epoch))
+            commands += self.restart.lose_host(host, self.members.epochs[host], reason, kill=True)
+        commands += self.restart.repeated_kills(now)
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))
@@ -169,58 +155,16 @@ class SchedulerCore:
         if refusal := self.members.refusal(hello):
             self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
             if any(isinstance(command, events.Kill) for command in refusal):
-                self.condemned[host] = Condemned(epoch, now, now + KILL_PERIOD_S)
+                self.restart.condemn(host, epoch, now)
             return list(refusal)
         commands: list[events.Command] = []
         for member, before in self.members.superseded(hello):
-            commands += self.lose_host(member, before, "a successor joined")
+            commands += self.restart.lose_host(member, before, "a successor joined")
         self.members.join(hello)
-        self.condemned.pop(host, None)
+        self.restart.condemned.pop(host, None)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
         return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
-
-    def lose_host(
-        self, host: int, epoch: int, reason: str, *, kill: bool = False, decided: RestartIsland | None = None
-    ) -> list[events.Command]:
-        """A host is gone, and with it the island's group: survivors may sit in a collective that never ends.
-
-        So the whole island restarts: every other host's process is killed (and this one's, if `kill` says so), and the
-        controller fails every launch it has on the island. It also hears what may have ended the host, unless that was
-        `decided` here.
-        """
-        if not self.members.is_current(host, epoch):
-            return []
-        now = self.order.now
-        kind = decided.kind if decided is not None else "HostLost"
-        launch = decided.launch if decided is not None else 0
-        candidates, compiling = self._causes(host, decided)
-        first = launch or (candidates[0] if candidates else 0)
-        story = self.story.lines(now, launch=first, hosts=self.members.hosts)
-        self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
-        commands: list[events.Command] = [events.ForgetHosts()]
-        # The cause first: the controller knows the launches that it names until it has heard of the first loss.
-        for member in sorted(self.members.lose(epoch), key=lambda member: member != host):
-            self.liveness.forget(member)
-            why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            down = wire.HostDown(member, epoch, why, kind, candidates, story, compiling, decided is not None)
-            commands.append(events.ToController(down))
-            candidates = compiling = ()
-            if member != host or kill:
-                commands.append(events.Kill(member, epoch))
-                self.condemned[member] = Condemned(epoch, now, now + KILL_PERIOD_S)
-        self.order.clear()
-        self.check = OrderCheck()
-        return commands
-
-    def _causes(self, host: int, decided: RestartIsland | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Launches and programs that may have ended a host. Where it was decided to end it, only who is over a
-        limit."""
-        if decided is None:
-            compiling = [program for member, program in self.order.deadlines.compiling if member == host]
-            return self.order.candidates(host), tuple(compiling)
-        launch = (decided.launch,) if decided.kind == "LaunchTimeout" else ()
-        return launch, (decided.program,) if decided.program else ()
 
     def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
         """Commands for the order's decisions, of which the last one may be to restart the island."""
@@ -228,7 +172,7 @@ class SchedulerCore:
             host, epoch = restart.host, self.members.epochs[restart.host]
             return [
                 *(d for d in decisions[:-1] if not isinstance(d, RestartIsland)),
-                *self.lose_host(host, epoch, restart.reason, kill=True, decided=restart),
+                *self.restart.lose_host(host, epoch, restart.reason, kill=True, decided=restart),
             ]
         return cast(list[events.Command], decisions)
 
@@ -237,8 +181,13 @@ class SchedulerCore:
         clash = self.check.add(sorted(self.members.hosts).index(host), message.gangs)
         if clash is None:
             return []
-        one, other = (self.order.gang_text(gang.sequence, gang.gang) for gang in clash)
+        one, other = (self._gang_text(gang) for gang in clash)
         reason = (
             f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
         )
         return self._carry_out([RestartIsland(host, reason, "OrderMismatch", clash[0].sequence)])
+
+    def _gang_text(self, gang: wire.Gang) -> str:
+        record = self.order.outstanding.get(gang.sequence)
+        program = f" of program {record.program.name!r}" if record is not None else ""
+        return f"gang {gang.gang} of launch {gang.sequence}{program}"

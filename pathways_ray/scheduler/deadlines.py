@@ -76,7 +76,6 @@ class Deadlines:
         self,
         outstanding: Mapping[int, Outstanding],
         programs: Mapping[int, ProgramState],
-        first: tuple[int, ...],
         hosts: frozenset[int],
         now: float,
     ) -> RestartIsland | None:
@@ -84,7 +83,6 @@ class Deadlines:
 
         Args:
             outstanding: launches with the hosts, in the order in which they were sent.
-            first: those that are first in line on a device.
             hosts: those of the island.
         """
         for (host, program), seconds in self.compiling.items():
@@ -103,6 +101,7 @@ class Deadlines:
                 name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
                 text = f"{name} was first on its devices for {seconds:.0f} s"
                 return RestartIsland(min(hosts), f"{text}; the limit is {limit_s:.0f} s", "LaunchTimeout", sequence)
+        first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
 
@@ -138,6 +137,18 @@ class Deadlines:
             return None
         reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
         return RestartIsland(min(hosts), reason)
+
+
+def first_in_line(outstanding: Mapping[int, Outstanding], host: int | None = None) -> tuple[int, ...]:
+    """The launches that the hosts may be at, or one of them: the first on each device."""
+    first: dict[tuple[int, bool], int] = {}
+    for sequence, record in outstanding.items():
+        if host is not None and host not in record.hosts:
+            continue
+        for group in record.program.devices.groups:
+            if host is None or host in group.hosts:
+                first.setdefault((id(group), record.program.cross_island), sequence)
+    return tuple(dict.fromkeys(first.values()))
 
 
 def _named(record: Outstanding) -> str:

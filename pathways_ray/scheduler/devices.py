@@ -14,6 +14,19 @@ from dataclasses import dataclass, field
 
 from pathways_ray.ir.plan import Device
 
+SINGLE_TENANT_WINDOW_S = 0.2
+"""Estimated work on a device that may be with the hosts while one tenant has the island to itself."""
+
+CONTENDED_WINDOW_S = 0.02
+"""The same while several tenants have launches: a newcomer finds this much in the device queues before its launch."""
+
+MIN_DEVICE_LAUNCHES = 2
+"""Launches on a device that may be with the hosts however long they take, so that devices do not run dry."""
+
+MAX_DEVICE_COMPUTATIONS = 28
+"""Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
+the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
+
 
 @dataclass(slots=True, eq=False)
 class DeviceGroup:
@@ -48,6 +61,18 @@ class DeviceSet:
             group.launches += 1
             group.computations += computations
             group.seconds += estimate
+
+    def has_room(self, estimate: float, computations: int, contended: bool) -> bool:
+        """Whether one more launch may go to the hosts, on each of its devices."""
+        window = CONTENDED_WINDOW_S if contended else SINGLE_TENANT_WINDOW_S
+        return all(
+            not group.launches
+            or (
+                group.computations + computations <= MAX_DEVICE_COMPUTATIONS
+                and (group.launches < MIN_DEVICE_LAUNCHES or group.seconds + estimate <= window)
+            )
+            for group in self.groups
+        )
 
     def remove(self, estimate: float, computations: int) -> None:
         """A launch is over."""

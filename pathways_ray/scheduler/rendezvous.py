@@ -18,8 +18,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pathways_ray.scheduler.state import InputBarrier, Outstanding
-from pathways_ray.transport.messages import BarrierReached, BarrierReleased, Gang
+import msgspec
+
+from pathways_ray.scheduler.state import InputBarrier, Outstanding, PartialFailure, RestartIsland
+from pathways_ray.transport.messages import BarrierReached, BarrierReleased, Gang, IslandLaunchFailed
 
 
 def reach_barrier(record: Outstanding, message: BarrierReached, hosts: frozenset[int]) -> BarrierReleased | None:
@@ -42,11 +44,29 @@ def disagree(record: Outstanding) -> bool:
     return failed is not None and record.succeeded and not failed.affected <= record.hosts | failed.hosts
 
 
+def disagreement(host: int, failed: PartialFailure) -> RestartIsland:
+    """The restart that follows from the report of a host that disagrees."""
+    reason = f"the hosts disagree on a launch: {failed.report.failure.message}"
+    return RestartIsland(host, reason, launch=failed.report.sequence)
+
+
+def report_of(record: Outstanding) -> IslandLaunchFailed:
+    """The report of a launch that is over everywhere, and failed on some hosts. One on which it succeeded has consumed
+    what it was to; that may be any argument, as far as is known here."""
+    assert record.failed is not None
+    report = record.failed.report
+    return msgspec.structs.replace(report, consumed=record.launch.arguments) if record.succeeded else report
+
+
 @dataclass
 class OrderCheck:
     """Gangs that not all of their hosts have reported yet, by host (its place among those of the island)."""
 
     unmatched: dict[int, deque[Gang]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """The hosts start again."""
+        self.unmatched.clear()
 
     def add(self, host: int, gangs: Iterable[Gang]) -> tuple[Gang, Gang] | None:
         """Notes the gangs that a host enqueued next. Returns two gangs that two hosts have in different orders, if

@@ -65,6 +65,11 @@ class SessionQueue:
         assert isinstance(launch, IslandLaunch), launch
         return launch
 
+    def lead(self, launch: IslandLaunch, now: float) -> None:
+        """Notes that a launch has come to the head."""
+        self.candidate.arrival = launch.sequence
+        self.candidate.since = now
+
 
 @dataclass(slots=True)
 class InputBarrier:

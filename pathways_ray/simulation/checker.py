@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
@@ -20,6 +20,7 @@ from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
 from pathways_ray.ir.plan import launch_of
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.simulation import tables
 from pathways_ray.simulation.client import SimulatedClient
 from pathways_ray.simulation.clock import Clock
 from pathways_ray.simulation.controller import SimulatedController
@@ -31,6 +32,8 @@ from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.values import FLAWS, Future, Outcome
 from pathways_ray.transport.messages import HostDown, HostUp
+
+T = TypeVar("T")
 
 OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
 """A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
@@ -264,7 +267,7 @@ class Checker:
             self.report(f"scheduler {core.island} has {len(core.order.outstanding)} launches with its hosts")
         self.events += 1
         if self.events % VALIDATE_EVERY == 0:
-            self._validate(core.order.validate)
+            self._validate(tables.check_order, core.order)
 
     def controller_bounded(self, launches: Launches) -> None:
         self.events += 1
@@ -276,12 +279,12 @@ class Checker:
         for island, count in launches.cross_island.under_way.items():
             if count > self.world.settings.cross_island_window:
                 self.report(f"island {island} has {count} launches over several islands")
-        self._validate(launches.validate)
+        self._validate(tables.check_launches, launches)
         self._check_refusals(launches)
 
-    def _validate(self, validate: Callable[[], None]) -> None:
+    def _validate(self, check: Callable[[T], None], of: T) -> None:
         try:
-            validate()
+            check(of)
         except (AssertionError, IndexError, KeyError) as error:
             self.report(f"tables disagree: {type(error).__name__}: {error}")
 
@@ -406,7 +409,7 @@ class Checker:
                 yield f"host {host.host}", f"programs {sorted(stray)[:4]}"
             if any(active.launch.session == session for active in host.core.active.values()):
                 yield f"host {host.host}", "a launch that is not over"
-            if session in host.core.producers:
+            if session in host.core.producers.sessions:
                 yield f"host {host.host}", "results to come"
 
     # --- the end ------------------------------------------------------------------------------------------------------

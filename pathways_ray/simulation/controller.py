@@ -10,11 +10,12 @@ from typing import Any, Protocol
 from pathways_ray.controller import events, planning
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
-from pathways_ray.controller.core import TICK_S, ControllerCore
+from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.environment import Environment
@@ -54,7 +55,7 @@ class SimulatedController:
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:
-            clients.plan_if_cheap = lambda request: None
+            clients.registrar.plan_if_cheap = lambda request: None
         self.core = ControllerCore(self.launches, clients, expected=settings.islands, islands=settings.islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}

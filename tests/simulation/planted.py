@@ -20,8 +20,9 @@ from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller import admission, buffers, refusals
 from pathways_ray.controller.admission import Admission
+from pathways_ray.controller.backlog import WaitingLaunch
+from pathways_ray.controller.cancellation import CANCELLED, Cancellation
 from pathways_ray.controller.circuit_breaker import CircuitBreaker
-from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S, ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.donations import Donations
@@ -32,6 +33,7 @@ from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.state import SendClient
 from pathways_ray.controller.turns import Turns
+from pathways_ray.controller.watch import SCHEDULER_ABSENCE_LIMIT_S, Watch
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run import host_plan
@@ -39,6 +41,7 @@ from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.forwarding import Producers
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Copy, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -48,11 +51,12 @@ from pathways_ray.ir.passes import plan_islands
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.core import ManagerCore
-from pathways_ray.scheduler import core, order
+from pathways_ray.scheduler import order, restart, withdrawals
 from pathways_ray.scheduler.core import SchedulerCore
-from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.deadlines import Deadlines, first_in_line
 from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.scheduler.restart import Restart
 from pathways_ray.simulation import faults, parts
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.host import SimulatedHost
@@ -60,6 +64,7 @@ from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import (
     BarrierReleased,
     Begun,
+    CancelLaunch,
     Compiling,
     Completed,
     Done,
@@ -192,12 +197,12 @@ def the_loss_of_a_host_ends_no_launches(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150, impatient=0.0, **PAIRS)
 def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
-    def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
+    def lose_host(self: Restart, *arguments: Any, **options: Any) -> Any:
         commands = original(self, *arguments, **options)
         return [c for c in commands if not (isinstance(c, ToController) and isinstance(c.message, HostDown))]
 
-    original = SchedulerCore.lose_host
-    patch.setattr(SchedulerCore, "lose_host", lose_host)
+    original = Restart.lose_host
+    patch.setattr(Restart, "lose_host", lose_host)
 
 
 @bug(faults=12, seeds=150, shown=8, impatient=0.0, **PAIRS)
@@ -249,7 +254,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
 
     def start(original: Original, self: IslandOrder, queue: Any, commands: list[Any]) -> None:
         run = queue.head
-        if self._program_of(run).cross_island:
+        if self.queues.program_of(run).cross_island:
             self.cross_island.remove((run.sequence, run.session))
             self.cross_island.appendleft((run.sequence, run.session))
         original(self, queue, commands)
@@ -277,7 +282,7 @@ def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
 
 @bug(faults=0, seeds=150)
 def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
-    patch.setattr(HostCore, "_announce", lambda self, active: None)
+    patch.setattr(Producers, "announce", lambda self, active: None)
 
 
 # --- whole gang or none -----------------------------------------------------------------------------------------------
@@ -349,13 +354,13 @@ def a_gate_forgets_what_did_not_arrive(patch: Patch) -> None:
 
 @bug(seeds=150, shown=6, lost_after_s=math.inf)
 def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
-    def lose_host(self: SchedulerCore, *arguments: Any, **options: Any) -> Any:
+    def lose_host(self: Restart, *arguments: Any, **options: Any) -> Any:
         commands = original(self, *arguments, **options)
         self.condemned.clear()
         return [c for c in commands if not isinstance(c, Kill)]
 
-    original = SchedulerCore.lose_host
-    patch.setattr(SchedulerCore, "lose_host", lose_host)
+    original = Restart.lose_host
+    patch.setattr(Restart, "lose_host", lose_host)
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------
@@ -614,22 +619,23 @@ def a_session_whose_program_is_planned_is_forgotten(patch: Patch) -> None:
 
 @bug(faults=0, cancels=0.3, window=2)
 def a_cancelled_launch_is_forgotten(patch: Patch) -> None:
-    def cancel(original: Original, self: IslandOrder, message: Any) -> list[Any]:
-        return [c for c in original(self, message) if isinstance(c, ToController) and isinstance(c.message, Begun)]
+    def cancel(*arguments: Any) -> list[Any]:
+        found = withdrawals.cancel(*arguments)
+        return [c for c in found if isinstance(c, ToController) and isinstance(c.message, Begun)]
 
-    wrapped(patch, IslandOrder, "_cancel", cancel)
+    patch.setitem(withdrawals.WITHDRAWALS, CancelLaunch, cancel)
 
 
 @bug(faults=0, cancels=0.3)
 def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
-    def cancel(self: Admission, session: Any, number: int, failure: Failure) -> Any:
-        backlog = self.backlogs[session.id]
+    def cancel(original: Original, self: Cancellation, session: Any, message: Any) -> Any:
+        backlog = self.admission.backlogs[session.id]
         for call in (*backlog.deferred, *backlog.waiting):
-            if isinstance(call, admission.WaitingLaunch) and call.message.launch == number:
-                return self.outcomes.refuse(session, call.message, failure)
-        return None
+            if isinstance(call, WaitingLaunch) and call.message.launch == message.launch:
+                return self.admission.outcomes.refuse(session, call.message, CANCELLED)
+        return original(self, session, message)
 
-    patch.setattr(Admission, "cancel", cancel)
+    wrapped(patch, Cancellation, "cancel", cancel)
 
 
 # --- donated arrays ---------------------------------------------------------------------------------------------------
@@ -650,7 +656,8 @@ def what_was_donated_is_never_freed(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150)
 def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
-    patch.setattr(ControllerCore, "_watch_schedulers", lambda self, now, slowness: [])
+    patch.setattr(Watch, "silent_schedulers", lambda self, now, slowness: [])
+    patch.setattr(Watch, "absent_schedulers", lambda self, now, slowness: [])
 
 
 @bug(faults=0, starved_s=30.0)
@@ -660,7 +667,7 @@ def what_is_slow_counts_as_dead(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150)
 def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
-    patch.setattr(ControllerCore, "_watch_manager", lambda self, now, slowness: [ReportToManager()])
+    patch.setattr(Watch, "tick", lambda self, now, slowness: [ReportToManager()])
 
 
 @bug(faults=12, seeds=300, shown=71)
@@ -700,7 +707,7 @@ def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
 @bug(faults=20, seeds=300, lost_after_s=math.inf, **SINGLES)
 def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
-    patch.setattr(core, "KILL_PERIOD_S", math.inf)
+    patch.setattr(restart, "KILL_PERIOD_S", math.inf)
 
 
 # --- blame ------------------------------------------------------------------------------------------------------------
@@ -745,10 +752,10 @@ def a_launch_has_no_limit(patch: Patch) -> None:
 
 @bug(faults=0, **FLAWED)
 def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) -> None:
-    def causes(original: Original, self: SchedulerCore, host: int, decided: Any) -> Any:
-        return original(self, host, decided) if decided is None else (self.order.candidates(), ())
+    def causes(original: Original, self: Restart, host: int, decided: Any) -> Any:
+        return original(self, host, decided) if decided is None else (first_in_line(self.order.outstanding), ())
 
-    wrapped(patch, SchedulerCore, "_causes", causes)
+    wrapped(patch, Restart, "_causes", causes)
 
 
 @bug(faults=0, seeds=150, shown=47, **FLAWED)

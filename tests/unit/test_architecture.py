@@ -27,6 +27,7 @@ PURE = {
     "pathways_ray/client/buffer.py",
     "pathways_ray/client/coalesce.py",
     "pathways_ray/client/core.py",
+    "pathways_ray/client/donations.py",
     "pathways_ray/client/events.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",

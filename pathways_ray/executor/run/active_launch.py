@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.host_plan import NO_LIMIT, HostPlan
 from pathways_ray.transport.messages import IslandLaunch
 
@@ -105,3 +106,11 @@ class ActiveLaunch:
     def results(self) -> list[int]:
         """The numbers of all its result buffers, also of those on other hosts."""
         return [self.launch.results + number for _, number in self.plan.plan.results]
+
+    @property
+    def barrier(self) -> InputBarrier | None:
+        """The barrier at which it waits; None when it does not."""
+        if self.phase is not AT_BARRIER and self.phase is not ENQUEUED:
+            return None
+        step = self.route.steps[self.position]
+        return step if isinstance(step, InputBarrier) else None

@@ -26,10 +26,12 @@ from pathways_ray.executor.run.active_launch import (
     WAITING_FOR_GANG,
     WAITING_FOR_INPUTS,
     ActiveLaunch,
-    PendingResults,
 )
 from pathways_ray.executor.run.barriers import InputBarrier
+from pathways_ray.executor.run.copies import copies_for
+from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
+from pathways_ray.executor.run.preparation import Preparation
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
@@ -52,34 +54,30 @@ class HostCore:
         self.members = members
         self.multi_host = len(members) > 1
         self.story = Story(f"host {host}")
-        self.wanted: set[int] = set()
-        self.programs: dict[int, do.Prepared] = {}
+        self.preparation = Preparation(host, self.story)
+        self.programs, self.wanted = self.preparation.programs, self.preparation.wanted
         self.active: dict[int, ActiveLaunch] = {}
         self.peers: dict[int, wire.Peer] = {}
-        self.producers: dict[int, dict[int, ActiveLaunch]] = {}
-        """Active launches by the session and the buffer that they will store."""
+        self.producers = Producers()
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
             wire.IslandLaunch: self._launch,
             wire.Drop: self._free,
             wire.BarrierReleased: self._released,
             wire.Abort: self._abort,
-            wire.Program: self._program,
             wire.Peers: self._peers,
             wire.DropSession: self._session_ended,
-            wire.DropProgram: self._program_dropped,
             do.Joined: self._joined,
-            do.Prepared: self._prepared,
-            do.PreparationFailed: self._preparation_failed,
             do.InputsArrived: self._arrived,
         }
 
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         """The instructions that follow from an event at time `now`, in seconds."""
         self._now = now
-        return self._handlers[type(event)](event)
+        handler = self._handlers.get(type(event))
+        return handler(event) if handler is not None else self.preparation.handle(event, now)
 
-    # --- peers and programs -------------------------------------------------------------------------------------------
+    # --- peers --------------------------------------------------------------------------------------------------------
 
     def _joined(self, event: do.Joined) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
@@ -98,7 +96,7 @@ class HostCore:
 
     def _lost_sender(self, active: ActiveLaunch) -> int | None:
         """A host from which a launch waits for data, and which has none of it any more."""
-        barrier = _barrier_of(active)
+        barrier = active.barrier
         if barrier is None or not barrier.edges or barrier.number == active.arrived:
             return None
         plan, sequence = active.plan.plan, active.launch.sequence
@@ -106,40 +104,6 @@ class HostCore:
         senders.discard(self.host)
         there = {host for host in senders if host in self.peers and self.peers[host].since < sequence}
         return min(senders - there, default=None)
-
-    def _program(self, message: wire.Program) -> list[do.Instruction]:
-        prepared = self.programs.get(message.program)
-        if prepared is not None:
-            return self._ready(prepared)
-        if message.program in self.wanted:
-            return []
-        self.wanted.add(message.program)
-        return [do.Prepare(message)]
-
-    def _ready(self, prepared: do.Prepared) -> list[do.Instruction]:
-        """Tells the controller, which waits for the hosts that have a part in the program, and counts them."""
-        if not prepared.plan.has_part:
-            return []
-        return [do.Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes))]
-
-    def _prepared(self, event: do.Prepared) -> list[do.Instruction]:
-        self.story.note(Entry(self._now, "program prepared", f"{event.plan.plan.name}, number {event.program}"))
-        if event.program not in self.wanted:  # it was dropped while it was compiled
-            return [do.Forget(event.program), *self._ready(event)]
-        self.programs[event.program] = event
-        return self._ready(event)
-
-    def _preparation_failed(self, event: do.PreparationFailed) -> list[do.Instruction]:
-        self.story.note(Entry(self._now, "program refused", f"number {event.program}", event.failure.message))
-        self.wanted.discard(event.program)  # it may be sent again, to try again
-        return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
-
-    def _program_dropped(self, message: wire.DropProgram) -> list[do.Instruction]:
-        self.programs.pop(message.program, None)
-        if message.program not in self.wanted:
-            return []
-        self.wanted.discard(message.program)
-        return [do.Forget(message.program)]
 
     # --- a launch arrives ---------------------------------------------------------------------------------------------
 
@@ -154,7 +118,7 @@ class HostCore:
         prepared = self.programs.get(launch.program)
         if prepared is None:
             return [self._lost(launch)]
-        plan, producers = prepared.plan, self.producers.get(launch.session)
+        plan, producers = prepared.plan, self.producers.sessions.get(launch.session)
         if producers is None:
             steps = plan.whole.steps
             if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):
@@ -163,12 +127,12 @@ class HostCore:
             active = self.active[sequence] = ActiveLaunch(launch, plan)
             return [do.Start(launch, ()), *self._advance(active)]
         active = self.active[sequence] = ActiveLaunch(launch, plan)
-        made = self._resolved(active, producers)
+        made = resolve(active, producers)
         if not active.unresolved:
             return made + self._advance(active)
         self._note(active, "waits for inputs", f"buffers {sorted(active.unresolved)}")
         active.enter(WAITING_FOR_INPUTS)
-        self._announce(active)
+        self.producers.announce(active)
         return made
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
@@ -177,26 +141,6 @@ class HostCore:
         story = self.story.lines(self._now, session=launch.session, launch=launch.sequence, hosts=concerned)
         failure = Failure("HostLost", text, host=self.host, story=story)
         return do.Send(wire.IslandLaunchFailed(launch.sequence, failure, self.members))
-
-    def _resolved(self, active: ActiveLaunch, producers: dict[int, ActiveLaunch]) -> list[do.Instruction]:
-        """Starts a launch of a session whose earlier launches have yet to store some of their results."""
-        launch, unresolved = active.launch, active.unresolved
-        slots: list[int] = []
-        forwards: list[do.Instruction] = []
-        for slot, number, here in active.plan.arguments:
-            buffer = launch.arguments[number]
-            producer = producers.get(buffer)
-            if producer is None or (active.goes_early and not here):
-                continue
-            slots.append(slot)
-            if active.goes_early and producer.phase is ENQUEUED:
-                forwards.append(do.Forward(producer.launch.sequence, launch.sequence, buffer, (slot,)))
-                continue
-            if buffer not in unresolved:
-                assert producer.pending is not None
-                producer.pending.consumers.setdefault(buffer, []).append(active)
-            unresolved.setdefault(buffer, []).append(slot)
-        return [do.Start(launch, tuple(slots)), *forwards]
 
     # --- a launch goes on ---------------------------------------------------------------------------------------------
 
@@ -209,7 +153,7 @@ class HostCore:
         launch, plan, route, first = active.launch, active.plan, active.route, active.position
         made: list[do.Instruction] = []
         if plan.overwritten and first == 0 and len(self.active) > 1:
-            made += self._copies(active)
+            made += copies_for(active, self.active.values(), self.multi_host)
         last = active.position = route.barriers[first] if active.limit == NO_LIMIT else route.stop(first, active.limit)
         if last > first:
             made.append(do.Enqueue(launch.sequence, first, last, failure))
@@ -225,27 +169,8 @@ class HostCore:
         if through and active.limit > plan.last_gang:
             return made + self._finish(active)
         active.enter(WAITING_FOR_GANG)
-        self._announce(active)
+        self.producers.announce(active)
         return made
-
-    def _copies(self, active: ActiveLaunch) -> list[do.Instruction]:
-        """An earlier launch may stand at a barrier and need an argument that this one overwrites: it gets a copy.
-
-        Where hosts share the array all of them copy, also one on which the other launch is past its use; on a host by
-        itself the slots of the other launches say who still needs it.
-        """
-        launch, plan = active.launch, active.plan
-        if not self.multi_host:
-            return [do.Copy(launch.sequence, plan.overwritten, if_shared=True)]
-        used = {
-            buffer
-            for other in self.active.values()
-            if other is not active and other.launch.session == launch.session
-            for buffer in other.launch.arguments
-        }
-        given = {slot: launch.arguments[number] for slot, number, _ in plan.arguments}
-        slots = tuple(slot for slot in plan.overwritten if given[slot] in used)
-        return [do.Copy(launch.sequence, slots, if_shared=False)] if slots else []
 
     def _stop_at(self, active: ActiveLaunch, barrier: InputBarrier, first: int) -> list[do.Instruction]:
         """Waits at a barrier, behind steps that were enqueued from `first` on."""
@@ -254,20 +179,20 @@ class HostCore:
         if position > first:
             made.append(do.Measure(sequence, first, position))
         made.append(do.AwaitInputs(sequence, position, barrier.number, active.failure))
-        self._announce(active)
+        self.producers.announce(active)
         if position < len(active.route.steps) - 1:
             self._note(active, "waits at barrier", str(barrier.number))
             active.enter(AT_BARRIER)
             return made
         self._note(active, "enqueued, waits for the other hosts")
         active.enter(ENQUEUED)
-        forwards, ready = self._hand_over(active, only_early=True)
+        forwards, ready = hand_over(active, only_early=True)
         return [*made, *forwards, *(one for waiting in ready for one in self._advance(waiting))]
 
     def _arrived(self, event: do.InputsArrived) -> list[do.Instruction]:
         """The inputs of a launch at a barrier are here, or failed."""
         active = self.active.get(event.sequence)
-        barrier = _barrier_of(active)
+        barrier = active.barrier if active is not None else None
         if active is None or barrier is None or event.barrier != barrier.number or barrier.number == active.arrived:
             return []
         active.arrived = barrier.number
@@ -291,13 +216,13 @@ class HostCore:
 
     def _give_up(self, active: ActiveLaunch, failure: Failure) -> list[do.Instruction]:
         """Has the inputs for which a launch waits at a barrier fail."""
-        barrier = _barrier_of(active)
+        barrier = active.barrier
         return self._arrived(do.InputsArrived(active.launch.sequence, barrier.number, failure)) if barrier else []
 
     def _released(self, message: wire.BarrierReleased) -> list[do.Instruction]:
         """All hosts of the island have reached a rendezvous, with their inputs or a failure."""
         active = self.active.get(message.sequence)
-        barrier = _barrier_of(active)
+        barrier = active.barrier if active is not None else None
         if active is None or barrier is None or barrier.number != message.barrier:
             return []
         return self._pass(active, message.failure)
@@ -309,13 +234,6 @@ class HostCore:
 
     # --- a launch is through ------------------------------------------------------------------------------------------
 
-    def _announce(self, active: ActiveLaunch) -> None:
-        """Lets later launches name the results of one that is not through before they are in the store."""
-        results = active.results
-        if active.pending is None and results:
-            active.pending = PendingResults()
-            self.producers.setdefault(active.launch.session, {}).update(dict.fromkeys(results, active))
-
     def _finish(self, active: ActiveLaunch) -> list[do.Instruction]:
         """Stores the results of a launch that is all enqueued, and lets those go on that waited for them."""
         launch = active.launch
@@ -324,12 +242,8 @@ class HostCore:
         if active.pending is None:
             return [do.Complete(launch.sequence)]
         self._note(active, "is all enqueued")  # there is no story of launches that nothing stops
-        producers = self.producers[launch.session]
-        for buffer in active.results:
-            producers.pop(buffer, None)
-        if not producers:
-            del self.producers[launch.session]
-        made, ready = self._hand_over(active, only_early=False)
+        self.producers.forget(active)
+        made, ready = hand_over(active, only_early=False)
         made.append(do.Complete(launch.sequence))
         if active.pending.freed:
             made.append(do.Free(launch.session, tuple(active.pending.freed)))
@@ -337,33 +251,11 @@ class HostCore:
             made += self._advance(waiting)
         return made
 
-    def _hand_over(self, active: ActiveLaunch, only_early: bool) -> tuple[list[do.Instruction], list[ActiveLaunch]]:
-        """Forwards results to launches that wait for them, with `only_early` to those that go early. Returns the
-        instructions, and the launches that now have all inputs."""
-        made: list[do.Instruction] = []
-        ready: list[ActiveLaunch] = []
-        assert active.pending is not None or not active.results
-        consumers = active.pending.consumers if active.pending is not None else {}
-        for buffer, waiting in list(consumers.items()):
-            served = [one for one in waiting if one.goes_early or not only_early]
-            consumers[buffer] = [one for one in waiting if one not in served]
-            for one in served:
-                slots = tuple(one.unresolved.pop(buffer))
-                made.append(do.Forward(active.launch.sequence, one.launch.sequence, buffer, slots))
-                if not one.unresolved:
-                    ready.append(one)
-        return made, ready
-
     # --- buffers ------------------------------------------------------------------------------------------------------
 
     def _free(self, message: wire.Drop) -> list[do.Instruction]:
         """Frees buffers; those that a launch has yet to store go as soon as it has."""
-        producers = self.producers.get(message.session)
-        if producers is not None:
-            for buffer in message.buffers:
-                producer = producers.get(buffer)
-                if producer is not None and producer.pending is not None:
-                    producer.pending.freed.append(buffer)
+        self.producers.free(message.session, message.buffers)
         return [do.Free(message.session, message.buffers)]
 
     def _session_ended(self, message: wire.DropSession) -> list[do.Instruction]:
@@ -373,11 +265,3 @@ class HostCore:
     def _note(self, active: ActiveLaunch, event: str, detail: str = "", cause: str = "") -> None:
         launch = active.launch
         self.story.note_launch(Entry(self._now, event, detail, cause, launch.session, launch.sequence))
-
-
-def _barrier_of(active: ActiveLaunch | None) -> InputBarrier | None:
-    """The barrier at which a launch waits; None when it does not."""
-    if active is None or active.phase not in (AT_BARRIER, ENQUEUED):
-        return None
-    barrier = active.route.steps[active.position]
-    return barrier if isinstance(barrier, InputBarrier) else None

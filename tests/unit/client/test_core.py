@@ -583,7 +583,7 @@ def test_a_donated_array_counts_as_deleted_and_is_gone_with_success() -> None:
     assert state(x, y) == [DELETED, PENDING]
     script.handle(Completed((2,)))
     assert state(x, y) == [DELETED, READY]
-    assert not script.core.donated
+    assert not script.core.donations.by_launch
     assert x.id not in script.core.buffers
     assert script.take() == [], "the controller frees it"
 
@@ -660,7 +660,7 @@ def test_the_end_of_a_session_brings_nothing_back_to_life_that_was_lost_with_it(
     x, y = donation(script)
     script.handle(Disconnected("gone"))
     assert state(y) == [FAILED]
-    assert not script.core.donated
+    assert not script.core.donations.by_launch
     assert x.donated is None
 
 

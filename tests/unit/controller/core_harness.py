@@ -28,6 +28,7 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     VERSION,
     FromIsland,
@@ -65,7 +66,7 @@ class CoreHarness:
     def handle(self, event: Event) -> list[Command]:
         """The commands that follow from an event; every one checks the invariants."""
         commands = self.core.handle(event, self.now)
-        self.core.launches.validate()
+        check_launches(self.core.launches)
         if self.answering and ReportToManager() in commands:
             assert self.core.handle(ManagerKnows("manager 1"), self.now) == []
             commands.remove(ReportToManager())

@@ -15,6 +15,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Ref
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     Completed,
     Done,
@@ -96,7 +97,7 @@ class Harness:
                 self.launches.add_slice(session, slice)
 
     def checked(self, commands: list[Send]) -> list[Send]:
-        self.launches.validate()
+        check_launches(self.launches)
         return commands
 
     # --- hosts and time -----------------------------------------------------------------------------------------------

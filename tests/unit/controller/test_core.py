@@ -9,7 +9,6 @@ import pytest
 
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS, Candidate, Culprit
-from pathways_ray.controller.core import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.controller.events import (
     AnswerCall,
     CallManager,
@@ -31,6 +30,7 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
+from pathways_ray.controller.watch import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.errors import AuthenticationError, Failure, SessionClosed
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.transport.messages import (
@@ -92,7 +92,7 @@ def graph_of(*slices: int) -> bytes:
 def streaming(**options: Any) -> CoreHarness:
     """A core with hosts and session 1, which has its stream and holds slices; functions are not checked."""
     core = CoreHarness(hosts=True, **options)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     core.open_session()
     core.hold_slices(1)
     core.handle(StreamOpened(1))
@@ -458,7 +458,7 @@ def test_a_table_of_tenants_that_changes() -> None:
 def test_trust_travels_from_the_table_to_hosts_and_ends_with_it(trusted: bool | None) -> None:
     """The operator (None) is trusted. The client hears of it, and each program carries it."""
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     tom = None if trusted is None else Tenant("tom", trusted=trusted)
     core.handle(TenantsRead(TenantBook(((tom, "ab" * 32),) if tom else ()), "tenants.json", ""))
     (opened,) = [c.reply for c in core.open_session(tom) if isinstance(c, AnswerCall)]
@@ -495,7 +495,7 @@ def test_messages_over_a_tenants_quota() -> None:
 
 def test_functions_of_a_program_that_was_refused_are_missed_by_later_ones() -> None:
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     core.open_session(alice(message_bytes=2000))
     core.hold_slices(1)
     core.handle(StreamOpened(1))
@@ -508,7 +508,7 @@ def test_functions_of_a_program_that_was_refused_are_missed_by_later_ones() -> N
 
 def test_functions_are_checked_against_their_digests() -> None:
     core = streaming()
-    core.core.clients.check = check_functions
+    core.core.clients.registrar.check = check_functions
     say(core, Register(1, graph_of(1), {"f0": b"code"}))
     failure = core.core.launches.sessions[1].programs[1].failure
     assert failure is not None

@@ -79,7 +79,7 @@ def test_sessions_end_with_their_islands() -> None:
     ended = [m for m in sent(core.handle(IslandsHeld({"bob": (8,)}, {}))) if isinstance(m, SessionEnded)]
     assert ended == [SessionEnded("the processes of tenant 'alice' have ended")]
     assert 70 not in core.core.launches.hosts
-    assert 7 not in core.core.absent
+    assert 7 not in core.core.watch.absent
     assert core.state(2) is ChannelState.ON_STREAM
 
 

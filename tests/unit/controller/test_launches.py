@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.admission import MAX_DEFERRED_CALLS
+from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType

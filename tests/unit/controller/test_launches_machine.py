@@ -19,6 +19,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.policies import POLICIES, Policy
+from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     BuffersLost,
     Completed,
@@ -291,7 +292,7 @@ class LaunchesMachine(RuleBasedStateMachine):
 
     @invariant()
     def tables_agree(self) -> None:
-        self.launches.validate()
+        check_launches(self.launches)
         for session, client in self.clients.items():
             state = self.launches.sessions[session]
             assert state.in_flight <= MAX_IN_FLIGHT

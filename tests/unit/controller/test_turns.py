@@ -55,7 +55,7 @@ from tests.unit.helpers import VECTOR
 def with_sessions(count: int = 2) -> CoreHarness:
     """A core with hosts, and sessions of tenants of their own with a program and buffer 1; turns do not come alone."""
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     for session in range(1, count + 1):
         core.open_session()
         core.hold_slices(session)
@@ -199,7 +199,7 @@ def test_a_refused_launch_leaves_one_entry_however_many_results_it_has() -> None
     """
     core = with_sessions(1)
     core.turning = True
-    core.core.clients.plan_if_cheap = answer
+    core.core.clients.registrar.plan_if_cheap = answer
     say(core, 1, Register(2, wide(8000), FUNCTIONS))
     session = core.core.launches.sessions[1]
     before = len(session.buffers)
@@ -229,7 +229,7 @@ def test_deferred_launches_that_claim_very_much_are_not_passed() -> None:
     """Each event would look at all that they claim."""
     core = with_sessions(1)
     core.turning = True
-    core.core.clients.plan_if_cheap = answer
+    core.core.clients.registrar.plan_if_cheap = answer
     say(core, 1, Register(2, wide(8000), {}))
     for k in range(10):
         say(core, 1, Launch(k + 1, 2, (1,), 10_000 * (k + 1)))
@@ -328,7 +328,7 @@ def test_a_session_that_ends_while_its_program_is_planned() -> None:
 
 def test_tenants_take_turns_at_the_planner() -> None:
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     for session, name in enumerate(["alice", "alice", "alice", "bob"], 1):
         core.open_session(Tenant(name))
         core.hold_slices(session)
@@ -365,7 +365,7 @@ def test_a_function_goes_to_an_island_once() -> None:
     3. When the last program that names it is gone, hosts have it no more.
     """
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     for session in (1, 2, 3):
         core.open_session()
         core.hold_slices(session)
@@ -391,7 +391,7 @@ def test_a_function_goes_to_an_island_once() -> None:
 def test_functions_of_a_tenant_are_limited_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_TENANT_FUNCTION_BYTES", 100)
     core = CoreHarness(hosts=True)
-    core.core.clients.check = lambda functions: None
+    core.core.clients.registrar.check = lambda functions: None
     for session in (1, 2):
         core.open_session(Tenant("alice"))
         core.hold_slices(session)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_LIMITS
+from pathways_ray.scheduler.devices import MIN_DEVICE_LAUNCHES
 from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
-from pathways_ray.scheduler.order import MIN_DEVICE_LAUNCHES
 from pathways_ray.scheduler.policies import fifo, share
 from pathways_ray.transport.messages import (
     Account,
@@ -135,7 +135,7 @@ def test_a_host_that_does_not_run_does_not_compile() -> None:
     made.from_host(0, 1, Compiling(0, 1))
     made.tick(0.0)
     assert made.tick(10 * COMPILE_LIMIT_S) == []
-    (seconds,) = made.order.deadlines.compiling.values()
+    (seconds,) = made.core.deadlines.compiling.values()
     assert seconds == LONGEST_BEAT_S
 
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
+from pathways_ray.simulation.tables import check_order
 from pathways_ray.transport.messages import (
     Account,
     Done,
@@ -192,7 +193,7 @@ class OrderMachine(RuleBasedStateMachine):
     def host_lost(self, which: int, silent: bool) -> None:
         host = sorted(self.up)[which % len(self.up)]
         epoch = self.epoch
-        self.all_go(lambda: self.island.core.lose_host(host, epoch, "killed", kill=silent))
+        self.all_go(lambda: self.island.core.restart.lose_host(host, epoch, "killed", kill=silent))
         assert self.island.host_lost(host, epoch) == []
 
     def all_go(self, event: Callable[[], list[Command]]) -> None:
@@ -236,7 +237,7 @@ class OrderMachine(RuleBasedStateMachine):
         )
         outstanding = {m.sequence for m in runs} & set(self.open)
         assert len(outstanding) <= self.island.order.window
-        self.island.order.validate()
+        check_order(self.island.order)
 
     def teardown(self) -> None:
         if not hasattr(self, "island"):

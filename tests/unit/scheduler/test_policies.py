@@ -10,8 +10,8 @@ import pytest
 
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.plan import Device
+from pathways_ray.scheduler.devices import CONTENDED_WINDOW_S
 from pathways_ray.scheduler.events import ToController, ToHosts
-from pathways_ray.scheduler.order import CONTENDED_WINDOW_S
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.policies import (
     POLICIES,
@@ -24,6 +24,7 @@ from pathways_ray.scheduler.policies import (
     priority,
     share,
 )
+from pathways_ray.simulation.tables import check_order
 from pathways_ray.transport.messages import Account, Done, HostUp, IslandLaunch, Program
 from tests.unit.scheduler.island import Island, devices
 
@@ -62,7 +63,7 @@ class Devices:
                 self.free = max(self.free, self.now) + self.seconds[run.session]
                 heapq.heappush(self.running, (self.free, run.sequence, run.session))
             if isinstance(command, ToController) and isinstance(command.message, Done):
-                self.island.order.validate()
+                check_order(self.island.order)
 
     def run(self, until: float, backlogged: tuple[int, ...]) -> None:
         """Time passes; the sessions named always have launches waiting."""

@@ -254,7 +254,7 @@ def test_a_launch_takes_its_arguments_and_stores_its_results_at_once() -> None:
     assert host.buffers() == {1: "x", 500: "f(x)"}
     assert host.watched == [(5, ["f(x)"])]
     assert host.core.active == {}
-    assert host.core.producers == {}
+    assert host.core.producers.sessions == {}
 
 
 def test_a_buffer_that_is_gone_makes_a_failure_and_not_a_hang() -> None:
@@ -572,7 +572,7 @@ def test_a_launch_can_name_a_result_that_is_still_to_come() -> None:
     host.pulls[1].value = "y"
     host.arrived(1, 2)
     assert host.enqueued == ["g(y)", "f(g(y))", "f(f(g(y)))"]
-    assert host.core.producers == {}
+    assert host.core.producers.sessions == {}
     assert host.core.active == {}
 
 
@@ -632,7 +632,7 @@ def test_hosts_wait_for_the_same_launches_also_for_results_that_are_not_theirs()
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)"]
         host.handle(BarrierReleased(1, 4))
         assert [text for text in host.enqueued if text[0] in "fh"] == ["f(x)", "h(x)"]
-        assert host.core.producers == {}
+        assert host.core.producers.sessions == {}
 
 
 # --- sequential dispatch ----------------------------------------------------------------------------------------------
@@ -851,7 +851,7 @@ def test_a_recorded_run_replays_into_a_fresh_core_with_equal_instructions(action
         if not recorded.host.core.active:
             break
     assert not recorded.host.core.active
-    assert not recorded.host.core.producers
+    assert not recorded.host.core.producers.sessions
     assert sorted(sequence for sequence, _ in recorded.host.watched) == list(range(1, recorded.launches + 1))
     fresh = HostCore(0, (0, 1))
     fresh.wanted, fresh.programs = set(before), before

@@ -1,0 +1,112 @@
+"""The calls of a session that wait at the controller, in the order in which it made them.
+
+A launch whose hosts are away, or have not compiled its program, or lack an argument that was uploaded, is *deferred*:
+what the session called later may pass it where it has nothing to do with it, on other islands, with other buffers. A
+buffer is freed after the last launch that was called with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Session
+from pathways_ray.transport.messages import Free, Launch, Put
+
+MAX_DEFERRED_CALLS = 64
+"""Deferred launches beyond which nothing passes them: they are looked at again with every event."""
+
+
+MAX_DEFERRED_NUMBERS = 8192
+"""Buffers of deferred launches beyond which nothing passes them, for the same reason."""
+
+
+class WaitingLaunch(msgspec.Struct, eq=False):
+    """A launch that has not been admitted; `since` is when it was called."""
+
+    message: Launch
+    since: float
+    state: LaunchState = LaunchState.WAITING
+
+    def move(self, event: LaunchEvent) -> None:
+        self.state = after(self.state, event)
+
+
+Call: TypeAlias = WaitingLaunch | Put | Free
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Calls of a session that wait.
+
+    `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
+    passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
+    has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
+    """
+
+    waiting: deque[Call] = field(default_factory=deque)
+    deferred: list[WaitingLaunch | Free] = field(default_factory=list)
+    islands: set[int] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+    stuck: bool = False
+    full: bool = False
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.deferred)
+
+    def launches(self) -> list[WaitingLaunch]:
+        return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
+
+    @property
+    def may_be_passed(self) -> bool:
+        """Whether a further call may be looked at: deferred ones are looked at again with every event."""
+        return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and len(self.numbers) < MAX_DEFERRED_NUMBERS
+
+    def take_deferred(self) -> deque[Call]:
+        """Takes out the deferred calls, to be looked at again."""
+        calls: deque[Call] = deque(self.deferred)
+        self.deferred = []
+        self.stuck = False
+        self.islands.clear()
+        self.numbers.clear()
+        return calls
+
+    def defer(
+        self, launch: WaitingLaunch, program: PlannedProgram, why: LaunchEvent = LaunchEvent.HOSTS_ABSENT
+    ) -> None:
+        """Defers a launch of a program."""
+        launch.move(why)
+        message = launch.message
+        self.deferred.append(launch)
+        self.islands.update(program.islands)
+        self.numbers.update(message.arguments, range(message.results, message.results + program.result_count))
+
+    def claims(self, launch: Launch, islands: Collection[int], results: int) -> bool:
+        """Whether a later launch has to do with a deferred one."""
+        return not (
+            self.islands.isdisjoint(islands)
+            and self.numbers.isdisjoint(launch.arguments)
+            and self.numbers.isdisjoint(range(launch.results, launch.results + results))
+        )
+
+    def blocks(self, session: Session, launch: Launch, program: PlannedProgram) -> bool:
+        """Whether a launch has to do with a deferred one, and has to wait behind it."""
+        # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
+        known = all(
+            n in session.buffers or n in self.numbers or session.why_refused(n) is not None for n in launch.arguments
+        )
+        return known and self.claims(launch, program.islands, program.result_count)
+
+    def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """The buffers that may be freed at once; the others are freed after the launches that claim them."""
+        claimed = tuple(n for n in numbers if n in self.numbers)
+        if not claimed:
+            return numbers
+        self.deferred.append(Free(claimed))
+        return tuple(n for n in numbers if n not in self.numbers)

@@ -1,0 +1,102 @@
+"""Programs of clients: planned at once where that is cheap, otherwise in a process beside the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pathways_ray import limits
+from pathways_ray.controller import events
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.plan_queue import PlanQueue
+from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
+from pathways_ray.controller.programs import check_functions
+from pathways_ray.controller.registration import Registration
+from pathways_ray.controller.state import Session
+from pathways_ray.controller.turns import Hold, Turns
+from pathways_ray.errors import PathwaysError, to_failure
+from pathways_ray.story import Entry
+from pathways_ray.transport.messages import Register
+
+CHEAP_FUNCTION_BYTES = 1 << 20
+"""Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
+
+
+class Registrar:
+    """Registers programs.
+
+    Args:
+        turns: a session whose program is planned elsewhere is held meanwhile.
+        fusion: whether programs are fused when they are planned.
+        check: raises for functions that are not what their names say.
+    """
+
+    def __init__(
+        self,
+        launches: Launches,
+        turns: Turns,
+        fusion: bool,
+        check: Callable[[Mapping[str, bytes]], None] = check_functions,
+    ) -> None:
+        self.launches = launches
+        self.turns = turns
+        self.fusion = fusion
+        self.check = check
+        self.programs_made = 0
+        self.islands_full: set[int] = set()
+        self.plans = PlanQueue()
+        self.plan_if_cheap = plan_if_cheap
+
+    def island_full(self, event: events.IslandFull | events.IslandRoom, now: float) -> list[events.Command]:
+        """The link to an island is full, or has room again. Until then no session registers a program: its functions
+        would gather in this process, and hold up the launches of others."""
+        if isinstance(event, events.IslandFull):
+            self.islands_full.add(event.island)
+            return []
+        self.islands_full.discard(event.island)
+        if not self.islands_full:
+            self.turns.release_all(Hold.ISLAND)
+        return []
+
+    def register(
+        self, registration: Registration, session: Session, message: Register
+    ) -> tuple[list[events.Command], Hold | None]:
+        """Plans a program, or has it planned elsewhere; then the session's other messages have to wait."""
+        self.programs_made += 1
+        key = self.programs_made
+        if len(session.programs) >= limits.MAX_PROGRAMS:
+            return [], None
+        refused = registration.refusal(session, message)
+        if refused is not None:
+            registration.withhold(message, refused)
+            return self._registered(
+                registration, session, message, key, PlanReply(failure=refused, checked=False)
+            ), None
+        # A program may arrive after a release that was called later: released slices are still known.
+        request = request_of(message.graph, session.places, self.fusion, session.tenant)
+        if sum(map(len, message.functions.values())) <= CHEAP_FUNCTION_BYTES:
+            try:
+                self.check(message.functions)
+            except PathwaysError as error:
+                reply: PlanReply | None = PlanReply(failure=to_failure(error), checked=False)
+            else:
+                reply = self.plan_if_cheap(request)
+            if reply is not None:
+                return self._registered(registration, session, message, key, reply), None
+
+        def planned(reply: PlanReply) -> list[events.Command]:
+            self.turns.release(session.id, Hold.PLANNING)
+            return self._registered(registration, session, message, key, reply)
+
+        return self.plans.put(session.id, request, message.functions, planned), Hold.PLANNING
+
+    def _registered(
+        self, registration: Registration, session: Session, message: Register, key: int, reply: PlanReply
+    ) -> list[events.Command]:
+        if reply.checked:
+            registration.take(message.functions)
+        program = registration.made(key, session, message, reply)
+        if program.failure is not None:
+            now = self.launches.tables.now
+            text = program.failure.message
+            self.launches.story.note(Entry(now, "program refused", program.name, text, session=session.id))
+        return [*self.launches.register(session.id, message.program, program)]

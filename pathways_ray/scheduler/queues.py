@@ -1,0 +1,108 @@
+"""The queues of an island's scheduler: what waits there for its place in the order, by session.
+
+A queue has the launches of a session and the drops behind them, in the order of the calls. Its head is always a launch:
+messages before one are sent as soon as they come to the head.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from pathways_ray.scheduler.events import Command, ToHosts
+from pathways_ray.scheduler.policies import Candidate, Ledger
+from pathways_ray.scheduler.state import Outstanding, ProgramState, SessionQueue
+from pathways_ray.transport import messages as wire
+
+
+class Queues:
+    """The queues of all sessions.
+
+    Args:
+        outstanding: launches with the hosts.
+
+    `waiting` are the queues that have a launch. `cross_island` are the cross-island launches among all, with their
+    sessions, in the controller's sequence.
+    """
+
+    def __init__(self, outstanding: Mapping[int, Outstanding]) -> None:
+        self.outstanding = outstanding
+        self.ledger = Ledger()
+        self.programs: dict[int, ProgramState] = {}
+        self.sessions: dict[int, SessionQueue] = {}
+        self.waiting: dict[int, SessionQueue] = {}
+        self.cross_island: deque[tuple[int, int]] = deque()
+
+    def program_of(self, launch: wire.IslandLaunch) -> ProgramState:
+        program = self.programs.get(launch.program)
+        if program is None:
+            program = self.programs[launch.program] = ProgramState()
+        return program
+
+    def put(self, launch: wire.IslandLaunch, now: float) -> None:
+        """Queues a launch. A further gang of one goes behind those that wait; without any, the launch is over here."""
+        queue = self.sessions.get(launch.session)
+        if launch.first != 0:
+            if queue is not None:
+                _insert_gang(queue, launch)
+            return
+        if queue is None:
+            usage = self.ledger.of(launch.session)
+            queue = self.sessions[launch.session] = SessionQueue(launch.session, usage, Candidate(usage, 0, 0.0))
+        self.ledger.enter(queue.usage)
+        if self.program_of(launch).cross_island:
+            self.cross_island.append((launch.sequence, launch.session))
+        queue.items.append(launch)
+        if len(queue.items) == 1:
+            queue.lead(launch, now)
+            self.waiting[launch.session] = queue
+
+    def flush(self, queue: SessionQueue, commands: list[Command], now: float) -> None:
+        """Sends the messages before the next launch of a session."""
+        items = queue.items
+        while items:
+            head = items[0]
+            if isinstance(head, wire.IslandLaunch):
+                if head.first == 0:
+                    queue.lead(head, now)
+                    return
+                if head.sequence in self.outstanding:
+                    commands.append(ToHosts(head))
+            else:
+                if isinstance(head, wire.DropProgram):
+                    self.programs.pop(head.program, None)
+                commands.append(ToHosts(head))
+            items.popleft()
+        del self.waiting[queue.session]
+        if queue.ended:
+            del self.sessions[queue.session]
+
+    def clear(self) -> None:
+        """Forgets all launches that wait. Drops are moot: the hosts start empty."""
+        for queue in self.waiting.values():
+            for item in queue.items:
+                if isinstance(item, wire.IslandLaunch) and item.first == 0:
+                    self.ledger.leave(queue.usage)
+                elif isinstance(item, wire.DropProgram):
+                    self.programs.pop(item.program, None)
+            queue.items.clear()
+        for number in [number for number, queue in self.sessions.items() if queue.ended]:
+            del self.sessions[number]
+        self.waiting.clear()
+        self.cross_island.clear()
+
+    def lengths(self) -> dict[str, int]:
+        """Launches that wait, by tenant."""
+        found: dict[str, int] = {}
+        for queue in self.waiting.values():
+            name = queue.usage.tenant
+            found[name] = found.get(name, 0) + sum(isinstance(item, wire.IslandLaunch) for item in queue.items)
+        return found
+
+
+def _insert_gang(queue: SessionQueue, launch: wire.IslandLaunch) -> None:
+    for k in range(len(queue.items) - 1, -1, -1):
+        item = queue.items[k]
+        if isinstance(item, wire.IslandLaunch) and item.sequence == launch.sequence:
+            queue.items.insert(k + 1, launch)
+            return

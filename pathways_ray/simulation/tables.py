@@ -1,0 +1,57 @@
+"""Invariants of a core's tables, which hold after every event. The simulator and tests look at them."""
+
+from __future__ import annotations
+
+from pathways_ray.controller.launches import Launches
+from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.transport.messages import IslandLaunch
+
+
+def check_order(order: IslandOrder) -> None:
+    """Raises `AssertionError` where the tables of a scheduler's order disagree."""
+    assert len(order.outstanding) <= order.window
+    fresh = {
+        (item.sequence, queue.session)
+        for queue in order.waiting.values()
+        for item in queue.items
+        if isinstance(item, IslandLaunch) and item.first == 0
+    }
+    for session, queue in order.waiting.items():
+        assert session == queue.session
+        assert order.sessions[session] is queue
+        assert queue.head.first == 0, "a later gang waits at the head"
+    assert set(order.cross_island) <= fresh
+    assert list(order.cross_island) == sorted(order.cross_island)
+    local = [record.program for record in order.outstanding.values() if not record.program.cross_island]
+    for group in order.devices.groups:
+        assert group.launches == sum(group in program.devices.groups for program in local), group
+    for devices in order.devices:
+        found = [device for group in devices.groups for device in group.devices]
+        assert sorted(found) == sorted(devices.devices), devices
+
+
+def check_launches(launches: Launches) -> None:
+    """Raises `AssertionError` where the controller's tables of launches and buffers disagree."""
+    for sequence, record in launches.in_flight.items():
+        assert record.sequence == sequence
+        assert record.pending or record.failure is not None, f"launch {sequence} has nothing to wait for"
+    for program in launches.programs.values():
+        flying = sum(record.program is program for record in launches.in_flight.values())
+        assert program.in_flight == flying, (program.in_flight, flying)
+    for session in launches.sessions.values():
+        flying = sum(record.session == session.id for record in launches.in_flight.values())
+        assert session.in_flight == flying, (session.in_flight, flying)
+        held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
+        assert all(found >= 0 for found in session.held.values()), session.held
+        assert session.device_bytes == held, (session.device_bytes, held)
+        assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
+        assert session.early.keys().isdisjoint(session.arriving)
+        for number, buffer in session.buffers.items():
+            assert not buffer.producer or buffer.producer in launches.in_flight, f"buffer {number} waits for no launch"
+    under_way: dict[int, int] = {}
+    for record in launches.in_flight.values():
+        for island in record.program.islands if record.program.cross_island else ():
+            under_way[island] = under_way.get(island, 0) + 1
+    assert under_way == {island: n for island, n in launches.cross_island.under_way.items() if n}
+    assert launches.admission.backlogs.keys() == launches.sessions.keys()
+    assert launches.cross_island.queued.keys() <= {s for s in launches.sessions if launches.backlog(s)}
