@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from pathways_ray.client.api import virtual_slice as virtual_slice
     from pathways_ray.client.array import Array as Array
     from pathways_ray.client.compiled import compiled as compiled
+    from pathways_ray.client.control import cond as cond
+    from pathways_ray.client.control import fori_loop as fori_loop
+    from pathways_ray.client.control import scan as scan
+    from pathways_ray.client.control import switch as switch
+    from pathways_ray.client.control import while_loop as while_loop
     from pathways_ray.client.program import program as program
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
@@ -54,16 +59,21 @@ _HOMES = {
     "TransferBytes": "client.transfers",
     "VirtualSlice": "client.slices",
     "compiled": "client.compiled",
+    "cond": "client.control",
     "connect": "client.api",
     "devices": "client.api",
+    "fori_loop": "client.control",
     "init": "deployment.init",
     "islands": "client.api",
     "program": "client.program",
     "put": "client.api",
     "recording": "client.api",
+    "scan": "client.control",
     "shutdown": "client.api",
+    "switch": "client.control",
     "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",
+    "while_loop": "client.control",
 }
 
 __all__ = [*sorted(_HOMES), "errors"]

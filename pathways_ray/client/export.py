@@ -63,6 +63,8 @@ class Exported:
     no_fusion: bool
     estimated_us: int
     has_loop: bool
+    run: Callable[..., tuple[jax.Array, ...]]
+    """The function itself, with its layouts fixed, for tracing it inside another one on a slice of the same mesh."""
 
 
 def export_function(
@@ -116,6 +118,7 @@ def export_function(
         no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
         estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
         has_loop=_LOOP in exported.mlir_module_serialized,
+        run=run,
     )
 
 

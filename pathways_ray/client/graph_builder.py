@@ -6,6 +6,7 @@ slice of its first placed operand. A value that is still with the client is plac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,15 @@ from pathways_ray.ir.verify import verify
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session
 
-_INLINED = ("pjit", "jit", "closed_call", "core_call")
+INLINED = ("pjit", "jit", "closed_call", "core_call")
+"""Operations that stand for the body that they hold."""
+
+CONTROL = ("cond", "while", "scan")
+"""Operations that choose or repeat bodies: `control` of a `GraphBuilder` takes those that call compiled functions."""
 
 
 @dataclass
-class _Value:
+class Value:
     """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant)."""
 
     ref: Ref | None = None
@@ -75,11 +80,18 @@ class BuiltProgram:
 
 @dataclass
 class GraphBuilder:
-    """Builds the graph of one trace."""
+    """Builds the graph of one trace.
+
+    Args:
+        control: makes the values of an operation of `CONTROL` whose bodies call compiled functions.
+        export: exports ordinary operations.
+    """
 
     session: Session
     name: str
     kinds: list[ArgumentType]
+    control: Callable[[GraphBuilder, Any, list[Value]], list[Value]]
+    export: Callable[..., Exported] = export_function
     nodes: list[Node] = field(default_factory=list)
     recipes: dict[Recipe, int] = field(default_factory=dict)
     functions: dict[str, bytes] = field(default_factory=dict)
@@ -100,8 +112,8 @@ class GraphBuilder:
             )
         for kind in self.kinds:
             self._check_mine(kind)
-        leaves = [_Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
-        outputs = self._run(closed.jaxpr, [_Value(constant=np.asarray(c)) for c in closed.consts], leaves)
+        leaves = [Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
+        outputs = self._run(closed.jaxpr, [Value(constant=np.asarray(c)) for c in closed.consts], leaves)
         size = sum(len(blob) for blob in self.functions.values())
         if size > limits.MAX_PROGRAM_BYTES:
             raise TooLarge(
@@ -129,7 +141,7 @@ class GraphBuilder:
         layout = graph.layout_of(ref)
         return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec)
 
-    def _output(self, value: _Value, refs: list[Ref]) -> Output:
+    def _output(self, value: Value, refs: list[Ref]) -> Output:
         """A value that is an argument, a captured array or a constant is handed back without a launch."""
         if value.leaf >= 0:
             if value.leaf in self.donated:
@@ -147,44 +159,51 @@ class GraphBuilder:
             refs.append(value.ref)
         return Output(result=refs.index(value.ref))
 
-    def _run(self, jaxpr: Any, constants: list[_Value], arguments: list[_Value]) -> list[_Value]:
-        values: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+    def _run(self, jaxpr: Any, constants: list[Value], arguments: list[Value]) -> list[Value]:
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, constants, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
 
-        def read(atom: Any) -> _Value:
+        def read(atom: Any) -> Value:
             if isinstance(atom, jex_core.Literal):
                 kind: Any = atom.aval
-                return _Value(constant=np.asarray(atom.val, kind.dtype))
+                return Value(constant=np.asarray(atom.val, kind.dtype))
             return values[atom]
 
         for equation in used_equations(jaxpr):
             if equation.primitive is capture_p:
                 array = equation.params["captured"].array
                 self._check_mine(array._type)
-                outputs = [_Value(array=array, kind=array._type)]
+                outputs = [Value(array=array, kind=array._type)]
             elif equation.primitive is call_p:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
             elif any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
-                if equation.primitive.name not in _INLINED:
-                    raise TraceError(
-                        f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
-                        f"({source_info.of_equation(equation)}); a program is a graph without loops or branches. "
-                        "Unroll it in Python, or put the loop inside the compiled function"
-                    )
-                inner = equation.params["jaxpr"]
-                held = [_Value(constant=np.asarray(c)) for c in inner.consts]
-                outputs = self._run(inner.jaxpr, held, [read(atom) for atom in equation.invars])
+                outputs = self._inner(equation, [read(atom) for atom in equation.invars])
             else:
                 outputs = self._operation(equation, read)
             values.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
+    def _inner(self, equation: Any, inputs: list[Value]) -> list[Value]:
+        """An operation whose bodies call compiled functions, or capture arrays."""
+        if equation.primitive.name in CONTROL:
+            return self.control(self, equation, inputs)
+        if equation.primitive.name not in INLINED:
+            raise TraceError(
+                f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "
+                f"({source_info.of_equation(equation)}). Branches and loops may do that (pw.cond, pw.while_loop, "
+                "pw.scan); for anything else, put it inside the compiled function"
+            )
+        inner = equation.params["jaxpr"]
+        held = [Value(constant=np.asarray(c)) for c in inner.consts]
+        return self._run(inner.jaxpr, held, inputs)
+
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def _call(self, site: CallSite, inputs: list[_Value]) -> list[_Value]:
-        return self._node(site.exported, site.slice, inputs, site.where)
+    def _call(self, site: CallSite, inputs: list[Value]) -> list[Value]:
+        return self.node(site.exported, site.slice, inputs, site.where)
 
-    def _node(self, exported: Exported, where: VirtualSlice, inputs: list[_Value], line: str) -> list[_Value]:
+    def node(self, exported: Exported, where: VirtualSlice, inputs: list[Value], line: str) -> list[Value]:
+        """A compute node, as the values that it makes."""
         self._use_slice(where)
         layouts = tuple(Layout(where.id, spec) for spec in exported.input_specs)
         refs = tuple(self._ref(value, where, layout.spec) for value, layout in zip(inputs, layouts, strict=True))
@@ -209,9 +228,9 @@ class GraphBuilder:
                 where=line,
             )
         )
-        return [_Value(ref=Ref(index, k)) for k in range(len(exported.outputs))]
+        return [Value(ref=Ref(index, k)) for k in range(len(exported.outputs))]
 
-    def _ref(self, value: _Value, where: VirtualSlice, spec: Spec) -> Ref:
+    def _ref(self, value: Value, where: VirtualSlice, spec: Spec) -> Ref:
         """The value as a ref of the graph; one that is not in it yet becomes an argument."""
         if value.ref is not None:
             return value.ref
@@ -240,7 +259,7 @@ class GraphBuilder:
             raise GraphError(f"program {self.name!r} uses {where}, which was released")
         self.slices.setdefault(where.id, where)
 
-    def _operation(self, equation: Any, read: Any) -> list[_Value]:
+    def _operation(self, equation: Any, read: Any) -> list[Value]:
         """An ordinary JAX operation as a node: on the slice of its first placed operand, else on the default slice."""
         atoms = list(dict.fromkeys(a for a in equation.invars if not isinstance(a, jex_core.Literal)))
         inputs = [read(atom) for atom in atoms]
@@ -255,40 +274,44 @@ class GraphBuilder:
 
         output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
         avals = [prng.data_type(atom.aval) for atom in atoms]
-        exported = export_function(
+        exported = self.export(
             name, flat, avals, specs, lambda types: [output] * len(types), where, self.session.platforms
         )
-        return self._node(exported, where, inputs, source_info.of_equation(equation))
+        return self.node(exported, where, inputs, source_info.of_equation(equation))
 
-    def _place_operation(self, equation: Any, inputs: list[_Value]) -> tuple[VirtualSlice, list[Spec]]:
+    def _place_operation(self, equation: Any, inputs: list[Value]) -> tuple[VirtualSlice, list[Spec]]:
         """The slice, and each operand's spec: as it lies when it lies there, else like the first of equal shape."""
         where: VirtualSlice | None = None
         lead: Spec = ()
         shape: tuple[int, ...] = ()
         for value in inputs:
-            layout = self._layout(value)
+            layout = self.layout_of(value)
             if layout is not None:
                 where, lead = layout
-                shape = self._type(value).shape
+                shape = self.type_of(value).shape
                 break
         if where is None:
-            where = self.session.default_slice()
+            where = self._default_slice()
         specs: list[Spec] = []
         for value in inputs:
-            specs.append(lead if self._type(value).shape == shape else ())
-        if len({self._type(v).shape for v in inputs if self._type(v).shape}) > 1:
+            specs.append(lead if self.type_of(value).shape == shape else ())
+        if len({self.type_of(v).shape for v in inputs if self.type_of(v).shape}) > 1:
             specs = [
-                layout[1] if (layout := self._layout(v)) is not None and layout[0] is where else () for v in inputs
+                layout[1] if (layout := self.layout_of(v)) is not None and layout[0] is where else () for v in inputs
             ]
         return where, specs
 
-    def _same_shape(self, inputs: list[_Value], atoms: list[Any], shapes: set[tuple[int, ...]]) -> bool:
+    def _default_slice(self) -> VirtualSlice:
+        """The slice of an operation whose operands are all with the client."""
+        return self.session.default_slice()
+
+    def _same_shape(self, inputs: list[Value], atoms: list[Any], shapes: set[tuple[int, ...]]) -> bool:
         """Whether an operation keeps the shape of all its operands, so that its result may keep their layout."""
-        return all(not self._type(v).shape or self._type(v).shape in shapes for v in inputs) and bool(
-            self._type(inputs[0]).shape
+        return all(not self.type_of(v).shape or self.type_of(v).shape in shapes for v in inputs) and bool(
+            self.type_of(inputs[0]).shape
         )
 
-    def _layout(self, value: _Value) -> tuple[VirtualSlice, Spec] | None:
+    def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         if value.ref is not None:
             node = self.nodes[value.ref.node]
             layout = node.output_layouts[value.ref.output] if isinstance(node, Compute) else node.layout  # type: ignore[union-attr]
@@ -297,7 +320,7 @@ class GraphBuilder:
             return value.kind.slice, value.kind.spec
         return None
 
-    def _type(self, value: _Value) -> ArrayType:
+    def type_of(self, value: Value) -> ArrayType:
         if value.ref is not None:
             node = self.nodes[value.ref.node]
             return node.outputs[value.ref.output] if isinstance(node, Compute) else node.type  # type: ignore[union-attr]

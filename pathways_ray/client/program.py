@@ -11,6 +11,7 @@ import jax
 
 from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
 from pathways_ray.client.array import Array
+from pathways_ray.client.bodies import control_node
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.explanation import explanation
@@ -79,7 +80,7 @@ class Program:
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
         session.check_open()
         traced = trace(session, self.fun, self.__name__, tree, kinds)
-        built = GraphBuilder(session, self.__name__, kinds).build(traced)
+        built = GraphBuilder(session, self.__name__, kinds, control_node).build(traced)
         return LoweredProgram(session, built, traced.output_tree)
 
     def __repr__(self) -> str:

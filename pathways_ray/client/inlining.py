@@ -1,0 +1,93 @@
+"""Evaluates an operation of a traced program with the compiled functions that it calls inlined.
+
+The values are those of JAX, or its tracers: so a branch or a loop that calls compiled functions on one slice becomes
+one function of JAX, which is exported like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from pathways_ray.client.graph_builder import INLINED
+from pathways_ray.client.jaxprs import inner_equations
+from pathways_ray.client.tracer import call_p, capture_p
+
+Held = Mapping[int, Any]
+"""The values of captured arrays, by `id` of the array."""
+
+
+def run(equation: Any, values: Sequence[Any], held: Held) -> list[Any]:
+    """The results of one operation on `values`, one for each of its inputs."""
+    if equation.primitive is call_p:
+        site = equation.params["site"]
+        return list(site.exported.run(*values))
+    if equation.primitive is capture_p:
+        return [held[id(equation.params["captured"].array)]]
+    if not any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
+        made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+        return list(made) if equation.primitive.multiple_results else [made]
+    if equation.primitive.name in INLINED:
+        return _body(equation.params["jaxpr"], held)(*values)
+    return _CONTROL[equation.primitive.name](equation, list(values), held)
+
+
+def literal(atom: Any) -> Any:
+    """The value of a literal, in the type that it was traced with."""
+    return np.asarray(atom.val, atom.aval.dtype)
+
+
+def _body(closed: Any, held: Held) -> Callable[..., list[Any]]:
+    """A closed jaxpr as a function."""
+
+    def evaluate(*arguments: Any) -> list[Any]:
+        jaxpr = closed.jaxpr
+        known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Any:
+            return literal(atom) if isinstance(atom, jex_core.Literal) else known[atom]
+
+        for equation in jaxpr.eqns:
+            known.update(zip(equation.outvars, run(equation, [read(a) for a in equation.invars], held), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    return evaluate
+
+
+def _cond(equation: Any, values: list[Any], held: Held) -> list[Any]:
+    branches = [_body(branch, held) for branch in equation.params["branches"]]
+    return list(jax.lax.switch(values[0], branches, *values[1:]))
+
+
+def _while(equation: Any, values: list[Any], held: Held) -> list[Any]:
+    params = equation.params
+    tests, rest = params["cond_nconsts"], params["body_nconsts"]
+    test, body = _body(params["cond_jaxpr"], held), _body(params["body_jaxpr"], held)
+    known, shared, first = values[:tests], values[tests : tests + rest], values[tests + rest :]
+    return list(
+        jax.lax.while_loop(
+            lambda carry: test(*known, *carry)[0], lambda carry: tuple(body(*shared, *carry)), tuple(first)
+        )
+    )
+
+
+def _scan(equation: Any, values: list[Any], held: Held) -> list[Any]:
+    params = equation.params
+    constants, carried = params["num_consts"], params["num_carry"]
+    body = _body(params["jaxpr"], held)
+    shared, first, rows = values[:constants], values[constants : constants + carried], values[constants + carried :]
+
+    def step(carry: Any, row: Any) -> tuple[Any, Any]:
+        made = body(*shared, *carry, *row)
+        return tuple(made[:carried]), tuple(made[carried:])
+
+    last, stacked = jax.lax.scan(step, tuple(first), tuple(rows), params["length"], params["reverse"], params["unroll"])
+    return [*last, *stacked]
+
+
+_CONTROL: Mapping[str, Callable[[Any, list[Any], Held], list[Any]]] = {"cond": _cond, "scan": _scan, "while": _while}

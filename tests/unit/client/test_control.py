@@ -1,0 +1,252 @@
+"""Branches and loops of a program: their graphs, what these compute, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client import context
+from pathways_ray.client.program import LoweredProgram
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import GraphError, TraceError, UsageError
+from pathways_ray.ir.graph import Argument, Compute, Ref, Result
+from tests.unit.client.test_graph_size import NoCluster
+from tests.unit.control_programs import PLAIN, SIZE, expected, random_program
+
+
+class Nowhere(NoCluster):
+    """A session whose default slice is one device."""
+
+    def default_slice(self) -> VirtualSlice:
+        return self.slice(1, 99)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Nowhere:
+    made = Nowhere()
+    monkeypatch.setattr(context, "sessions", [made])
+    return made
+
+
+@pytest.fixture
+def a(session: Nowhere) -> VirtualSlice:
+    return session.slice(1, 1)
+
+
+@pytest.fixture
+def b(session: Nowhere) -> VirtualSlice:
+    return session.slice(1, 2)
+
+
+def run(lowered: LoweredProgram, *leaves: Any) -> list[np.ndarray]:
+    """The results of a program's graph, node by node on this process's device."""
+    built = lowered._built
+    values: dict[Ref, Any] = {}
+    for index, node in enumerate(built.graph.nodes):
+        match node:
+            case Argument():
+                source = built.sources[node.index]
+                values[Ref(index)] = jnp.asarray(leaves[source.leaf] if source.leaf >= 0 else source.held)
+            case Compute():
+                (part,) = built.graph.recipes[node.recipe].parts
+                called = export.deserialize(bytearray(built.functions[part.function])).call  # type: ignore[union-attr]
+                made = called(*[values[ref] for ref in node.inputs])
+                values.update({Ref(index, k): value for k, value in enumerate(made)})
+            case Result():
+                return [np.asarray(values[ref]) for ref in node.inputs]
+    raise AssertionError("no result")
+
+
+def names(lowered: LoweredProgram) -> list[str]:
+    return [node.name for node in lowered.graph.nodes if isinstance(node, Compute)]
+
+
+def double(where: VirtualSlice, spec: Any = P()) -> Any:
+    def double(v: Any) -> Any:
+        return v * 2
+
+    return pw.compiled(double, slice=where, in_specs=spec, out_specs=spec)
+
+
+def total(where: VirtualSlice) -> Any:
+    def total(v: Any) -> Any:
+        return v.sum()
+
+    return pw.compiled(total, slice=where)
+
+
+V = np.arange(4, dtype=np.float32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_compute_what_jax_computes(a: VirtualSlice, seed: int) -> None:
+    code = random_program(seed)
+    functions = [pw.compiled(f, slice=a) for f in PLAIN]
+    x, y = np.arange(SIZE, dtype=np.int32) * 5 - seed, np.arange(SIZE, dtype=np.int32) + 2 * seed
+    (found,) = run(pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y), x, y)
+    wanted = np.asarray(expected(code, x, y))
+    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+
+
+def test_a_loop_on_one_slice_is_one_computation(a: VirtualSlice) -> None:
+    f = double(a)
+    lowered = pw.program(lambda v: pw.while_loop(lambda c: c.sum() < 100, lambda c: f(f(c)), v)).lower(V)
+    assert names(lowered) == ["while(double)"]
+    np.testing.assert_array_equal(run(lowered, V)[0], V * 64)
+
+
+def test_a_branch_on_one_slice_is_one_computation_wherever_its_predicate_lies(a: VirtualSlice, b: VirtualSlice) -> None:
+    f, t = double(a), total(b)
+    lowered = pw.program(lambda v: pw.cond(t(v) > 3, f, lambda x: x + 1, v)).lower(V)
+    assert names(lowered)[-1] == "cond(double)"
+    last = lowered.graph.nodes[-2]
+    assert isinstance(last, Compute)
+    assert last.slice == a.id
+    np.testing.assert_array_equal(run(lowered, V)[0], V * 2)
+    np.testing.assert_array_equal(run(lowered, V * 0)[0], V * 0 + 1)
+
+
+def test_the_trip_count_may_lie_on_another_slice(a: VirtualSlice, b: VirtualSlice) -> None:
+    f, t = double(a), total(b)
+    program = pw.program(lambda n, v: pw.fori_loop(0, t(n), lambda i, c: f(c) + i, v))
+    n = np.ones(3, np.int32)
+    np.testing.assert_array_equal(run(program.lower(n, V), n, V)[0], ((V * 2) * 2 + 1) * 2 + 2)
+
+
+def test_layouts_come_from_the_compiled_functions(session: Nowhere) -> None:
+    wide = session.slice(4, 3)
+    f = double(wide, P("x"))
+    program = pw.program(lambda v: pw.cond(True, f, lambda x: x, pw.fori_loop(0, 3, lambda i, c: f(c), v)))
+    graph = program.lower(np.arange(8.0)).graph
+    first = graph.nodes[0]
+    assert isinstance(first, Argument)
+    assert first.layout.spec == (("x",),)
+    assert graph.layout_of(graph.result.inputs[0]).spec == (("x",),)
+
+
+def test_arrays_and_numbers_may_be_operands_and_results(a: VirtualSlice) -> None:
+    f = double(a)
+
+    def fun(v: Any) -> Any:
+        return pw.cond(v.sum() > 0, lambda: (f(v), 1), lambda: (v, 2))
+
+    found = run(pw.program(fun).lower(V), V)
+    np.testing.assert_array_equal(found[0], V * 2)
+    assert found[1] == 1
+
+
+def test_an_operation_without_calls_is_one_node(a: VirtualSlice) -> None:
+    f = double(a)
+    lowered = pw.program(lambda v: pw.cond(True, lambda x: x * 3, lambda x: x, f(v))).lower(V)
+    assert names(lowered)[-1] == "cond"
+    np.testing.assert_array_equal(run(lowered, V)[0], V * 6)
+
+
+def test_keys_may_be_carried(a: VirtualSlice) -> None:
+    f = double(a)
+
+    def fun(v: Any) -> Any:
+        def step(carry: Any) -> Any:
+            key, x = carry
+            key, sub = jax.random.split(key)
+            return key, f(x) + jax.random.uniform(sub, (4,))
+
+        start = (jax.random.key(3), v)
+        return pw.fori_loop(0, 3, lambda i, c: step(c), start)[1]
+
+    def plain(v: Any) -> Any:
+        def step(carry: Any) -> Any:
+            key, x = carry
+            key, sub = jax.random.split(key)
+            return key, x * 2 + jax.random.uniform(sub, (4,))
+
+        return jax.lax.fori_loop(0, 3, lambda i, c: step(c), (jax.random.key(3), v))[1]
+
+    np.testing.assert_allclose(run(pw.program(fun).lower(V), V)[0], jax.jit(plain)(V), rtol=1e-6)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: pw.cond(True, abs, abs, 1), "if float"),
+        (lambda: pw.switch(0, [abs], 1), "branches"),
+        (lambda: pw.while_loop(bool, abs, 1), "while float"),
+        (lambda: pw.fori_loop(0, 1, lambda i, c: c, 1), "range"),
+        (lambda: pw.scan(lambda c, x: (c, x), 1, [1]), "loop over launches"),
+    ],
+)
+def test_outside_of_a_program_it_says_what_to_write(call: Any, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"outside of a program.*{instead}"):
+        call()
+
+
+def test_branches_of_different_types_are_refused_with_both_lines(a: VirtualSlice) -> None:
+    f, t = double(a), total(a)
+
+    def yes(v: Any) -> Any:
+        return f(v)
+
+    def no(v: Any) -> Any:
+        return t(v)
+
+    with pytest.raises(GraphError, match=r"(?s)yes at .*test_control.py:\d+.*no at .*test_control.py:\d+"):
+        pw.program(lambda v: pw.cond(True, yes, no, v)).lower(V)
+
+
+def test_branches_of_different_layouts_are_refused_with_both_lines(session: Nowhere) -> None:
+    wide = session.slice(4, 3)
+    cut, whole = double(wide, P("x")), double(wide)
+    with pytest.raises(GraphError, match=r"different layouts: .*test_control.py:\d+.*and .*test_control.py:\d+"):
+        pw.program(lambda v: pw.cond(True, lambda x: cut(x), lambda x: whole(x), v)).lower(np.arange(8.0))
+
+
+def test_a_carry_that_changes_its_layout_is_refused_with_its_line(session: Nowhere) -> None:
+    wide = session.slice(4, 3)
+    cut, whole = double(wide, P("x")), double(wide)
+    with pytest.raises(GraphError, match=r"changes the layout of carry 1: .*P\(\).*P\(x\) .*made at test_control.py"):
+        pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: cut(c), whole(v))).lower(np.arange(8.0))
+
+
+def test_a_carry_that_changes_its_type_is_refused(a: VirtualSlice) -> None:
+    t = total(a)
+    with pytest.raises(GraphError, match="carry input and carry output must have equal types"):
+        pw.program(lambda v: pw.while_loop(lambda c: True, lambda c: t(c), v)).lower(V)
+
+
+def test_a_predicate_is_a_scalar(a: VirtualSlice) -> None:
+    f = double(a)
+    with pytest.raises(GraphError, match="must be a scalar"):
+        pw.program(lambda v: pw.cond(v > 1, f, f, v)).lower(V)
+
+
+def test_what_a_body_raises_is_its_own(a: VirtualSlice) -> None:
+    f = double(a)
+    with pytest.raises(TraceError, match=r"test_control.py.*ZeroDivisionError"):
+        pw.program(lambda v: pw.cond(True, lambda x: 1 / 0, f, v)).lower(V)
+    with pytest.raises(TraceError, match=r"TypeError: mine"):
+        pw.program(lambda v: pw.cond(True, _raises, f, v)).lower(V)
+
+
+def _raises(_: Any) -> Any:
+    raise TypeError("mine")
+
+
+def test_a_branch_is_a_function(a: VirtualSlice) -> None:
+    with pytest.raises(UsageError, match="branches and bodies are functions, not 3"):
+        pw.program(lambda v: pw.cond(True, double(a), 3, v)).lower(V)  # type: ignore[arg-type]
+
+
+def test_other_transformations_still_cannot_hold_calls(a: VirtualSlice) -> None:
+    f = double(a)
+    with pytest.raises(TraceError):
+        pw.program(lambda v: jax.vmap(f)(v)).lower(V)
