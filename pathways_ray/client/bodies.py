@@ -38,7 +38,8 @@ _ROUNDS = 4
 class Outline:
     """A body without its code: its nodes, and the places of its inputs and results.
 
-    `taken` are the numbers of the inputs that it uses; `asked` the layouts in which computations take them.
+    `asked` are the layouts in which computations take inputs, `makers` the lines that results come from. Ordinary
+    operations put a result wherever their operands lie: such a place is `loose`, and yields to any other.
     """
 
     jaxpr: Any
@@ -47,6 +48,7 @@ class Outline:
     results: list[Place]
     asked: dict[int, Layout]
     makers: list[str]
+    loose: list[bool]
 
     @property
     def line(self) -> str:
@@ -57,18 +59,21 @@ class Outline:
         """The line that a result comes from."""
         return f"{self.line}{f', made at {self.makers[result]}' if self.makers[result] else ''}"
 
+    def firm(self, result: int) -> Place:
+        """The layout of a result that has to be as it is."""
+        return None if self.loose[result] else self.results[result]
+
 
 @dataclass
 class Outliner(GraphBuilder):
     """Builds a body for its layouts alone, without code. Operations without a placed operand go to `home`."""
 
     home: VirtualSlice | None = None
-    inputs: list[Place] = field(default_factory=list)
+    loose: set[Ref] = field(default_factory=set)
 
     def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
         """Args: given: for each input its place, as a `Value` without content."""
         constants = [Value(constant=np.asarray(c)) for c in closed.consts]
-        self.inputs = [None] * len(given)
         values = [Value(leaf=k, kind=kind) for k, kind in enumerate(given)]
         results = self._run(closed.jaxpr, constants, values)
         asked: dict[int, Layout] = {}
@@ -80,7 +85,14 @@ class Outliner(GraphBuilder):
                         asked.setdefault(numbers[ref], layout)
         places = [self._place(value) for value in results]
         inputs = [self._place(value) for value in values]
-        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, [self._made_at(v) for v in results])
+        makers = [self._made_at(value) for value in results]
+        loose = [value.ref in self.loose or (value.leaf >= 0 and not given[value.leaf].slice) for value in results]
+        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose)
+
+    def _operation(self, equation: Any, read: Any) -> list[Value]:
+        made = super()._operation(equation, read)
+        self.loose.update(value.ref for value in made if value.ref is not None)
+        return made
 
     def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         """The layout of a value; None as well where it lies elsewhere than at `home`, to which all is brought."""
@@ -157,7 +169,11 @@ class _Control:
                 "which a branch or a loop of a program cannot do yet; decide in Python between programs"
             )
         bodies, results = self._branches() if self.name == "cond" else self._loop()
-        return self._one_computation(bodies, [place.spec if place is not None else () for place in results])
+        made = self._one_computation(bodies, [place.spec if place is not None else () for place in results])
+        if isinstance(self.builder, Outliner):
+            firm = [any(k < len(body.results) and body.firm(k) for body in bodies) for k in range(len(made))]
+            self.builder.loose.update(v.ref for v, held in zip(made, firm, strict=True) if v.ref and not held)
+        return made
 
     def _shown(self) -> str:
         return f"program {self.builder.name!r}: {self.name} ({self.where})"
@@ -187,13 +203,13 @@ class _Control:
         bodies = [self._outline(branch, given) for branch in self.equation.params["branches"]]
         results: list[Place] = []
         for k in range(len(self.equation.outvars)):
-            placed = [body for body in bodies if body.results[k] is not None]
-            results.append(placed[0].results[k] if placed else None)
-            for body in placed[1:]:
+            firm = [body for body in bodies if body.firm(k) is not None]
+            results.append(firm[0].results[k] if firm else next((b.results[k] for b in bodies if b.results[k]), None))
+            for body in firm[1:]:
                 if body.results[k] != results[k]:
                     raise GraphError(
-                        f"{self._shown()}: the branches leave result {k} in different layouts: {placed[0].results[k]} "
-                        f"by {placed[0].maker(k)}, and {body.results[k]} by {body.maker(k)}. Give them the same "
+                        f"{self._shown()}: the branches leave result {k} in different layouts: {firm[0].results[k]} "
+                        f"by {firm[0].maker(k)}, and {body.results[k]} by {body.maker(k)}. Give them the same "
                         "out_specs on the same slice, or move one of the values in its branch"
                     )
         return bodies, results
@@ -220,7 +236,8 @@ class _Control:
             if settled == carry:
                 break
             carry = settled
-        for k, (place, made) in enumerate(zip(carry, found.results, strict=False)):
+        for k, place in enumerate(carry):
+            made = found.firm(k)
             if made is not None and made != place:
                 raise GraphError(
                     f"{self._shown()}: the body changes the layout of carry {k}: it takes it as {place}, and leaves "

@@ -250,3 +250,12 @@ def test_other_transformations_still_cannot_hold_calls(a: VirtualSlice) -> None:
     f = double(a)
     with pytest.raises(TraceError):
         pw.program(lambda v: jax.vmap(f)(v)).lower(V)
+
+
+def test_an_ordinary_operation_leaves_its_result_where_the_other_branch_does(session: Nowhere) -> None:
+    wide = session.slice(4, 3)
+    f = double(wide, P("x"))
+    shift = np.ones(8, np.float32)
+    program = pw.program(lambda v: pw.cond(True, f, lambda x: pw.cond(True, lambda: x + shift, lambda: x - 1), v))
+    graph = program.lower(np.arange(8.0)).graph
+    assert graph.layout_of(graph.result.inputs[0]).spec == (("x",),)
