@@ -42,6 +42,10 @@ PURE = {
     "pathways_ray/transport/batcher.py",
     "pathways_ray/transport/capabilities.py",
     "pathways_ray/transport/endpoints.py",
+    "pathways_ray/transport/client_messages.py",
+    "pathways_ray/transport/data_messages.py",
+    "pathways_ray/transport/island_messages.py",
+    "pathways_ray/transport/message.py",
     "pathways_ray/transport/messages.py",
 }
 IMPURE_IMPORTS = {

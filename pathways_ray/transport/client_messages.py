@@ -1,0 +1,257 @@
+"""Messages between clients and the controller: the client's stream, and calls with one reply."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.message import Codec, Counted, Message
+
+# --- client → controller, hot stream ----------------------------------------------------------------------------------
+
+
+class Register(Message, tag=1):
+    """A lowered-to-layouts program under a client-made id, with the exported functions the controller may lack."""
+
+    program: int
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
+    functions: Annotated[dict[str, bytes], msgspec.Meta(max_length=limits.MAX_NODES)]
+
+
+class Launch(Message, tag=2):
+    """One call. Result k becomes buffer `results + k`; both ids are made by the client."""
+
+    launch: int
+    program: int
+    arguments: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
+    results: Counted
+
+
+class Put(Message, tag=3):
+    """A buffer that the client uploaded to the hosts of a slice."""
+
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+class Free(Message, tag=4):
+    """Handles that the client dropped."""
+
+    buffers: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_CLIENT_BATCH_MESSAGES)]
+
+
+class Upgrade(Message, tag=5):
+    """The client's last message on its hot stream: what it says from now on comes by its direct link.
+
+    It is sent when the link is open and both ends have shown that they know the session's secret. The stream stays open
+    without messages, as the sign that the client lives.
+    """
+
+
+class Cancel(Message, tag=91):
+    """The user cancels a launch. Answered by its outcome, or by `CancelRefused`."""
+
+    launch: int
+
+
+ToController = Register | Launch | Put | Free | Upgrade | Cancel
+
+
+# --- controller → client ----------------------------------------------------------------------------------------------
+
+
+class Completed(Message, tag=10):
+    """Launches that ended in a value, the microseconds that each took on its devices, and whether other sessions have
+    launches under way."""
+
+    launches: tuple[int, ...]
+    device_us: tuple[int, ...] = ()
+    contended: bool = False
+
+
+class LaunchFailed(Message, tag=11):
+    """A launch that ended in an error.
+
+    Of the buffers that it was to take over (donated ones), `consumed` are those whose memory it took; `undecided` those
+    of which `DonationsDecided` will tell. The others live again.
+    """
+
+    launch: int
+    failure: Failure
+    consumed: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+
+
+class DonationsDecided(Message, tag=90):
+    """Whether a failed launch took the memory of `undecided` buffers: of those in `consumed`; the others in `buffers`
+    live again."""
+
+    buffers: tuple[int, ...]
+    consumed: tuple[int, ...]
+
+
+class BuffersLost(Message, tag=12):
+    """Ready buffers whose host is gone."""
+
+    buffers: tuple[int, ...]
+    failure: Failure
+
+
+class HostAddress(Message, tag=13):
+    """The address at which clients reach a host; an empty one means that it is down."""
+
+    host: int
+    epoch: int
+    address: str
+
+
+class SessionEnded(Message, tag=14):
+    """The controller closed the session; everything it held is freed."""
+
+    reason: str
+
+
+class Prepared(Message, tag=15):
+    """All hosts have compiled a program."""
+
+    program: int
+
+
+class Upgraded(Message, tag=16):
+    """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
+
+
+class CancelRefused(Message, tag=92):
+    """A launch that was to be cancelled has begun, or is over. It is marked: its results are freed when they come, and
+    count as failed with `failure` from now on."""
+
+    launch: int
+    failure: Failure
+
+
+ToClient = (
+    Completed
+    | LaunchFailed
+    | DonationsDecided
+    | CancelRefused
+    | BuffersLost
+    | HostAddress
+    | SessionEnded
+    | Prepared
+    | Upgraded
+)
+
+
+# --- client → controller, one call and one reply ----------------------------------------------------------------------
+
+
+class OpenSession(Message, tag=70):
+    """First call of a client."""
+
+    version: int
+    name: str
+
+
+class SessionOpened(Message, tag=71):
+    """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
+
+    `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port. What a
+    `trusted` session may not export, JAX alone decides.
+    """
+
+    session: int
+    secret: str
+    data_token: str
+    hosts: tuple[HostAddress, ...]
+    platforms: tuple[str, ...]
+    fusion: bool
+    max_launches: int
+    link_port: int = 0
+    trusted: bool = False
+
+
+class CreateSlice(Message, tag=72):
+    """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open."""
+
+    session: int
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
+    axes: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
+    island: int
+    platform: str
+    name: str
+
+
+class SliceCreated(Message, tag=73):
+    """A slice on its devices. `slice_tag` shows hosts that the session holds it; the manager leaves it empty."""
+
+    placed: PlacedSlice
+    slice_tag: str = ""
+
+
+class ReleaseSlice(Message, tag=74):
+    session: int
+    slice: int
+
+
+class CloseSession(Message, tag=75):
+    session: int
+
+
+class Explain(Message, tag=76):
+    """Asks how a program of this session would be placed; `program` is its id, or -1 when it is not registered."""
+
+    session: int
+    program: int
+    graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
+
+
+class Explained(Message, tag=77):
+    plan: str
+    order: str
+    temporary_bytes: dict[int, int]
+
+
+class Status(Message, tag=78):
+    session: int
+
+
+class StatusReply(Message, tag=79):
+    """JSON text: islands, hosts, devices, slices, sessions, buffers."""
+
+    text: str
+
+
+class LiftRefusal(Message, tag=170):
+    """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
+
+    session: int
+    refusal: str
+
+
+class Accepted(Message, tag=80):
+    pass
+
+
+class Refused(Message, tag=81):
+    failure: Failure
+
+
+class NotYet(Message, tag=82):
+    """The resource manager's answer for a slice while it waits for islands: ask again."""
+
+
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal
+Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
+
+
+TO_CONTROLLER: Codec[ToController] = Codec(ToController)
+TO_CLIENT: Codec[ToClient] = Codec(ToClient)
+REQUEST: Codec[Request] = Codec(Request)
+REPLY: Codec[Reply] = Codec(Reply)

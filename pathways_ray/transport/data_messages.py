@@ -1,0 +1,80 @@
+"""Messages between clients and hosts on data streams: arrays in parts."""
+
+from __future__ import annotations
+
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.message import Codec, Message
+
+# --- client ↔ host, data stream ---------------------------------------------------------------------------------------
+
+
+class PutOpen(Message, tag=50):
+    """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices.
+
+    `slice_tag` is what came with the slice: that it is the session's, and lies on these devices.
+    """
+
+    request: int
+    buffer: int
+    type: ArrayType
+    spec: Spec
+    placed: PlacedSlice
+    slice_tag: str
+
+
+class PutPart(Message, tag=51):
+    """Bytes of box number `box`, in C order, from `offset` on, which is where the part before ended."""
+
+    request: int
+    box: int
+    offset: int
+    data: bytes
+
+
+class Fetch(Message, tag=52):
+    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready."""
+
+    request: int
+    buffer: int
+    devices: tuple[int, ...]
+
+
+class CancelFetch(Message, tag=53):
+    """A fetch whose result is not needed any more."""
+
+    request: int
+
+
+ToHostData = PutOpen | PutPart | Fetch | CancelFetch
+
+
+class PutDone(Message, tag=55):
+    """The array lies on the devices."""
+
+    request: int
+
+
+class FetchPart(Message, tag=56):
+    """Bytes of the shard on device `device`, in C order, from `offset` on; `total` bytes in all."""
+
+    request: int
+    device: int
+    offset: int
+    total: int
+    data: bytes
+
+
+class DataFailed(Message, tag=57):
+    """A put or fetch that could not be served."""
+
+    request: int
+    failure: Failure
+
+
+FromHostData = PutDone | FetchPart | DataFailed
+
+
+TO_HOST_DATA: Codec[ToHostData] = Codec(ToHostData)
+FROM_HOST_DATA: Codec[FromHostData] = Codec(FromHostData)

@@ -1,0 +1,328 @@
+"""Messages to an island and from it: between the controller, its scheduler, and hosts; and those of hosts that join."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import Device
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.message import Codec, Measured, Message
+
+# --- controller → scheduler → hosts -----------------------------------------------------------------------------------
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """A host as other hosts reach it. What launches up to number `since` made there is gone: it was another epoch."""
+
+    host: int
+    epoch: int
+    transfer_address: str
+    since: int = 0
+
+
+class Peers(Message, tag=20):
+    """The hosts of the whole cluster that are up."""
+
+    peers: tuple[Peer, ...]
+
+
+class Program(Message, tag=21):
+    """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
+
+    `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
+    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
+    on other islands too, and the computations that a launch puts on one device's queue (`computations`).
+    """
+
+    program: int
+    plan: bytes
+    functions: dict[str, bytes]
+    name: str = ""
+    devices: tuple[Device, ...] = ()
+    cross_island: bool = False
+    computations: int = 1
+    tenant: str = ""
+    trusted: bool = False
+
+
+class IslandLaunch(Message, tag=22):
+    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
+    `cancelled` computes nothing: its values are that failure."""
+
+    sequence: int
+    session: int
+    program: int
+    arguments: tuple[int, ...]
+    results: int
+    first: int = 0
+    gangs: int = 0
+    cancelled: Failure | None = None
+
+
+class Drop(Message, tag=23):
+    """Buffers that are not needed any more."""
+
+    session: int
+    buffers: tuple[int, ...]
+
+
+class DropSession(Message, tag=24):
+    """Everything of a session."""
+
+    session: int
+
+
+class DropProgram(Message, tag=25):
+    """A program that its session cannot launch any more."""
+
+    session: int
+    program: int
+
+
+class BarrierReleased(Message, tag=26):
+    """Scheduler to hosts: all have reached input barrier `barrier` of a launch with its inputs, or one failed."""
+
+    sequence: int
+    barrier: int
+    failure: Failure | None = None
+
+
+class Account(Message, tag=27):
+    """Controller to schedulers: whose a session is, and what the operator gave that tenant; `launch_limit_s` is 0 where
+    that of the runtime holds."""
+
+    session: int
+    tenant: str
+    weight: float
+    priority: int
+    launch_limit_s: Measured = 0.0
+
+
+class CancelLaunch(Message, tag=93):
+    """Controller to schedulers: a launch is not needed any more. One that waits ends in `failure`, one that hosts have
+    is answered with `Begun`."""
+
+    sequence: int
+    failure: Failure
+
+
+class Abort(Message, tag=60):
+    """Launches that have ended in `failure` elsewhere, each with its program: nothing that they wait for will come, and
+    nobody takes what they offer."""
+
+    launches: tuple[tuple[int, int], ...]
+    failure: Failure
+
+
+ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
+
+
+# --- hosts → scheduler → controller -----------------------------------------------------------------------------------
+
+
+class HostUp(Message, tag=30):
+    """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
+    one brought on itself, if it did.
+
+    `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
+    """
+
+    host: int
+    epoch: int
+    transfer_address: str
+    data_address: str
+    devices: int
+    pid: int
+    crash: str = ""
+    memory: int = 0
+    pool: str = ""
+
+
+class HostDown(Message, tag=31):
+    """The scheduler lost a host; `reason` says how it knew, `kind` names the error its launches get.
+
+    `candidates` are the launches that were first in line on its devices, `compiling` the programs that it compiled: one
+    of them may have been the cause. With `decided` it was, since the scheduler ended the host for what it did. `story`
+    has the scheduler's last events that led to the loss.
+    """
+
+    host: int
+    epoch: int
+    reason: str
+    kind: str = "HostLost"
+    candidates: tuple[int, ...] = ()
+    story: tuple[str, ...] = ()
+    compiling: tuple[int, ...] = ()
+    decided: bool = False
+
+
+class Ready(Message, tag=32):
+    """A host prepared a program, or could not. Bytes are per device, the largest computation's."""
+
+    host: int
+    program: int
+    temporary_bytes: int
+    failure: Failure | None = None
+
+
+class Done(Message, tag=33):
+    """Launches whose part on this host (or island) is complete, without error.
+
+    `device_us` is the time of each launch on the devices in microseconds, whatever their number; from a scheduler, the
+    longest of its hosts' times.
+    """
+
+    sequences: tuple[int, ...]
+    device_us: tuple[int, ...] = ()
+
+
+class IslandLaunchFailed(Message, tag=34):
+    """A launch whose part on this host ended in an error. Counts as its completion there.
+
+    `hosts` are those that must have failed with it: they hold shards of the value that failed. None named, it is all.
+    `consumed` are the arguments whose memory it took before.
+    """
+
+    sequence: int
+    failure: Failure
+    hosts: tuple[int, ...] = ()
+    consumed: tuple[int, ...] = ()
+
+
+class Enqueued(Message, tag=35):
+    """Gangs of a launch that were dispatched one at a time are on the device queues."""
+
+    sequence: int
+    first: int
+
+
+class Running(msgspec.Struct, frozen=True, array_like=True):
+    """A launch that is first in the queues of all the devices of a host that it uses, and the milliseconds since."""
+
+    sequence: int
+    ms: int
+
+
+class Heartbeat(Message, tag=36):
+    """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
+    a while; if there are such, `queued` are those in device queues behind others."""
+
+    host: int
+    slowness: Measured = 1.0
+    running: tuple[Running, ...] = ()
+    queued: tuple[int, ...] = ()
+
+
+class Compiling(Message, tag=171):
+    """A host begins to compile a program; `Ready` ends it."""
+
+    host: int
+    program: int
+
+
+class BarrierReached(Message, tag=38):
+    """A launch has come to an input barrier on this host, and what it waits for there has arrived, or failed."""
+
+    host: int
+    sequence: int
+    barrier: int
+    failure: Failure | None = None
+
+
+class IslandUp(Message, tag=37):
+    """A scheduler joins the controller: first message of its stream. `address` is where it serves its hosts."""
+
+    island: int
+    address: str
+
+
+class Gang(msgspec.Struct, frozen=True, array_like=True):
+    """One gang of a launch, and its hosts: bit k stands for the k-th host of the island."""
+
+    sequence: int
+    gang: int
+    hosts: int
+
+
+class Ordered(Message, tag=39):
+    """Gangs that a host has put on its device queues since its last report, in that order; for the order check."""
+
+    host: int
+    gangs: tuple[Gang, ...]
+
+
+class Load(Message, tag=40):
+    """Scheduler to controller, now and then: launches of each tenant that wait on the island, and the slowness of the
+    scheduler's machine."""
+
+    island: int
+    queued: dict[str, int]
+    slowness: Measured = 1.0
+
+
+class Begun(Message, tag=94):
+    """A launch that was to be cancelled is with the hosts already."""
+
+    sequence: int
+
+
+class Stored(Message, tag=61):
+    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec."""
+
+    host: int
+    session: int
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+FromHost = (
+    HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling | Stored
+)
+FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored
+
+
+# --- resource manager, carried as bytes by Ray calls ------------------------------------------------------------------
+
+
+class HostInfo(Message):
+    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
+
+    `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
+    the island whose devices it shares. `started` is when its process began, as the kernel counts: no other process of
+    its machine has the same pid and that.
+    """
+
+    host: int
+    island: int
+    platform: str
+    devices: int
+    node: str
+    pid: int
+    coordinator: str
+    members: tuple[int, ...] = ()
+    tenant: str = ""
+    base: int = -1
+    started: int = 0
+
+
+class JoinReply(Message):
+    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host.
+
+    The epoch is 0 when the island did not come together; then `absent` has the hosts that it waited for.
+    """
+
+    epoch: int
+    scheduler_address: str
+    data_secret: str
+    coordinator: str
+    absent: tuple[int, ...] = ()
+
+
+TO_ISLAND: Codec[ToIsland] = Codec(ToIsland)
+TO_HOST: Codec[ToHost] = Codec(ToHost)
+FROM_HOST: Codec[FromHost] = Codec(FromHost)
+FROM_ISLAND: Codec[FromIsland] = Codec(FromIsland)
