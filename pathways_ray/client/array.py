@@ -16,6 +16,7 @@ from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.jax_types import dtype_named, partition_spec
+from pathways_ray.observe.why import Why
 
 
 class Array:
@@ -100,6 +101,18 @@ class Array:
         """
         self._check_not_deleted()
         return self._buffer.session.cancel(self._buffer.record)
+
+    def why(self) -> Why:
+        """The reasons for which the array is not ready: the chain from it to what holds it, to be printed.
+
+        Where it stands in this process's queue, at the controller, in its island's order, on its hosts; behind whose
+        launch, upload, compilation or memory. For one that failed, the story until then. A tenant learns no names of
+        others. It asks the controller once its launch has left, and takes some milliseconds.
+
+        Raises:
+            ControllerLost: the controller does not answer.
+        """
+        return self._buffer.session.why(self._buffer.record)
 
     def delete(self) -> None:
         """Frees the array on its devices now. Any later use raises `BufferDeleted`."""

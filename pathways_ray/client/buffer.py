@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pathways_ray.errors import Failure
+from pathways_ray.observe.why import Why
 
 
 class BufferState(Enum):
@@ -99,6 +100,8 @@ class BufferOwner(Protocol):
     def settle(self, record: BufferRecord) -> None: ...
 
     def cancel(self, record: BufferRecord) -> bool: ...
+
+    def why(self, record: BufferRecord) -> Why: ...
 
 
 class Buffer:

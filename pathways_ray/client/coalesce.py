@@ -135,6 +135,11 @@ class Coalescer:
         coalesced = self._coalesced.pop(launch, None)
         return coalesced.covered if coalesced is not None else ()
 
+    def leader_of(self, launch: int) -> int:
+        """The launch as which one left: another one that covers it, or itself."""
+        covering = list(self._coalesced.items())
+        return next((number for number, coalesced in covering if launch in coalesced.covered), launch)
+
     def coalesce(self, messages: list[Message]) -> list[Message]:
         """The same batch with segments of chains as one launch each, in an order with the same effect."""
         if len(messages) < self._lengths[-1]:

@@ -28,15 +28,18 @@ from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.events import Closing, Forked, Placed, Registered
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
+from pathways_ray.client.why import why
 from pathways_ray.errors import (
     BufferDeleted,
     ForeignArray,
     PathwaysError,
     UsageError,
+    WaitTimeout,
     from_failure,
 )
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
+from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
@@ -47,6 +50,12 @@ _CAUSE_LIMIT_S = 10.0
 
 _CLOSE_LIMIT_S = 5.0
 """Closing waits this long for the controller's answer; the stream's end has the same effect."""
+
+EXPLAINED_FROM_S = 1.0
+"""A wait that ends by its timeout says why from this long on: shorter ones are looks, of which there may be many."""
+
+EXPLAIN_WITHIN_S = 3.0
+"""The controller has this long to say why."""
 
 _EXPLAIN_LIMIT_S = 180.0
 """Explaining a registered program waits this long for it to be compiled."""
@@ -70,7 +79,7 @@ class Session:
         self._core, self._connection, self._data = core, connection, data
         self._driver = Driver(core, connection, data)
         # For handles (`BufferOwner`), without a call between.
-        self.free, self.wait, self.cancel = self._driver.free, self._driver.wait, self._driver.cancel
+        self.free, self.cancel = self._driver.free, self._driver.cancel
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -149,6 +158,17 @@ class Session:
         assert isinstance(reply, wire.StatusReply)
         found: dict[str, Any] = json.loads(reply.text)
         return found
+
+    def why(self, record: BufferRecord, limit_s: float = limits.DEFAULT_TIMEOUT_S) -> Why:
+        """See `pw.Array.why`."""
+
+        def ask(subject: str, number: int) -> Why:
+            self.check_open()
+            reply = self._connection.call(wire.Look(self.id, subject, number, self.id), limit_s)
+            assert isinstance(reply, wire.StatusReply)
+            return WHY.decode(reply.text)
+
+        return why(self._core, record, ask)
 
     def explain(self, program: int, graph: bytes) -> wire.Explained:
         """The controller's placement of a program; waits until it is compiled when it is registered."""
@@ -244,6 +264,16 @@ class Session:
             self._driver.wait_until(lambda: not record.undecided, _CAUSE_LIMIT_S)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
+        """Waits until a buffer has an outcome; raises its failure. A timeout of a second or more says why."""
+        try:
+            self._driver.wait(record, timeout)
+        except WaitTimeout as error:
+            if timeout is not None and timeout >= EXPLAINED_FROM_S:
+                with contextlib.suppress(PathwaysError):
+                    error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
+            raise
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

@@ -56,6 +56,7 @@ class ControllerCore:
         self.requests = Requests(launches, clients, self.report, token, data_secret)
         self.story = launches.story
         self.islands: dict[int, int] = {}
+        self.requests.looks.connected = lambda: set(self.islands)
         self.watch = Watch(self.story, expected, silence_limit_s)
         self.unseen = dict(islands or {})
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {

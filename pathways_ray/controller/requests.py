@@ -17,6 +17,7 @@ from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.looks import Looks
 from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import (
@@ -100,6 +101,9 @@ class Requests:
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.looks = Looks(self.launches, self.clients)
+
     def enter(self, caller: Caller) -> str:
         """Counts a call before it is read; `leave` takes what this returns.
 
@@ -177,8 +181,9 @@ class Requests:
             _refuse(quotas.message_bytes(client.tenant, event.size, "a call"))
         if isinstance(request, wire.OpenSession) and not isinstance(caller, int):
             return None, self._open(event, request, caller, now)
-        if isinstance(request, wire.Status) and request.session == 0 and caller is None:
-            return self._status(event.call, None, now)
+        if client is None and isinstance(request, wire.Status | wire.Look) and request.session == 0:
+            assert not isinstance(caller, int)
+            return self._look(event.call, caller, request, now)
         if isinstance(request, wire.LiftRefusal) and caller is None:
             return self._lift(request, now), []
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
@@ -195,8 +200,8 @@ class Requests:
             case wire.Explain():
                 reply, commands = self._explain(event.call, client, request, now)
                 return reply, [*commands, *self.launches.prepare(client.session, request.program)]
-            case wire.Status():
-                return self._status(event.call, client, now)
+            case wire.Status() | wire.Look():
+                return self._look(event.call, client.tenant if client.token else None, request, now)
             case wire.LiftRefusal():
                 raise AuthenticationError("only the operator, with the runtime's own token, lifts a refusal")
 
@@ -361,20 +366,24 @@ class Requests:
 
     # --- status -------------------------------------------------------------------------------------------------------
 
-    def _status(self, call: int, client: Client | None, now: float) -> tuple[wire.Reply | None, list[Command]]:
-        name = client.tenant.name if client is not None else ""
-        known = self.known_status.setdefault(name, status.KnownStatus())
-        if client is not None and client.token and known.is_fresh_enough(now):
+    def _look(
+        self, call: int, viewer: Tenant | None, request: wire.Status | wire.Look, now: float
+    ) -> tuple[wire.Reply | None, list[Command]]:
+        """Shows a tenant its own, the operator (None) everything."""
+        if isinstance(request, wire.Look):
+            return None, self.looks.why(call, viewer.name if viewer is not None else "", request)
+        known = self.known_status.setdefault(viewer.name if viewer is not None else "", status.KnownStatus())
+        if viewer is not None and known.is_fresh_enough(now):
             return wire.StatusReply(known.text), []
 
         def answered(text: str) -> tuple[wire.Reply, list[Command]]:
-            reply = self._status_reply(client, text)
+            reply = self._status_reply(viewer, text)
             known.text = reply.text
             return reply, []
 
         return None, self._ask_manager(call, "status", (), answered)
 
-    def _status_reply(self, client: Client | None, text: str) -> wire.StatusReply:
+    def _status_reply(self, viewer: Tenant | None, text: str) -> wire.StatusReply:
         found: dict[str, Any] = json.loads(text)
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
@@ -382,9 +391,9 @@ class Requests:
         found["trusted_tenants"] = [tenant.name for tenant, _ in self.book.entries if tenant.trusted]
         if self.logs is not None:
             found["logs"] = status.logs(found["islands"], *self.logs)
-        if client is not None and client.token:
-            mine = {session for session, other in known.items() if other.tenant.name == client.tenant.name}
-            found = status.for_tenant(found, client.tenant.name, mine, self.isolation.islands_of(client))
+        if viewer is not None:
+            mine = {session for session, other in known.items() if other.tenant.name == viewer.name}
+            found = status.for_tenant(found, viewer.name, mine, viewer.name if self.isolation.enabled else "")
         return wire.StatusReply(json.dumps(found))
 
 

@@ -27,7 +27,7 @@ from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.links import silence_of
-from pathways_ray.transport.messages import HostInfo, JoinReply, encode
+from pathways_ray.transport.messages import Heartbeat, HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
@@ -179,9 +179,14 @@ class HostExecutor:
         self.dispatcher.start()
         threading.Thread(
             target=heartbeat,
-            args=(self.outbox.send, lambda: self.dispatcher.heartbeat(slowness()), HEARTBEAT_S),
+            args=(self.outbox.send, self._heartbeat, HEARTBEAT_S),
             daemon=True,
         ).start()
+
+    def _heartbeat(self) -> Heartbeat:
+        beat = self.dispatcher.heartbeat(slowness())
+        arriving = self.data.arriving()
+        return msgspec.structs.replace(beat, uploads=arriving) if arriving else beat
 
     def ready(self) -> int:
         """The epoch; answers once the constructor is through."""

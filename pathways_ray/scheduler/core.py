@@ -16,8 +16,10 @@ from typing import cast
 
 from pathways_ray import limits
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
+from pathways_ray.observe.views import encode
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.inspection import island_view
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import Policy, fifo
@@ -69,6 +71,8 @@ class SchedulerCore:
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.restart = Restart(self.members, self.order, self.check, self.deadlines, self.liveness, self.story)
         self.next_load = -math.inf
+        self.beats: dict[int, wire.Heartbeat] = {}
+        """The last heartbeat of each host."""
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -108,6 +112,9 @@ class SchedulerCore:
         if isinstance(message, wire.Peers):
             self.members.list_peers(message.peers)
             return [events.ToHosts(message)]
+        if isinstance(message, wire.Inspect):
+            view = island_view(self.island, self.order, self.deadlines, self.beats, self.story, message.launches)
+            return [events.ToController(wire.Inspected(message.look, self.island, encode(view)))]
         return self.order.from_controller(message)
 
     def _from_host(self, host: int, message: wire.FromHost) -> list[events.Command]:
@@ -130,6 +137,7 @@ class SchedulerCore:
                 return self._compare_orders(host, message)
             case wire.Heartbeat():
                 self.deadlines.heard(host, message, self.order.now)
+                self.beats[host] = message
                 return []
             case wire.HostUp():
                 return []  # it has joined
@@ -161,6 +169,7 @@ class SchedulerCore:
         for member, before in self.members.superseded(hello):
             commands += self.restart.lose_host(member, before, "a successor joined")
         self.members.join(hello)
+        self.beats.pop(host, None)
         self.restart.condemned.pop(host, None)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))

@@ -228,6 +228,19 @@ class StatusReply(Message, tag=79):
     text: str
 
 
+class Look(Message, tag=192):
+    """Asks why something waits, or for everything (`subject` "all"): the answer is a `StatusReply`.
+
+    Subjects are "launch" (by the session's number for it, or, without a session, by its number in the cluster),
+    "upload", "slice" and "session"; `of` is the session that has it. A tenant may ask for what is the tenant's.
+    """
+
+    session: int
+    subject: str
+    number: int = 0
+    of: int = 0
+
+
 class LiftRefusal(Message, tag=170):
     """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
 
@@ -247,7 +260,7 @@ class NotYet(Message, tag=82):
     """The resource manager's answer for a slice while it waits for islands: ask again."""
 
 
-Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal | Look
 Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
 
 

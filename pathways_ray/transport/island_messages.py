@@ -7,6 +7,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.observe.views import Arriving, Stopped
 from pathways_ray.transport.message import Codec, Measured, Message
 
 # --- controller → scheduler → hosts -----------------------------------------------------------------------------------
@@ -115,8 +116,16 @@ class Abort(Message, tag=60):
     failure: Failure
 
 
+class Inspect(Message, tag=190):
+    """Controller to schedulers: somebody looks at the island. The answer is `Inspected`, with the places of these
+    launches in the order and the events that concern them."""
+
+    look: int
+    launches: tuple[int, ...] = ()
+
+
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
+ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort | Inspect
 
 
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------
@@ -207,12 +216,15 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 
 class Heartbeat(Message, tag=36):
     """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
-    a while; if there are such, `queued` are those in device queues behind others."""
+    a while; if there are such, `queued` are those in device queues behind others. `stopped` are launches that stand
+    before they are all enqueued, `uploads` arrays that come from clients."""
 
     host: int
     slowness: Measured = 1.0
     running: tuple[Running, ...] = ()
     queued: tuple[int, ...] = ()
+    stopped: tuple[Stopped, ...] = ()
+    uploads: tuple[Arriving, ...] = ()
 
 
 class Compiling(Message, tag=171):
@@ -279,10 +291,20 @@ class Stored(Message, tag=61):
     spec: Spec
 
 
+class Inspected(Message, tag=191):
+    """A scheduler's answer to `Inspect`: an `observe.views.IslandView` as JSON."""
+
+    look: int
+    island: int
+    view: bytes
+
+
 FromHost = (
     HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling | Stored
 )
-FromIsland = IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored
+FromIsland = (
+    IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored | Inspected
+)
 
 
 # --- resource manager, carried as bytes by Ray calls ------------------------------------------------------------------

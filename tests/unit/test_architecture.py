@@ -36,6 +36,7 @@ PURE = {
     "pathways_ray/ir",
     "pathways_ray/limits.py",
     "pathways_ray/liveness.py",
+    "pathways_ray/observe",
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
     "pathways_ray/story.py",
@@ -82,7 +83,7 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"compat", "errors", "limits", "liveness", "machine_load", "story"},
-        {"ir", "names", "os_process", "process_log", "worker"},
+        {"ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},

@@ -38,6 +38,7 @@ from pathways_ray.executor.data.upload import Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
+from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag, session_of
@@ -191,6 +192,17 @@ class DataServer:
                 quota.forget(lambda name: self.store.holds(*name))
                 if quota.is_empty:
                     del self.quotas[tenant]
+
+    def arriving(self) -> tuple[Arriving, ...]:
+        """Some of the uploads that come in; from any thread. Empty where they change at this moment."""
+        try:
+            found = [(stream.session, upload) for stream in self.streams for upload in stream.uploads.values()]
+        except RuntimeError:
+            return ()
+        return tuple(
+            Arriving(session, upload.message.buffer, upload.size - max(upload.missing, 0), upload.size)
+            for session, upload in found[:MAX_STOPPED]
+        )
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 

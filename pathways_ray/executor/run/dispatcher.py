@@ -33,6 +33,7 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
+from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
 
@@ -308,7 +309,7 @@ class Dispatcher:
                 running[one.sequence] = Running(one.sequence, round(1000 * (now - since)))
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
-        return Heartbeat(self.host, slowness, tuple(running.values()), behind)
+        return Heartbeat(self.host, slowness, tuple(running.values()), behind, stopped(self.core))
 
     def _is_complete(self, values: list[Any]) -> bool:
         """Whether devices are through with values, whatever came of them."""

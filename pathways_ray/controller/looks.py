@@ -1,0 +1,230 @@
+"""Looks: requests about why something waits, and for everything at once, gathered from the islands.
+
+Nothing is gathered while nobody looks. A look asks the schedulers that can tell more (`Inspect`), at most for
+`LOOK_LIMIT_S`; one that does not answer is left out by name. All who look at everything share one gathering, which is
+used for `ALL_AGE_S`: a page in many browsers costs the controller what one costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from pathways_ray.controller.clients import Clients
+from pathways_ray.controller.events import AnswerCall, Command
+from pathways_ray.controller.inspection import launch_view, oldest
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import SendIsland
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.observe.views import ISLAND_VIEW, IslandView, LaunchView, encode
+from pathways_ray.observe.why import Explanation, Link, Why, arriving_link, explain, for_text
+from pathways_ray.transport import messages as wire
+
+LOOK_LIMIT_S = 1.0
+"""A look waits this long for a scheduler; that is looked at with each tick."""
+
+MAX_ROUNDS = 4
+"""Times that a look asks the islands again, each time about launches that the answers before have named."""
+
+MAX_LOOKS = 64
+"""Looks that wait at once; more are refused."""
+
+Views: TypeAlias = Mapping[int, bytes]
+
+
+@dataclass
+class Gathering:
+    """Islands that were asked, and what they said so far; `then` goes on with it."""
+
+    deadline: float
+    missing: set[int]
+    then: Callable[[Views], list[Command]]
+    found: dict[int, bytes] = field(default_factory=dict)
+
+
+class Looks:
+    """The looks that wait.
+
+    Args:
+        connected: the islands whose schedulers are connected.
+    """
+
+    def __init__(self, launches: Launches, clients: Clients, connected: Callable[[], set[int]] = set) -> None:
+        self.launches = launches
+        self.clients = clients
+        self.connected = connected
+        self.gatherings: dict[int, Gathering] = {}
+        self.made = 0
+
+    # --- gathering ----------------------------------------------------------------------------------------------------
+
+    def gather(self, wanted: Mapping[int, set[int]], then: Callable[[Views], list[Command]]) -> list[Command]:
+        """Asks islands for their views, each about some launches; `then` gets those that came in time, as JSON."""
+        asked = {island: launches for island, launches in wanted.items() if island in self.connected()}
+        if not asked or len(self.gatherings) >= MAX_LOOKS:
+            return then({})
+        self.made += 1
+        self.gatherings[self.made] = Gathering(self.launches.tables.now + LOOK_LIMIT_S, set(asked), then)
+        return [
+            SendIsland(island, wire.Inspect(self.made, tuple(sorted(launches)))) for island, launches in asked.items()
+        ]
+
+    def inspected(self, message: wire.Inspected) -> list[Command]:
+        """An island has answered."""
+        gathering = self.gatherings.get(message.look)
+        if gathering is None or message.island not in gathering.missing:
+            return []
+        gathering.missing.discard(message.island)
+        gathering.found[message.island] = message.view
+        if gathering.missing:
+            return []
+        del self.gatherings[message.look]
+        return gathering.then(gathering.found)
+
+    def tick(self, now: float) -> list[Command]:
+        """Goes on without the islands that do not answer."""
+        commands: list[Command] = []
+        for number, gathering in list(self.gatherings.items()):
+            if now >= gathering.deadline:
+                del self.gatherings[number]
+                commands += gathering.then(gathering.found)
+        return commands
+
+    # --- why ----------------------------------------------------------------------------------------------------------
+
+    def why(self, call: int, viewer: str, request: wire.Look) -> list[Command]:
+        """Answers a tenant, or the operator (""), why a launch, a slice or a session waits. A tenant learns of what is
+        its own."""
+        if viewer and request.of and not self._is_of(request.of, viewer):
+            return self._refuse(call, f"session {request.of} is not one of tenant {viewer!r}")
+        if request.subject == "launch":
+            return self._why_launch(call, viewer, request)
+        if request.subject == "session":
+            return self._why_session(call, viewer, request.of)
+        if request.subject == "slice":
+            return self._why_slice(call, viewer, request)
+        if request.subject == "upload":
+            return self._why_upload(call, request)
+        return self._refuse(call, f"there is no subject {request.subject[:20]!r}: launch, slice or session")
+
+    def _why_launch(self, call: int, viewer: str, request: wire.Look) -> list[Command]:
+        view = self._find(request.of, request.number)
+        name = f"launch {request.of}.{request.number}" if request.of else f"launch {request.number}"
+        if view is None or (viewer and view.tenant != viewer):
+            return self._story(call, name, request, viewer)
+        return self._explain(call, name, view, viewer, {}, {}, 0)
+
+    def _explain(
+        self,
+        call: int,
+        name: str,
+        view: LaunchView,
+        viewer: str,
+        known: Mapping[int, IslandView],
+        asked: Mapping[int, set[int]],
+        rounds: int,
+    ) -> list[Command]:
+        made = explain(view, self._find, known, viewer)
+        wanted = {
+            island: launches | asked.get(island, set())
+            for island, launches in made.wanted.items()
+            if island not in asked or not launches <= asked[island]
+        }
+        if not wanted or rounds >= MAX_ROUNDS:
+            return self._answer(call, Why(name, tuple(made.links), self._silent(made, known)))
+
+        def go_on(found: Views) -> list[Command]:
+            again = self._find(view.session, view.launch)
+            if again is None:
+                return self._answer(call, Why(name, (Link(f"{name} has ended just now"),)))
+            more = {island: ISLAND_VIEW.decode(text) for island, text in found.items()}
+            return self._explain(call, name, again, viewer, {**known, **more}, {**asked, **wanted}, rounds + 1)
+
+        return self.gather(wanted, go_on)
+
+    def _silent(self, made: Explanation, known: Mapping[int, IslandView]) -> tuple[str, ...]:
+        silent = sorted(set(made.wanted) - set(known))
+        return tuple(f"the scheduler of island {island} did not say in {LOOK_LIMIT_S:.0f} s" for island in silent)
+
+    def _story(self, call: int, name: str, request: wire.Look, viewer: str) -> list[Command]:
+        """The last events of a launch that is over, or never was."""
+        number, now = request.number, self.launches.tables.now
+        entries = [e for e in self.launches.story.launches if e.launch == number]
+        mine = not viewer or any(self._is_of(e.session, viewer) for e in entries if e.session)
+        if request.of or not entries or not mine:
+            text = f"{name} is over, or has not come to the controller"
+            return self._answer(call, Why(name, (Link(text),)))
+        lines = self.launches.story.lines(now, launch=number)
+        return self._answer(call, Why(name, (Link(f"{name} is over"),), lines))
+
+    def _why_session(self, call: int, viewer: str, session: int) -> list[Command]:
+        view = oldest(self.launches, self.clients.turns, session)
+        if session not in self.launches.sessions:
+            return self._answer(call, Why(f"session {session}", (Link(f"session {session} is not open"),)))
+        if view is None:
+            return self._answer(call, Why(f"session {session}", (Link(f"session {session} waits for nothing"),)))
+        return self._explain(call, f"the oldest launch of session {session}", view, viewer, {}, {}, 0)
+
+    def _why_upload(self, call: int, request: wire.Look) -> list[Command]:
+        state, number = self.launches.sessions.get(request.of), request.number
+        name = f"upload {request.of}.{number}"
+        hosts = state.arriving.get(number) if state is not None else None
+        if state is None or not hosts:
+            return self._answer(call, Why(name, (Link(f"the controller knows of no upload of array {number}"),)))
+        island = state.places[state.buffers[number].type.slice].island
+
+        def said(found: Views) -> list[Command]:
+            view = ISLAND_VIEW.decode(found[island]) if island in found else None
+            arriving = view.uploads if view is not None else ()
+            there = [one for one in arriving if (one.upload.session, one.upload.buffer) == (request.of, number)]
+            return self._answer(call, Why(name, tuple(map(arriving_link, there))))
+
+        return self.gather({island: set()}, said)
+
+    def _why_slice(self, call: int, viewer: str, request: wire.Look) -> list[Command]:
+        state = self.launches.sessions.get(request.of)
+        placed = state.slices.get(request.number) if state is not None else None
+        name = f"slice {request.of}.{request.number}"
+        if placed is None:
+            return self._answer(call, Why(name, (Link(f"session {request.of} has no slice {request.number}"),)))
+        return self.gather({placed.island: set()}, partial(self._slice_said, call, name, placed, viewer))
+
+    def _slice_said(self, call: int, name: str, placed: PlacedSlice, viewer: str, found: Views) -> list[Command]:
+        island = placed.island
+        devices = {str(device) for device in placed.devices}
+        if island not in found:
+            return self._answer(call, Why(name, (Link(f"the scheduler of island {island} does not answer"),)))
+        view = ISLAND_VIEW.decode(found[island])
+        links = [Link(f"{name} is on island {island}, devices {' '.join(sorted(devices))}", island=island)]
+        if view.absent:
+            links.append(Link(f"island {island} starts nothing until hosts {view.absent} have joined", island=island))
+        for one in view.dispatched:
+            if devices & set(one.devices):
+                whose = one.tenant if not viewer or one.tenant == viewer else "another tenant"
+                text = f"launch {one.sequence} of program {one.program!r}" if whose == one.tenant else "a launch"
+                links.append(Link(f"{text} ({whose}) is on them{for_text(one.age_s)}", one.sequence * (not viewer)))
+        waiting = [queue for queue in view.queues if devices & set(queue.devices)]
+        if waiting:
+            text = f"{sum(q.launches for q in waiting)} launches of {len(waiting)} sessions wait for them"
+            links.append(Link(text, island=island))
+        elif len(links) == 1:
+            links.append(Link("nothing waits for it and nothing runs on it", island=island))
+        return self._answer(call, Why(name, tuple(links)))
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _find(self, session: int, number: int) -> LaunchView | None:
+        return launch_view(self.launches, self.clients.turns, session, number)
+
+    def _is_of(self, session: int, tenant: str) -> bool:
+        state = self.launches.sessions.get(session)
+        return state is not None and state.tenant.name == tenant
+
+    def _answer(self, call: int, answer: Why) -> list[Command]:
+        return [AnswerCall(call, wire.StatusReply(encode(answer).decode()))]
+
+    def _refuse(self, call: int, text: str) -> list[Command]:
+        return [AnswerCall(call, wire.Refused(Failure("UsageError", text)))]

@@ -1,0 +1,181 @@
+"""Looks: the controller explains why something waits, with the help of the islands that can tell more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.controller.events import Command
+from pathways_ray.controller.looks import LOOK_LIMIT_S, MAX_LOOKS
+from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.observe import views
+from pathways_ray.observe.views import Dispatched, IslandView, Place
+from pathways_ray.observe.why import WHY, Why
+from pathways_ray.transport.messages import (
+    HostDown,
+    Inspect,
+    Inspected,
+    Launch,
+    LiftRefusal,
+    Look,
+    Put,
+    Ready,
+    Refused,
+    StatusReply,
+)
+from tests.unit.controller.core_harness import CoreHarness, reply
+from tests.unit.controller.harness import program_over
+from tests.unit.helpers import VECTOR
+
+ALICE, BOB = Tenant("alice"), Tenant("bob")
+
+
+def cluster(*slices: int, ready: bool = True) -> CoreHarness:
+    """Two sessions, of alice and bob, with a program on these slices that takes an array of the first one."""
+    made = CoreHarness(hosts=True)
+    for number, tenant in ((1, ALICE), (2, BOB)):
+        made.open_session(tenant)
+        made.core.clients.known[number].token = f"token of {tenant.name}"
+        made.hold_slices(number)
+        program = program_over(*slices, key=number, session=number)
+        made.core.launches.register(number, 1, program)
+        for host in program.hosts if ready else ():
+            made.core.launches.ready(Ready(host, number, 0))
+    return made
+
+
+def launch(made: CoreHarness, session: int, number: int, argument: int) -> None:
+    made.core.launches.from_client(session, Launch(number, 1, (argument,), 1000 * number))
+
+
+def put(made: CoreHarness, session: int, buffer: int, slice: int = 1) -> None:
+    made.core.launches.from_client(session, Put(buffer, slice, VECTOR, ()))
+    made.core.launches.sessions[session].arriving.pop(buffer, None)
+
+
+def ask(made: CoreHarness, subject: str, number: int = 0, of: int = 0, viewer: Any = None) -> list[Command]:
+    session = viewer if isinstance(viewer, int) else 0
+    return made.request(viewer, Look(session, subject, number, of))
+
+
+def answer(commands: list[Command]) -> Why:
+    found = reply(commands)
+    assert isinstance(found, StatusReply), found
+    return WHY.decode(found.text)
+
+
+def asked(commands: list[Command]) -> dict[int, Inspect]:
+    return {c.island: c.message for c in commands if isinstance(c, SendIsland) and isinstance(c.message, Inspect)}
+
+
+def test_the_islands_of_a_launch_are_asked_and_the_chain_goes_on_with_their_views() -> None:
+    """1. Bob's launch has island 0, alice's waits. 2. The operator asks: island 0 is asked for the place. 3. It names
+    bob's launch; the answer has both. 4. Alice learns of her own only."""
+    made = cluster(1)
+    put(made, 2, 1)
+    put(made, 1, 1)
+    launch(made, 2, 7, 1)
+    launch(made, 1, 12, 1)
+    sent = Dispatched(1, 2, "bob", "1", 1.5, (0,), ("0.0", "0.1"))
+    view = IslandView(0, (0, 1), (), (sent,), places=(Place(2, 1, 0, 1),))
+    commands = ask(made, "launch", 2)
+    (inspect,) = asked(commands).values()
+    assert inspect.launches == (2,)
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
+    assert [link.launch for link in found.links] == [2, 1]
+    assert "place 2 in the order of island 0, behind launch 1 of program '1' (bob)" in found.links[0].text
+    assert "is first on devices 0.0 0.1, and host 0 has not reported its end, for 1.5 s" in found.links[1].text
+    (inspect,) = asked(ask(made, "launch", 12, 1, viewer=1)).values()
+    text = str(answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view)))))
+    assert "behind a launch of another tenant" in text
+    assert "bob" not in text
+
+
+def test_a_tenant_cannot_ask_for_what_is_anothers() -> None:
+    made = cluster(1)
+    put(made, 2, 1)
+    launch(made, 2, 7, 1)
+    assert isinstance(reply(ask(made, "launch", 7, 2, viewer=1)), Refused)
+    assert isinstance(reply(ask(made, "session", 0, 2, viewer=ALICE)), Refused)
+    assert str(answer(ask(made, "launch", 1, viewer=1))) == "launch 1 is over, or has not come to the controller"
+
+
+def test_a_tenant_may_ask_without_a_session() -> None:
+    made = cluster(1)
+    assert str(answer(ask(made, "session", 0, 1, viewer=ALICE))) == "session 1 waits for nothing"
+    assert isinstance(reply(made.request(ALICE, LiftRefusal(0, "x"))), Refused)
+
+
+def test_a_launch_whose_host_is_away_needs_nobody_else() -> None:
+    made = cluster(1)
+    made.from_island(0, HostDown(0, 1, "killed"))
+    put(made, 1, 1)
+    launch(made, 1, 3, 1)
+    made.now = 2.0
+    made.core.launches.tables.now = 2.0
+    text = "launch 1.3 of program '1' (alice) waits for host 0 to come back, for 2.0 s"
+    assert str(answer(ask(made, "launch", 3, 1))) == text
+
+
+def test_a_launch_behind_an_upload_says_how_much_of_it_has_come() -> None:
+    made = cluster(1)
+    made.core.launches.from_client(1, Put(1, 1, VECTOR, ()))
+    launch(made, 1, 3, 1)
+    (inspect,) = asked(ask(made, "launch", 3, 1)).values()
+    arriving = views.ArrivingAt(0, views.Arriving(1, 1, 40, 64))
+    view = IslandView(0, (0, 1), uploads=(arriving,))
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
+    assert "waits for an upload of" in found.links[0].text
+    assert found.links[1].text == "host 0 has 40 bytes of the 64 bytes of array 1"
+    (inspect,) = asked(ask(made, "upload", 1, 1)).values()
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
+    assert [link.text for link in found.links] == ["host 0 has 40 bytes of the 64 bytes of array 1"]
+
+
+def test_a_launch_that_waits_for_its_compiler_says_which_host_compiles() -> None:
+    made = cluster(1, ready=False)
+    put(made, 1, 1)
+    launch(made, 1, 3, 1)
+    (inspect,) = asked(ask(made, "launch", 3, 1)).values()
+    view = IslandView(0, (0, 1), compiling=(views.Compiling(0, 1, "1", 9.0),))
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
+    assert found.links[0].text.endswith("waits for its program: host 0 compiles '1', for 9.0 s")
+
+
+def test_a_scheduler_that_does_not_answer_is_named_within_the_limit() -> None:
+    made = cluster(1)
+    put(made, 1, 1)
+    launch(made, 1, 3, 1)
+    commands = ask(made, "launch", 3, 1)
+    assert asked(commands)
+    found = answer(made.tick(made.now + LOOK_LIMIT_S))
+    assert found.story == ("the scheduler of island 0 did not say in 1 s",)
+    assert not made.core.requests.looks.gatherings
+
+
+def test_looks_beyond_the_limit_go_without_the_islands() -> None:
+    made = cluster(1)
+    put(made, 1, 1)
+    launch(made, 1, 3, 1)
+    for _ in range(MAX_LOOKS):
+        assert asked(ask(made, "launch", 3, 1))
+    assert "island 0" in answer(ask(made, "launch", 3, 1)).story[0]
+
+
+def test_a_slice_says_who_is_on_its_devices() -> None:
+    made = cluster(1)
+    (inspect,) = asked(ask(made, "slice", 1, 1)).values()
+    sent = Dispatched(9, 2, "bob", "step", 1.5, (0,), ("0.0",))
+    queue = views.Queue(1, "alice", 2, 10, "double", 0.5, ("0.0",))
+    view = IslandView(0, (0, 1), (), (sent,), (queue,))
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
+    assert [link.text for link in found.links] == [
+        "slice 1.1 is on island 0, devices 0.0 0.1",
+        "launch 9 of program 'step' (bob) is on them, for 1.5 s",
+        "2 launches of 1 sessions wait for them",
+    ]
+    assert "no slice 99" in str(answer(ask(made, "slice", 99, 1)))
+
+
+def test_an_unknown_subject_is_refused() -> None:
+    assert isinstance(reply(ask(cluster(1), "weather")), Refused)
