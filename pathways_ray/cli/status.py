@@ -20,6 +20,7 @@ from rich.table import Table
 from pathways_ray.cli.output import console_beside
 from pathways_ray.client import registry
 from pathways_ray.errors import AuthenticationError, UsageError, from_failure
+from pathways_ray.observe.diagnosis import Finding, diagnosis
 from pathways_ray.transport import messages
 
 ANSWER_WITHIN_S = 5.0
@@ -46,12 +47,20 @@ def of_cluster(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("status")
 @of_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
-def command(url: str | None, token: str | None, ca: str | None, as_json: bool) -> None:
+@click.option("--diagnose", is_flag=True, help="Print what is unhealthy, as JSON; ends with 1 if anything is an error.")
+@click.pass_context
+def command(
+    ctx: click.Context, url: str | None, token: str | None, ca: str | None, as_json: bool, diagnose: bool
+) -> None:
     """Islands, devices, slices, sessions, and who holds what.
 
     Without --url, the cluster that this user started on this machine.
     """
     url, token, ca = cluster_meant(url, token, ca)
+    if diagnose:
+        diagnosed = diagnosis_of(url, token, ca)
+        click.echo(json.dumps(diagnosed, indent=2))
+        ctx.exit(0 if diagnosed["healthy"] else 1)
     found = {"url": url, **ask(url, token, ca=ca)}
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -104,6 +113,35 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
             found: dict[str, Any] = json.loads(text)
             return found
     raise UsageError(f"what answers at {url} is no cluster of this version")
+
+
+def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
+    """Everything that the token may see, as the controller at `url` knows it.
+
+    Raises:
+        UsageError: no cluster answers there.
+        AuthenticationError: the token is wrong.
+    """
+    match call(url, token, messages.Look(0, "all"), ca=ca):
+        case messages.StatusReply(text):
+            found: dict[str, Any] = json.loads(text)
+            return found
+    raise UsageError(f"what answers at {url} is no cluster of this version")
+
+
+def diagnosis_of(url: str, token: str, ca: str = "") -> dict[str, Any]:
+    """The diagnosis of the cluster at `url`; one that does not answer is unhealthy.
+
+    Raises:
+        AuthenticationError: the token is wrong.
+    """
+    try:
+        return {"url": url, **diagnosis(look(url, token, ca))}
+    except UsageError as error:
+        do = "it restarts by itself where Ray runs; see the controller's log, else 'pathways up'"
+        silent = Finding("error", "controller-silent", str(error), do)
+        found = {"severity": silent.severity, "kind": silent.kind, "what": silent.what, "do": silent.do}
+        return {"url": url, "healthy": False, "findings": [found]}
 
 
 def call(

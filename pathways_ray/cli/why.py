@@ -21,8 +21,8 @@ _SUBJECT = re.compile(r"(?:(launch|slice|session)[ :]?)?(?:(\d{1,18})\.)?(\d{1,1
 @of_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
 def command(subject: tuple[str, ...], url: str | None, token: str | None, ca: str | None, as_json: bool) -> None:
-    """The reasons for which something waits: 640 (a launch, by its number in the cluster), 7.12 (launch 12 of session 7), slice 7.2
-    (slice 2 of session 7), session 7.
+    """The reasons for which something waits: 640 (a launch, by its number in the cluster), 7.12 (launch 12 of session
+    7), slice 7.2 (slice 2 of session 7), session 7.
 
     Prints a chain: each line is the reason of the one above it.
     """

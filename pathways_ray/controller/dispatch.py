@@ -57,6 +57,7 @@ class Dispatch:
         )
         session.in_flight += 1
         program.in_flight += 1
+        program.launches += 1
         tables.story.note_launch(Entry(tables.now, "admitted", program.name, "", session.id, sequence))
         if program.cross_island:
             record.estimate = program.device_time.estimate

@@ -1,12 +1,14 @@
 """Looks: requests about why something waits, and for everything at once, gathered from the islands.
 
 Nothing is gathered while nobody looks. A look asks the schedulers that can tell more (`Inspect`), at most for
-`LOOK_LIMIT_S`; one that does not answer is left out by name. All who look at everything share one gathering, which is
-used for `ALL_AGE_S`: a page in many browsers costs the controller what one costs.
+`LOOK_LIMIT_S`; one that does not answer is named. All who look at everything share one gathering, which is told again
+for `ALL_AGE_S`: a page in many browsers costs the controller what one costs.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +18,11 @@ from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.events import AnswerCall, Command
 from pathways_ray.controller.inspection import launch_view, oldest
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.overview import Overview
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.observe import scope
 from pathways_ray.observe.views import ISLAND_VIEW, IslandView, LaunchView, encode
 from pathways_ray.observe.why import Explanation, Link, Why, arriving_link, explain, for_text
 from pathways_ray.transport import messages as wire
@@ -32,7 +36,19 @@ MAX_ROUNDS = 4
 MAX_LOOKS = 64
 """Looks that wait at once; more are refused."""
 
+ALL_AGE_S = 0.9
+"""A gathering of everything is told again for this long, so that a page that asks each second gets a fresh one."""
+
 Views: TypeAlias = Mapping[int, bytes]
+
+
+@dataclass
+class Told:
+    """The last gathering of everything that a tenant was told, when that was, and who waits for the next one."""
+
+    text: str = ""
+    since: float = -math.inf
+    calls: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -56,7 +72,9 @@ class Looks:
         self.launches = launches
         self.clients = clients
         self.connected = connected
+        self.overview = Overview(launches)
         self.gatherings: dict[int, Gathering] = {}
+        self.told: dict[str, Told] = {}
         self.made = 0
 
     # --- gathering ----------------------------------------------------------------------------------------------------
@@ -92,6 +110,42 @@ class Looks:
                 del self.gatherings[number]
                 commands += gathering.then(gathering.found)
         return commands
+
+    # --- everything ---------------------------------------------------------------------------------------------------
+
+    def all(
+        self, call: int, viewer: str, status: Callable[[Callable[[str], list[Command]]], list[Command]]
+    ) -> list[Command]:
+        """Answers with everything that a tenant, or the operator (""), may see: `{"status", "islands", "overview"}`.
+
+        Args:
+            status: has the status made, and gives its JSON to a continuation.
+        """
+        told = self.told.setdefault(viewer, Told())
+        if told.text and self.launches.tables.now - told.since < ALL_AGE_S:
+            return [AnswerCall(call, wire.StatusReply(told.text))]
+        told.calls.append(call)
+        if len(told.calls) > 1:
+            return []
+        return status(partial(self._status_made, viewer))
+
+    def _status_made(self, viewer: str, text: str) -> list[Command]:
+        return self.gather({island: set() for island in self.connected()}, partial(self._gathered, viewer, text))
+
+    def _gathered(self, viewer: str, text: str, found: Views) -> list[Command]:
+        mine: frozenset[int] | None = None
+        if viewer:
+            mine = frozenset(s.id for s in self.launches.sessions.values() if s.tenant.name == viewer)
+            scoped = {i: scope.for_tenant(ISLAND_VIEW.decode(view), viewer, mine) for i, view in found.items()}
+            found = {island: encode(view) for island, view in scoped.items()}
+        # Joined as texts: what schedulers and the resource manager said is not read here.
+        islands = ",".join(f'"{island}":{view.decode()}' for island, view in sorted(found.items()))
+        made = json.dumps(self.overview.made(mine))
+        told = self.told[viewer]
+        told.text = f'{{"status":{text},"islands":{{{islands}}},"overview":{made}}}'
+        told.since = self.launches.tables.now
+        calls, told.calls = told.calls, []
+        return [AnswerCall(call, wire.StatusReply(told.text)) for call in calls]
 
     # --- why ----------------------------------------------------------------------------------------------------------
 

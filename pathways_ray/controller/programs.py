@@ -83,8 +83,8 @@ class PlannedProgram:
     what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
     `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
     has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
-    compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `promised` the results of one
-    that could not be planned.
+    compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
+    `promised` the results of one that could not be planned.
     """
 
     key: int
@@ -108,6 +108,7 @@ class PlannedProgram:
     announced: bool = False
     devices: int = 1
     in_flight: int = 0
+    launches: int = 0
     promised: int = 0
     result_bytes: int = 0
 

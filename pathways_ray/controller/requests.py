@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -100,6 +101,9 @@ class Requests:
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
+
+    looking: int = 0
+    """Calls of looks are numbered downward, apart from those of clients."""
 
     def __post_init__(self) -> None:
         self.looks = Looks(self.launches, self.clients)
@@ -370,6 +374,8 @@ class Requests:
         self, call: int, viewer: Tenant | None, request: wire.Status | wire.Look, now: float
     ) -> tuple[wire.Reply | None, list[Command]]:
         """Shows a tenant its own, the operator (None) everything."""
+        if isinstance(request, wire.Look) and request.subject == "all":
+            return None, self.looks.all(call, viewer.name if viewer is not None else "", partial(self._said, viewer))
         if isinstance(request, wire.Look):
             return None, self.looks.why(call, viewer.name if viewer is not None else "", request)
         known = self.known_status.setdefault(viewer.name if viewer is not None else "", status.KnownStatus())
@@ -382,6 +388,15 @@ class Requests:
             return reply, []
 
         return None, self._ask_manager(call, "status", (), answered)
+
+    def _said(self, viewer: Tenant | None, then: Callable[[str], list[Command]]) -> list[Command]:
+        """Has the status made for looks, which have numbers of their own; "null" where there is no status."""
+        self.looking -= 1
+        self.waiting[self.looking] = lambda answer: (
+            None,
+            then(self._status_reply(viewer, answer).text if isinstance(answer, str) else "null"),
+        )
+        return [CallManager("status", (), self.looking)]
 
     def _status_reply(self, viewer: Tenant | None, text: str) -> wire.StatusReply:
         found: dict[str, Any] = json.loads(text)

@@ -338,6 +338,26 @@ def test_language_model(
     assert len(short.checks) == 2  # too few steps to ask how low the loss is
 
 
+@pytest.mark.parametrize(("islands", "status_code"), [([], 1), ([{"up": True}], 0)])
+def test_a_diagnosis_is_json_and_an_exit_status(
+    islands: list[Any], status_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [{"host": 0, **host} for host in islands]
+    found = {"status": {"islands": [{"island": 0, "state": "up", "hosts": hosts}]}, "islands": {"0": {}}}
+    monkeypatch.setattr(status, "look", lambda url, token, ca: found)
+    result = invoke("status", "--diagnose", "--url", "grpc://head:7", "--token", "t0ken")
+    assert result.exit_code == status_code
+    said = json.loads(result.stdout)
+    assert said["healthy"] is (status_code == 0)
+    assert [finding["kind"] for finding in said["findings"]] == ([] if islands else ["no-hosts"])
+
+
+def test_a_controller_that_does_not_answer_is_unhealthy() -> None:
+    result = invoke("status", "--diagnose", "--url", "grpc://127.0.0.1:1", "--token", "t0ken")
+    assert result.exit_code == 1
+    assert [finding["kind"] for finding in json.loads(result.stdout)["findings"]] == ["controller-silent"]
+
+
 def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     found: dict[str, Any] = {"islands": [], "slices": [], "sessions": []}

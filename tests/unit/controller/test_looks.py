@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from pathways_ray.controller.events import Command
-from pathways_ray.controller.looks import LOOK_LIMIT_S, MAX_LOOKS
+from pathways_ray.controller.events import AnswerCall, CallManager, Command
+from pathways_ray.controller.looks import ALL_AGE_S, LOOK_LIMIT_S, MAX_LOOKS
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.observe import views
@@ -23,7 +24,7 @@ from pathways_ray.transport.messages import (
     Refused,
     StatusReply,
 )
-from tests.unit.controller.core_harness import CoreHarness, reply
+from tests.unit.controller.core_harness import CoreHarness, of, reply
 from tests.unit.controller.harness import program_over
 from tests.unit.helpers import VECTOR
 
@@ -179,3 +180,69 @@ def test_a_slice_says_who_is_on_its_devices() -> None:
 
 def test_an_unknown_subject_is_refused() -> None:
     assert isinstance(reply(ask(cluster(1), "weather")), Refused)
+
+
+# --- everything -------------------------------------------------------------------------------------------------------
+
+STATUS = '{"islands": [], "slices": []}'
+
+
+def look(made: CoreHarness, viewer: Any = None) -> list[Command]:
+    return ask(made, "all", viewer=viewer)
+
+
+def gathered(made: CoreHarness, commands: list[Command]) -> list[Command]:
+    """The resource manager answers, and then the islands."""
+    commands = made.answered(commands, STATUS)
+    found: list[Command] = []
+    for island, inspect in asked(commands).items():
+        sent = Dispatched(9, 2, "bob", "step", 1.5, (0,), ("0.0",))
+        view = IslandView(island, (0,), (), (sent,) if not island else ())
+        found += made.from_island(island, Inspected(inspect.look, island, views.encode(view)))
+    return found
+
+
+def test_everything_is_the_status_the_islands_and_the_controllers_own() -> None:
+    made = cluster(1)
+    (answer,) = of(AnswerCall, gathered(made, look(made)))
+    assert isinstance(answer.reply, StatusReply)
+    found = json.loads(answer.reply.text)
+    assert set(found) == {"status", "islands", "overview"}
+    assert set(found["islands"]) == {"0", "1", "2"}
+    assert [tenant["tenant"] for tenant in found["status"]["tenants"]] == ["alice", "bob"]
+    assert found["islands"]["0"]["dispatched"][0]["program"] == "step"
+
+
+def test_all_who_look_share_one_gathering_which_is_told_again_for_a_moment() -> None:
+    """1. Three look: the islands are asked once, all get the answer. 2. A fourth gets it at once. 3. Later it is made
+    again."""
+    made = cluster(1)
+    commands = look(made)
+    assert look(made) == look(made) == []
+    answers = of(AnswerCall, gathered(made, commands))
+    assert len(answers) == 3
+    assert len({answer.call for answer in answers}) == 3
+    assert reply(look(made)) == answers[0].reply
+    made.now += ALL_AGE_S + 0.1
+    assert of(CallManager, look(made))
+
+
+def test_a_tenant_looks_at_its_own() -> None:
+    made = cluster(1)
+    (answer,) = of(AnswerCall, gathered(made, look(made, ALICE)))
+    assert isinstance(answer.reply, StatusReply)
+    for word in ("bob", "step"):
+        assert word not in answer.reply.text
+    assert json.loads(answer.reply.text)["islands"]["0"]["dispatched"][0]["tenant"] == "another tenant"
+
+
+def test_a_look_ends_without_islands_and_manager_that_do_not_answer() -> None:
+    made = cluster(1)
+    commands = made.answered(look(made), RuntimeError("gone"))
+    assert set(asked(commands)) == {0, 1, 2}
+    (inspect, *_) = asked(commands).values()
+    made.from_island(0, Inspected(inspect.look, 0, views.encode(IslandView(0, (0,)))))
+    found = reply(made.tick(made.now + LOOK_LIMIT_S))
+    assert isinstance(found, StatusReply)
+    assert json.loads(found.text)["status"] is None
+    assert set(json.loads(found.text)["islands"]) == {"0"}

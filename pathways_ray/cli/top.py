@@ -1,0 +1,25 @@
+"""`pathways top`: what runs and what waits, in a terminal, again each second."""
+
+from __future__ import annotations
+
+import click
+
+from pathways_ray.cli.output import CommandFailed
+from pathways_ray.cli.status import cluster_meant, of_cluster
+
+
+@click.command("top")
+@of_cluster
+@click.option("--every", type=click.FloatRange(min=0.5), default=1.0, show_default=True, help="Seconds between looks.")
+def command(url: str | None, token: str | None, ca: str | None, every: float) -> None:
+    """Devices, tenants, launches, queue, programs, transfers, memory and events, as they are.
+
+    Enter on a launch says why it is not over. Needs the extra `top`.
+    """
+    url, token, ca = cluster_meant(url, token, ca)
+    try:
+        from pathways_ray.cli.top_app import TopApp
+    except ModuleNotFoundError as error:
+        text = f"this command needs {error.name}, which is not installed: pip install 'pathways-ray[top]'"
+        raise CommandFailed(text) from error
+    TopApp(url, token, ca, every).run()

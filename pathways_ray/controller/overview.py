@@ -1,0 +1,188 @@
+"""Everything at once, for a page or a terminal: what the controller adds to its status for those who look closely.
+
+Made once for all who look (`looks`), from the tables, and bounded: the oldest launches, the busiest programs, the last
+events. What costs time to find of a program (its graph, what it moves between hosts) is found once, for few programs
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.ir.exchange import exchange
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.types import item_bytes
+
+MAX_LAUNCHES = 100
+MAX_PROGRAMS = 100
+MAX_EVENTS = 100
+MAX_NODES = 64
+"""Nodes of a program that its drawing has."""
+
+MAX_NEW_PROGRAMS = 4
+"""Programs that are looked at for the first time in one overview."""
+
+MAX_EDGE_DEVICES = 4096
+"""Devices of both ends of an edge beyond which its bytes are not counted: that takes milliseconds."""
+
+
+class Details:
+    """The graph of a program, and the bytes that a launch of it moves from host to host."""
+
+    def __init__(self, program: PlannedProgram) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.edges: list[dict[str, Any]] = []
+        self.moved: dict[tuple[int, int], int] = {}
+        self._made_by: dict[tuple[int, int], int] = {}
+        self._sent: dict[int, int] = {}
+        left = {island: deque(plan.steps) for island, plan in program.plans.items()}
+        walked = True
+        while walked:
+            walked = False
+            for island, steps in left.items():
+                walked |= self._walk(program.plans[island], steps)
+        for plan in program.plans.values():
+            self._count(plan)
+
+    def _walk(self, plan: IslandPlan, steps: deque[Step]) -> bool:
+        """Adds the nodes of an island up to what has to come from another one first; False: it was there already."""
+        made_by, island, before = self._made_by, plan.island, len(steps)
+        while steps:
+            match steps[0]:
+                case Execute() as step:
+                    number = self._node(plan, step)
+                    for slot in step.inputs:
+                        self._edge(made_by.get((island, slot), -1), number)
+                    made_by.update({(island, slot): number for slot in step.outputs})
+                case Reshard(source=source, target=target):
+                    made_by[island, target] = made_by.get((island, source), -1)
+                case Send(source=source, edge=edge):
+                    self._sent[edge] = made_by.get((island, source), -1)
+                case Receive(edge=edge, target=target):
+                    if edge not in self._sent:
+                        break
+                    made_by[island, target] = self._sent[edge]
+            steps.popleft()
+        return len(steps) < before
+
+    def _node(self, plan: IslandPlan, step: Execute) -> int:
+        """The number of a node; -1 for one beyond those that are drawn."""
+        number = len(self.nodes)
+        if number >= MAX_NODES:
+            return -1
+        name = plan.labels[step.node].name if step.node < len(plan.labels) else f"node {step.node}"
+        self.nodes.append({"id": number, "name": name[:80], "island": plan.island, "gang": step.gang})
+        return number
+
+    def _edge(self, source: int, target: int) -> None:
+        edge = {"from": source, "to": target}
+        if min(source, target) >= 0 and edge not in self.edges:
+            self.edges.append(edge)
+
+    def _count(self, plan: IslandPlan) -> None:
+        """Adds what an island's hosts receive from other hosts."""
+        for step in plan.steps:
+            if not isinstance(step, Receive):
+                continue
+            edge = plan.edges[step.edge]
+            source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
+            if len(source.devices) + len(target.devices) > MAX_EDGE_DEVICES:
+                continue
+            item = item_bytes(edge.type.dtype)
+            for (sender, receiver), parcels in exchange(edge, source, target).parcels.items():
+                if sender != receiver:
+                    found = sum(_elements(parcel.shape) for parcel in parcels) * item
+                    self.moved[sender, receiver] = self.moved.get((sender, receiver), 0) + found
+
+
+class Overview:
+    """The overviews of a controller's tables."""
+
+    def __init__(self, launches: Launches) -> None:
+        self.launches = launches
+        self._details: dict[int, Details] = {}
+
+    def made(self, mine: frozenset[int] | None = None) -> dict[str, Any]:
+        """The overview as JSON has it.
+
+        Args:
+            mine: the sessions of a tenant; None shows those of all.
+        """
+        launches, now = self.launches, self.launches.tables.now
+        programs = [p for p in launches.programs.values() if mine is None or p.session in mine]
+        programs.sort(key=lambda program: program.launches, reverse=True)
+        self._details = {key: found for key, found in self._details.items() if key in launches.programs}
+        new = 0
+        for program in programs[:MAX_PROGRAMS]:
+            if program.key not in self._details and program.launches and new < MAX_NEW_PROGRAMS:
+                self._details[program.key] = Details(program)
+                new += 1
+        events = (e for e in reversed(launches.story.lifecycle) if mine is None or e.session in mine)
+        flying = (r for r in launches.in_flight.values() if mine is None or r.session in mine)
+        return {
+            "now": now,
+            "programs": [self._program(program) for program in programs[:MAX_PROGRAMS]],
+            "more_programs": max(0, len(programs) - MAX_PROGRAMS),
+            "launches": [
+                {
+                    "sequence": record.sequence,
+                    "session": record.session,
+                    "launch": record.launch,
+                    "tenant": record.usage.tenant,
+                    "program": record.program.name,
+                    "state": str(record.state),
+                    "islands": sorted(record.pending),
+                }
+                for record in islice(flying, MAX_LAUNCHES)
+            ],
+            "transfers": self._transfers(programs),
+            "events": [
+                {
+                    "age_s": now - e.at,
+                    "event": e.event,
+                    "detail": e.detail,
+                    "cause": e.cause,
+                    "session": e.session,
+                    "host": e.host,
+                }
+                for e in islice(events, MAX_EVENTS)
+            ],
+        }
+
+    def _program(self, program: PlannedProgram) -> dict[str, Any]:
+        details = self._details.get(program.key)
+        return {
+            "key": program.key,
+            "name": program.name,
+            "session": program.session,
+            "islands": list(program.islands),
+            "devices": program.devices,
+            "hosts": len(program.hosts),
+            "ready": len(program.ready),
+            "launches": program.launches,
+            "in_flight": program.in_flight,
+            "failure": program.failure.message if program.failure is not None else "",
+            "nodes": details.nodes if details is not None else [],
+            "edges": details.edges if details is not None else [],
+        }
+
+    def _transfers(self, programs: Iterable[PlannedProgram]) -> list[tuple[int, int, int]]:
+        """Bytes from host to host that the launches of live programs have moved, or will have."""
+        found: dict[tuple[int, int], int] = {}
+        for program in programs:
+            if (details := self._details.get(program.key)) is not None:
+                for pair, moved in details.moved.items():
+                    found[pair] = found.get(pair, 0) + moved * program.launches
+        return [(sender, receiver, moved) for (sender, receiver), moved in sorted(found.items())]
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,77 @@
+"""Diagnosis: each kind of finding out of a snapshot that has it, and none out of one that is healthy."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray.observe import views
+from pathways_ray.observe.diagnosis import diagnosis, findings
+from tests.unit.observe.snapshots import host, island, snapshot, view
+
+
+def kinds(found) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.kind) for finding in findings(found)]
+
+
+def test_a_healthy_runtime_has_no_finding() -> None:
+    assert diagnosis(snapshot()) == {"healthy": True, "findings": []}
+
+
+def test_no_hosts_are_an_error_and_no_table_without_a_word() -> None:
+    assert ("error", "no-hosts") in kinds(snapshot(islands=[]))
+    down = [island(0, host(0, up=False), state="away"), island(1, host(1, up=False), state="lost")]
+    assert kinds(snapshot(islands=down)) == [("error", "no-hosts")]
+
+
+def test_a_host_that_is_down_is_named_with_its_island() -> None:
+    (finding,) = findings(snapshot(islands=[island(0, host(0)), island(1, host(1, up=False), host(2), state="away")]))
+    assert finding.what == "island 1 is away: host 1 of 2 is down"
+
+
+def test_a_scheduler_that_does_not_answer_is_an_error() -> None:
+    found = snapshot()
+    del found["islands"]["1"]
+    assert kinds(found) == [("error", "scheduler-silent")]
+
+
+def test_a_launch_near_its_limit_and_a_long_queue_are_warnings() -> None:
+    found = snapshot()
+    sent = views.Dispatched(640, 2, "bob", "step", 50.0, (0,), ("0.0",))
+    queue = views.Queue(1, "alice", 2, 641, "double", 45.0)
+    compiles = views.Compiling(1, 7, "big", 90.0)
+    found["islands"]["0"] = view(
+        island=0, hosts=(0,), dispatched=(sent,), queues=(queue,), running=(views.Running(0, 640, 40.0),)
+    )  # fmt: skip
+    found["islands"]["1"] = view(island=1, hosts=(1,), compiling=(compiles,))
+    assert kinds(found) == [("warning", "launch-long"), ("warning", "queue-long"), ("warning", "compile-long")]
+    text = [finding.what for finding in findings(found)]
+    assert text[0] == "launch 640 of 'step' (bob) has kept host 0 for 40 s; the limit is 60 s"
+    assert diagnosis(found)["healthy"]
+    found["status"]["tenants"][1]["launch_limit_s"] = 600.0
+    assert ("warning", "launch-long") not in kinds(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ({"tenants_file": {"problem": "line 3"}}, "tenants-file"),
+        ({"refusals": [{"id": "a1", "tenant": "bob", "program": "bad"}]}, "program-refused"),
+        ({"trusted_tenants": ["tom"]}, "trusted"),
+        ({"memory": [{"pool": "0.0", "bytes": 100, "held": 99, "tenants": {"bob": 90, "a": 9}}]}, "memory-full"),
+    ],
+)
+def test_what_the_status_says(status, kind) -> None:
+    assert [finding.kind for finding in findings(snapshot(**status))] == [kind]
+
+
+def test_recent_losses_are_told_and_old_ones_are_not() -> None:
+    found = snapshot()
+    lost = {"age_s": 30.0, "event": "host lost", "detail": "", "cause": "its process ended", "session": 0, "host": 2}
+    found["overview"]["events"] = [lost, {**lost, "age_s": 3000.0}]
+    (finding,) = findings(found)
+    assert finding.what == "1 losses in the last 10 minutes, the last 30 s ago: host lost 2 (its process ended)"
+
+
+def test_without_a_status_nothing_else_is_said() -> None:
+    found: dict = {"status": None, "islands": {}, "overview": {}}
+    assert kinds(found) == [("error", "no-status"), ("error", "no-hosts")]
