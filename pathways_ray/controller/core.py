@@ -151,6 +151,8 @@ class ControllerCore:
                     commands += launches.stored(message)
                 case wire.Load():
                     self.report.load(message)
+                case wire.Inspected():
+                    commands += self.requests.looks.inspected(message)
                 case wire.Begun():
                     commands += launches.cancellation.begun(message.sequence)
                 case wire.Ready():
@@ -205,5 +207,6 @@ class ControllerCore:
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         commands += self.requests.ask_again(now)
+        commands += self.requests.looks.tick(now)
         commands += self.requests.isolation.tick(self.clients.known.values(), now)
         return commands + self.watch.tick(now, event.slowness)

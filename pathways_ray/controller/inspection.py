@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pathways_ray.controller.admission import Backlog, WaitingLaunch
+from pathways_ray.controller.backlog import Backlog, WaitingLaunch
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.programs import PlannedProgram

@@ -24,7 +24,7 @@ def stopped(core: HostCore) -> tuple[Stopped, ...]:
 def _stopped(core: HostCore) -> Iterator[Stopped]:
     for sequence, active in core.active.items():
         if active.phase is WAITING_FOR_INPUTS:
-            producers = core.producers.get(active.launch.session, {})
+            producers = core.producers.sessions.get(active.launch.session, {})
             found = [producers[buffer].launch.sequence for buffer in active.unresolved if buffer in producers]
             yield Stopped(sequence, active.phase.name, tuple(dict.fromkeys(found)))
             continue

@@ -39,8 +39,10 @@ from pathways_ray.executor.run.instructions import (
     Start,
 )
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Edge, IslandPlan
+from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
     Abort,
     BarrierReached,
@@ -856,3 +858,40 @@ def test_a_recorded_run_replays_into_a_fresh_core_with_equal_instructions(action
     fresh = HostCore(0, (0, 1))
     fresh.wanted, fresh.programs = set(before), before
     assert [fresh.handle(event, now) for event, now in recorded.events] == recorded.answers
+
+
+# --- where launches stand ---------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_says_what_a_launch_waits_for() -> None:
+    """Launch 5 waits for data of host 5, launch 6 for a result of launch 5; launch 7 is through."""
+    host = host_with_barrier()
+    assert stopped(host.core) == ()
+    host.handle(run(5, 1, program=2))
+    host.handle(run(6, 500))
+    host.handle(run(7, 1))
+    assert stopped(host.core) == (
+        Stopped(5, "AT_BARRIER", (), (5,), barrier=2),
+        Stopped(6, "WAITING_FOR_INPUTS", (5,)),
+    )
+    host.pulls[5].value = "v"
+    host.arrived(5, 2)
+    assert stopped(host.core) == ()
+
+
+def test_a_launch_whose_data_is_there_waits_for_the_other_hosts() -> None:
+    host = host_with_barrier(multi_host=True)
+    host.handle(run(5, 1, program=2))
+    (one,) = stopped(host.core)
+    assert not one.arrived
+    host.pulls[5].value = "v"
+    host.arrived(5, one.barrier)
+    assert stopped(host.core) == (Stopped(5, "ENQUEUED", barrier=4),)
+    host.arrived(5, 4)
+    assert stopped(host.core) == (Stopped(5, "ENQUEUED", arrived=True, barrier=4),)
+
+
+def test_many_launches_that_stand_are_named_in_part() -> None:
+    host = host_with_barrier()
+    host.handle(*(run(sequence, 1, program=2) for sequence in range(5, 5 + MAX_STOPPED + 3)))
+    assert [one.sequence for one in stopped(host.core)] == list(range(5, 5 + MAX_STOPPED))
