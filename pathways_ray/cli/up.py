@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import signal
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -17,6 +17,9 @@ from pathways_ray import limits
 from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
 from pathways_ray.liveness import SILENCE_LIMIT_S
+
+if TYPE_CHECKING:
+    from pathways_ray.deployment.options import Options
 
 NAME = "pathways"
 SHORTEST_TOKEN = 16
@@ -112,34 +115,18 @@ def command(exist_ok: bool, as_json: bool, **settings: Any) -> None:
 
 def up(
     address: str,
-    name: str,
     islands: int | None,
     hosts_per_island: int | None,
     devices_per_host: int | None,
     platform: str,
     listed: tuple[str, ...],
-    placement: str,
-    dispatch: str,
-    policy: str,
-    launch_limit_s: float,
-    silence_limit_s: float,
-    bind: str,
-    port: int,
-    client_ports: str,
-    tls_cert: str,
-    tls_key: str,
-    tls_ca: str,
-    tenants: str,
-    isolation: str,
-    insecure: bool,
-    token_file: TextIO | None,
-    metrics_port: int | None,
-    metrics_bind: str,
-    lost_after: float,
-    wait: float,
     exist_ok: bool,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Starts the runtime, or finds it where it may exist; what came of it as JSON.
+
+    Args:
+        settings: the other options of the command.
 
     Raises:
         UsageError: the caller has to change something.
@@ -163,34 +150,12 @@ def up(
             )
         return topology.shape_of_nodes(nodes)
 
-    options = cluster.Options(
-        dispatch=dispatch,
-        lost_after_s=lost_after,
-        policy=policy,
-        launch_limit_s=launch_limit_s,
-        silence_limit_s=silence_limit_s,
-        placement=placement,
-        name=name,
-        bind=bind,
-        port=port,
-        client_ports=_ports(client_ports) if client_ports else (0, 0),
-        token=_first_line(token_file) if token_file else "",
-        tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
-        tenants=os.path.abspath(tenants) if tenants else "",
-        isolation=isolation,
-        insecure=insecure,
-        metrics_port=metrics_port,
-        metrics_bind=metrics_bind,
-        limit_s=wait,
-    )
-    if bool(tls_cert) != bool(tls_key) or (tls_ca and not tls_cert):
-        raise UsageError("TLS needs --tls-cert and --tls-key; --tls-ca goes with them")
-    options.check()
+    options = _options(**settings)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
     _end_on_signals()
     try:
         where = str(ray.get_runtime_context().gcs_address)
-        found: dict[str, Any] = {"name": name, "ray": where, "started": True}
+        found: dict[str, Any] = {"name": options.name, "ray": where, "started": True}
         try:
             made = cluster.start(shape_on, address, options, {})
             islands_made = [dataclasses.asdict(island) for island in made.topology.islands]
@@ -198,12 +163,41 @@ def up(
         except AlreadyInitialized:
             if not exist_ok:
                 raise
-            found["url"], found["token"], found["ca"] = detached.find(name)
+            found["url"], found["token"], found["ca"] = detached.find(options.name)
             found["started"] = False
     finally:
         ray.shutdown()
-    registry.keep(registry.Record(found["url"], found["token"], name=name, ray=where, ca=found["ca"]))
+    registry.keep(registry.Record(found["url"], found["token"], name=options.name, ray=where, ca=found["ca"]))
     return found
+
+
+def _options(
+    tls_cert: str,
+    tls_key: str,
+    tls_ca: str,
+    tenants: str,
+    client_ports: str,
+    token_file: TextIO | None,
+    lost_after: float,
+    wait: float,
+    **same: Any,
+) -> Options:
+    """The runtime's options from those of the command, most of which are the `same`."""
+    from pathways_ray.deployment.options import Options
+
+    options = Options(
+        client_ports=_ports(client_ports) if client_ports else (0, 0),
+        token=_first_line(token_file) if token_file else "",
+        tls=tuple(os.path.abspath(path) for path in (tls_cert, tls_key, tls_ca) if path),
+        tenants=os.path.abspath(tenants) if tenants else "",
+        lost_after_s=lost_after,
+        limit_s=wait,
+        **same,
+    )
+    if bool(tls_cert) != bool(tls_key) or (tls_ca and not tls_cert):
+        raise UsageError("TLS needs --tls-cert and --tls-key; --tls-ca goes with them")
+    options.check()
+    return options
 
 
 def show(found: dict[str, Any]) -> None:

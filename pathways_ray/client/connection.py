@@ -27,7 +27,7 @@ import grpc
 from pathways_ray import limits
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
-from pathways_ray.transport import grpc_streams, links, streams, thread_links
+from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import joined
@@ -200,7 +200,7 @@ class Connection:
         )
         try:
             link.dial(timeout, answer.encode())
-        except links.LinkLost:
+        except frames.LinkLost:
             return None
         return link
 
@@ -248,7 +248,7 @@ class Connection:
 
     def _unreadable(self, error: Exception) -> None:
         """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""
-        known = isinstance(error, links.LinkLost | PathwaysError)
+        known = isinstance(error, frames.LinkLost | PathwaysError)
         self._lost(f"the controller is gone ({error if known else f'{type(error).__name__}: {error}'})")
         self._stream.cancel()  # the controller sees that too, and frees what the session has
 
@@ -271,7 +271,7 @@ class Connection:
 def _abandon(link: thread_links.ThreadLink) -> None:
     """Closes a link that is not read."""
     link.close()
-    with contextlib.suppress(links.LinkLost):
+    with contextlib.suppress(frames.LinkLost):
         next(iter(link))  # a closed link raises here, and gives its socket back
 
 

@@ -22,7 +22,7 @@ from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
-from pathways_ray.transport.links import LinkLost
+from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.tls import Trust
 
 _WAIT_SLICE_S = 0.5

@@ -89,8 +89,8 @@ class ControllerCore:
             self.launches.membership.expect(self.unseen)
             self.unseen = {}
         commands = self._handlers[type(event)](event, now)
-        if self.requests.explaining:
-            commands += self.requests.programs_changed(now)
+        if self.requests.explanations.waiting:
+            commands += self.requests.explanations.programs_changed(now)
         if self.clients.turns.order or self.launches.admission.relieved:
             commands += self.intake.after()
         return commands

@@ -17,7 +17,7 @@ from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import ChannelEvent
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.turns import TURN_WORK, Hold, work_of
-from pathways_ray.errors import PathwaysError, WireError, from_failure
+from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
 from pathways_ray.transport.messages import Cancel, Launch, Register, ToController, Upgrade
 
@@ -123,6 +123,4 @@ class Intake:
             return
         small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
         if not small and not any(isinstance(message, Register) for message in messages):
-            refused = quotas.message_bytes(client.tenant, size, "a message")
-            if refused is not None:
-                raise from_failure(refused)
+            quotas.enforce(quotas.message_bytes(client.tenant, size, "a message"))

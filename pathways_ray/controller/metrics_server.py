@@ -21,6 +21,68 @@ def metrics_url(address: str, port: int, tls: Tls | None) -> str:
     return f"{scheme}://{joined(address, port)}/metrics"
 
 
+class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread of its own.
+
+    Args:
+        page: makes the answer; what it raises makes a 503.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        place: tuple[str, int],
+        context: ssl.SSLContext | None,
+        token: str,
+        content_type: str,
+        page: Callable[[], bytes],
+    ) -> None:
+        super().__init__(place, _Page)
+        self.context, self.token, self.content_type, self.page = context, token, content_type, page
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        connection, peer = super().get_request()
+        connection.settimeout(READ_LIMIT_S)
+        if self.context is not None:
+            # The handshake comes with the first read, in the connection's own thread: a slow one delays no other.
+            connection = self.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, peer
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that breaks, or speaks no TLS, is its own affair."""
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = READ_LIMIT_S
+    server_version, sys_version = "pathways", ""
+
+    def do_GET(self) -> None:
+        shown = self.headers.get("Authorization", "").encode("utf-8", "surrogatepass")
+        if not hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
+            return self._answer(401, b"show the operator's token: Authorization: Bearer <token>\n")
+        if self.path.partition("?")[0] != "/metrics":
+            return self._answer(404, b"there is /metrics\n")
+        try:
+            found = self.server.page()
+        except Exception as error:
+            return self._answer(503, f"no status: {type(error).__name__}: {error}\n".encode())
+        return self._answer(200, found, self.server.content_type)
+
+    def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: Prometheus asks every few seconds."""
+
+
 def serve_page(
     address: str, port: int, tls: Tls | None, token: str, content_type: str, page: Callable[[], bytes]
 ) -> str:
@@ -35,53 +97,10 @@ def serve_page(
     Raises:
         OSError: the port is not free, or the address is not of this machine.
     """
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = READ_LIMIT_S
-        server_version, sys_version = "pathways", ""
-
-        def do_GET(self) -> None:
-            shown = self.headers.get("Authorization", "").encode("utf-8", "surrogatepass")
-            if not hmac.compare_digest(shown, f"Bearer {token}".encode()):
-                return self._answer(401, b"show the operator's token: Authorization: Bearer <token>\n")
-            if self.path.partition("?")[0] != "/metrics":
-                return self._answer(404, b"there is /metrics\n")
-            try:
-                found = page()
-            except Exception as error:
-                return self._answer(503, f"no status: {type(error).__name__}: {error}\n".encode())
-            return self._answer(200, found, content_type)
-
-        def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(status)
-            if status == 401:
-                self.send_header("WWW-Authenticate", "Bearer")
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Logs nothing: Prometheus asks every few seconds."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def get_request(self) -> tuple[socket.socket, object]:
-            connection, peer = super().get_request()
-            connection.settimeout(READ_LIMIT_S)
-            if context is not None:
-                # The handshake comes with the first read, in the connection's own thread: a slow one delays no other.
-                connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            return connection, peer
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            """A connection that breaks, or speaks no TLS, is its own affair."""
-
     context = None
     if tls is not None and not is_loopback(address):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tls.certificate, tls.key)
-    server = Server((address.strip("[]"), port), Page)
+    server = _Server((address.strip("[]"), port), context, token, content_type, page)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return metrics_url(address, int(server.server_address[1]), tls)

@@ -6,8 +6,14 @@ from collections.abc import Iterable
 
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Failure, from_failure
 from pathways_ray.limits import MAX_BUFFERS, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
+
+
+def enforce(failure: Failure | None) -> None:
+    """Raises the error of a refusal, if there is one."""
+    if failure is not None:
+        raise from_failure(failure)
 
 
 def launches(session: Session) -> Failure | None:

@@ -16,10 +16,10 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.explaining import Explanations
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.looks import Looks
-from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
 from pathways_ray.controller.tenants import Tenant, TenantBook
 from pathways_ray.errors import (
     AuthenticationError,
@@ -29,16 +29,12 @@ from pathways_ray.errors import (
     TooLarge,
     UsageError,
     WireError,
-    from_failure,
     to_failure,
 )
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
-
-EXPLAIN_LIMIT_S = 120.0
-"""`explain` waits this long for the compiled memory analysis."""
 
 MAX_CALL_BYTES = 1 << 16
 """A call other than `Explain`."""
@@ -49,17 +45,6 @@ _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
 Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
 """The rest of a request, once the resource manager has answered; without a reply, it will be asked again."""
-
-
-@dataclass(frozen=True)
-class Explaining:
-    """An `explain` that waits until its program is compiled, at most until `deadline`."""
-
-    session: int
-    program: int
-    plan: str
-    order: str
-    deadline: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,6 @@ class Requests:
     link_port: int = 0
     isolation: Isolation = field(default_factory=Isolation)
     waiting: dict[int, Continuation] = field(default_factory=dict)
-    explaining: dict[int, Explaining] = field(default_factory=dict)
     calling: dict[str, int] = field(default_factory=dict)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
@@ -107,6 +91,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         self.looks = Looks(self.launches, self.clients)
+        self.explanations = Explanations(self.launches, self.clients)
 
     def enter(self, caller: Caller) -> str:
         """Counts a call before it is read; `leave` takes what this returns.
@@ -182,7 +167,7 @@ class Requests:
         if event.size > MAX_CALL_BYTES and not isinstance(request, wire.Explain):
             raise TooLarge(f"a call of {event.size} bytes; the limit is {MAX_CALL_BYTES}")
         if client is not None:
-            _refuse(quotas.message_bytes(client.tenant, event.size, "a call"))
+            quotas.enforce(quotas.message_bytes(client.tenant, event.size, "a call"))
         if isinstance(request, wire.OpenSession) and not isinstance(caller, int):
             return None, self._open(event, request, caller, now)
         if client is None and isinstance(request, wire.Status | wire.Look) and request.session == 0:
@@ -202,7 +187,7 @@ class Requests:
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():
-                reply, commands = self._explain(event.call, client, request, now)
+                reply, commands = self.explanations.explain(event.call, client, request, now)
                 return reply, [*commands, *self.launches.prepare(client.session, request.program)]
             case wire.Status() | wire.Look():
                 return self._look(event.call, client.tenant if client.token else None, request, now)
@@ -216,7 +201,7 @@ class Requests:
             raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
         owner = tenant if tenant is not None else tenants.operators(self.clients.sessions_made + 1)
         held = sum(client.tenant.name == owner.name for client in self.clients.known.values())
-        _refuse(quotas.sessions(owner, held))
+        quotas.enforce(quotas.sessions(owner, held))
         token = next((digest for other, digest in self.book.entries if other == tenant), "")
         client, commands = self.clients.open(request.name[:256], owner, token, event.secret, now)
         commands += self.isolation.opened(client, now)
@@ -245,9 +230,9 @@ class Requests:
             self.slicing[client.session].append(event)
             return []
         state = self.launches.sessions[client.session]
-        _refuse(quotas.slices(state))
+        quotas.enforce(quotas.slices(state))
         if request.shape and all(size > 0 for size in request.shape):
-            _refuse(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
+            quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
         self.slicing[client.session] = deque()
         now = self.launches.tables.now
         return self._ask_for_slice(Slicing(event.call, client, request, now + MAX_REJOIN_S), now)
@@ -306,59 +291,11 @@ class Requests:
             if session not in self.launches.sessions:
                 raise SessionClosed(f"session {session} ended while it asked for a slice")
             # Again: only now is it known how many devices a whole island has, and others may have asked meanwhile.
-            _refuse(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
+            quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
         except PathwaysError as error:
             return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
         self.launches.add_slice(session, placed)
         return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
-
-    # --- explain ------------------------------------------------------------------------------------------------------
-
-    def _explain(
-        self, call: int, client: Client, request: wire.Explain, now: float
-    ) -> tuple[wire.Reply | None, list[Command]]:
-        session = self.launches.sessions[client.session]
-        asked = request_of(request.graph, session.slices, self.clients.registrar.fusion, client.tenant, text=True)
-        reply = plan_if_cheap(asked)
-        if reply is not None:
-            return self._placed(call, request, reply, now), []
-
-        def planned(reply: PlanReply) -> list[Command]:
-            found = self._placed(call, request, reply, self.launches.tables.now)
-            return [AnswerCall(call, found)] if found is not None else []
-
-        return None, self.clients.registrar.plans.put(client.session, asked, {}, planned)
-
-    def _placed(self, call: int, request: wire.Explain, reply: PlanReply, now: float) -> wire.Reply | None:
-        """The reply once the plan is known; None where it waits until the program is compiled."""
-        if reply.failure is not None:
-            return wire.Refused(reply.failure)
-        if request.program < 0:
-            return wire.Explained(reply.plan, reply.order, {})
-        explaining = Explaining(request.session, request.program, reply.plan, reply.order, now + EXPLAIN_LIMIT_S)
-        found = self._explained(explaining, now)
-        if found is None:  # the program comes on the stream, and this call may have overtaken it
-            self.explaining[call] = explaining
-        return found
-
-    def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
-        session = self.launches.sessions.get(waiting.session)
-        program = session.programs.get(waiting.program) if session is not None else None
-        if program is not None and program.failure is not None:
-            return wire.Refused(program.failure)
-        if session is not None and now < waiting.deadline and (program is None or not program.is_ready):
-            return None
-        return wire.Explained(waiting.plan, waiting.order, program.temporary_bytes if program is not None else {})
-
-    def programs_changed(self, now: float) -> list[Command]:
-        """Answers those who waited for a program that is compiled now, has failed, or takes too long."""
-        commands: list[Command] = []
-        for call, waiting in list(self.explaining.items()):
-            reply = self._explained(waiting, now)
-            if reply is not None:
-                del self.explaining[call]
-                commands.append(AnswerCall(call, reply))
-        return commands
 
     # --- refusals -----------------------------------------------------------------------------------------------------
 
@@ -417,9 +354,3 @@ def _valid(answer: Any) -> Any:
     if isinstance(answer, BaseException):
         raise WireError(f"the resource manager failed: {answer}")
     return answer
-
-
-def _refuse(failure: Any) -> None:
-    """Raises the error of a refusal, if there is one."""
-    if failure is not None:
-        raise from_failure(failure)

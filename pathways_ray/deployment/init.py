@@ -79,9 +79,9 @@ def init(
     if running is not None:
         raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
     # Ray loads here and not with the package: clients of a remote cluster do without it.
-    from pathways_ray.deployment import cluster
+    from pathways_ray.deployment import cluster, options
 
-    options = cluster.Options(
+    chosen = options.Options(
         dispatch=dispatch,
         fusion=fusion,
         policy=policy,
@@ -101,7 +101,7 @@ def init(
         cluster.start(
             lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
             address,
-            options,
+            chosen,
             dict(ray_options or {}),
         )
     )

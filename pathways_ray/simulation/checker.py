@@ -6,11 +6,10 @@ the contents of all tables. It never changes anything.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
@@ -21,15 +20,9 @@ from pathways_ray.ir.plan import launch_of
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.simulation import tables
-from pathways_ray.simulation.client import SimulatedClient
-from pathways_ray.simulation.clock import Clock
-from pathways_ray.simulation.controller import SimulatedController
-from pathways_ray.simulation.devices import Devices, Identity
-from pathways_ray.simulation.host import SimulatedHost
-from pathways_ray.simulation.manager import SimulatedManager
-from pathways_ray.simulation.network import Network, Process
-from pathways_ray.simulation.scheduler import SimulatedScheduler
-from pathways_ray.simulation.settings import Settings
+from pathways_ray.simulation.devices import Devices
+from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.remains import Cluster, cycle, remains
 from pathways_ray.simulation.values import FLAWS, Future, Outcome
 from pathways_ray.transport.messages import HostDown, HostUp
 
@@ -77,27 +70,6 @@ class Launched:
     strange: bool = False
     amiss: bool = False
     ended: float = -1.0
-
-
-class Cluster(Protocol):
-    """The whole run, as the checker sees it.
-
-    `losses` counts processes that were lost, `disturbed_until` is the end of the last fault, and the cluster has been
-    whole since `quiet_since`.
-    """
-
-    settings: Settings
-    clock: Clock
-    network: Network
-    manager: SimulatedManager
-    controller: SimulatedController
-    schedulers: dict[str, SimulatedScheduler]
-    hosts: dict[int, SimulatedHost]
-    clients: list[SimulatedClient]
-    losses: int
-    disturbed_until: float
-    quiet_since: float
-    touched: set[str]
 
 
 @dataclass(eq=False)
@@ -252,7 +224,7 @@ class Checker:
                 if len(set(order)) < len(order):
                     self.report(f"a device of island {island} got a gang twice under epoch {epoch}")
                     return
-            stuck = _cycle(orders)
+            stuck = cycle(orders)
             if stuck:
                 self.report(f"devices of island {island} have different orders under epoch {epoch}: {stuck[:4]}")
 
@@ -338,7 +310,7 @@ class Checker:
             if session in self.freed or now - max(ended, self.world.quiet_since) < limit:
                 continue
             self.freed.add(session)
-            for place, what in self._remains(session):
+            for place, what in remains(self.world, session):
                 self.report(f"session {session} ended at {ended:.3f} s, and {place} still has {what}")
 
     def check_over(self) -> None:
@@ -374,44 +346,6 @@ class Checker:
         if message.kind == "LaunchTimeout" or (blamed and not own & self.world.touched):
             self.report(f"island {island} is well, and restarts: {message.reason}")
 
-    def _remains(self, session: int) -> Iterable[tuple[str, str]]:
-        world = self.world
-        launches = world.controller.launches
-        if session in launches.sessions:
-            yield "the controller", "the session"
-        if any(program.session == session for program in launches.programs.values()):
-            yield "the controller", "a program"
-        if any(record.session == session for record in launches.in_flight.values()):
-            yield "the controller", "a launch in flight"
-        if any(key[0] == session for key in world.manager.core.inventory.slices):
-            yield "the resource manager", "a slice"
-        if session in launches.admission.window.queued:
-            yield "the controller", "a place in the queue for islands"
-        for scheduler in world.schedulers.values():
-            if scheduler.process.alive:
-                order = scheduler.core.order
-                if session in order.waiting:
-                    yield f"scheduler {scheduler.island}", "launches that wait"
-                if any(record.launch.session == session for record in order.outstanding.values()):
-                    yield f"scheduler {scheduler.island}", "a launch with its hosts"
-                if session in order.sessions:
-                    yield f"scheduler {scheduler.island}", "its queue"
-                if session in order.ledger.tenant_of:
-                    yield f"scheduler {scheduler.island}", "its account"
-                if stray := order.programs.keys() - launches.programs.keys():
-                    yield f"scheduler {scheduler.island}", f"programs {sorted(stray)[:4]}"
-        for host in world.hosts.values():
-            if not host.process.alive or not host.under_epoch:
-                continue
-            if session in host.store.sessions:
-                yield f"host {host.host}", f"a table of {len(host.store.sessions[session])} buffers"
-            if stray := (host.core.wanted | host.core.programs.keys()) - launches.programs.keys():
-                yield f"host {host.host}", f"programs {sorted(stray)[:4]}"
-            if any(active.launch.session == session for active in host.core.active.values()):
-                yield f"host {host.host}", "a launch that is not over"
-            if session in host.core.producers.sessions:
-                yield f"host {host.host}", "results to come"
-
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -428,29 +362,6 @@ class Checker:
             if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
                 self.report(f"a device of host {host.host} waits for ever")
         self._check_orders()
-
-
-def _cycle(orders: Sequence[Sequence[Identity]]) -> list[Identity]:
-    """Gangs that these orders put into a circle; empty when one order agrees with all of them."""
-    after: dict[Identity, set[Identity]] = {}
-    before: dict[Identity, int] = {}
-    for order in orders:
-        for gang in order:
-            before.setdefault(gang, 0)
-        for first, second in itertools.pairwise(order):
-            if second not in after.setdefault(first, set()):
-                after[first].add(second)
-                before[second] += 1
-    free = [gang for gang, count in before.items() if not count]
-    left = len(before)
-    while free:
-        gang = free.pop()
-        left -= 1
-        for second in after.get(gang, ()):
-            before[second] -= 1
-            if not before[second]:
-                free.append(second)
-    return sorted(gang for gang, count in before.items() if count > 0) if left else []
 
 
 def _is_flawed(program: str) -> bool:

@@ -12,8 +12,6 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-import msgspec
-
 from pathways_ray import limits
 from pathways_ray.client import events
 from pathways_ray.client.buffer import BufferRecord, BufferState
@@ -22,17 +20,15 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import ArrayType, Layout
+from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
+from pathways_ray.simulation.settings import COALESCED_LENGTHS
 from pathways_ray.simulation.values import FLAWS, Outcome, mixed, run_alone
 from pathways_ray.transport import messages as wire
-
-LENGTHS = (16, 8, 4)
-"""Lengths of coalesced launches: shorter than in use, so that short loops have some."""
 
 
 class ClientEnvironment(DataEnvironment, Protocol):
@@ -94,7 +90,7 @@ class SimulatedClient:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
         self.data = ClientData(self.world, self.process, session, self._handle)
         fusion = self.world.settings.fusion
-        core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=LENGTHS, fusion=fusion)
+        core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=COALESCED_LENGTHS, fusion=fusion)
         ended = partial(self._disconnected, "the controller's stream ended")
         self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)
         if not controller.process.alive or not controller.client_connects(session, self.end):
@@ -274,8 +270,8 @@ class SimulatedClient:
         if other is not None and self.random.random() < 0.5:
             found = [number for number in other.handles if number > last]
             strange = tuple(found[:1] * len(program.arguments)) or strange
-        results = (BufferRecord(last + 5000),)
-        message = self.core.launch(program.number, [BufferRecord(number) for number in strange], results)
+        given = [BufferRecord(number) for number in strange]
+        message = self.core.launch(program.number, given, (BufferRecord(last + 5000),))
         self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
         self._do((message or events.ReleaseQueue(),))
 
@@ -290,10 +286,7 @@ class SimulatedClient:
         for record, layout in zip(given, program.arguments, strict=True):
             placed, value = self._slice_of(layout), mixed(self.session, record.id)
             message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
-            misfit = msgspec.structs.replace(message, type=ArrayType((3,), "float32"))
-            for host in placed.hosts:
-                if host != placed.hosts[-1] or not partly:
-                    self.data.upload_to(host, misfit if host == placed.hosts[-1] else message, value, placed)
+            self.data.upload_amiss(message, value, placed, partly)
             self.end.send(message)
         results = self.core.new_buffers(len(program.results))
         launch = self.core.launch(program.number, given, results)
@@ -307,12 +300,11 @@ class SimulatedClient:
     # --- arrays -------------------------------------------------------------------------------------------------------
 
     def _put(self, layout: Layout) -> Handle:
-        placed = self._slice_of(layout)
         (record,) = self.core.new_buffers(1)
         value = mixed(self.session, record.id)
         handle = self._handle_to(record, layout, value)
         message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
-        self.data.upload(record, message, value, placed)
+        self.data.upload(record, message, value, self._slice_of(layout))
         self._handle(events.Placed(message))
         return handle
 
@@ -381,8 +373,7 @@ class SimulatedClient:
     def _leave_when_done(self) -> None:
         if self.over:
             return
-        core = self.core
-        if (core.pending or core.queue or self.data.fetches) and not self.impatient:
+        if (self.core.pending or self.core.queue or self.data.fetches) and not self.impatient:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.events import Uploaded
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import Layout
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import Process
@@ -104,6 +106,14 @@ class ClientData:
                 break
             answer = partial(post, process, self.process, self._upload_ended, record, host)
             post(self.process, process, self.world.hosts[host].put, self.session, message, value, placed, answer)
+
+    def upload_amiss(self, message: Put, value: int, placed: PlacedSlice, partly: bool) -> None:
+        """Uploads an array of another type than it was said to be to the last host of a slice; or nothing, `partly`."""
+        misfit = msgspec.structs.replace(message, type=ArrayType((3,), "float32"))
+        for host in placed.hosts[:-1]:
+            self.upload_to(host, message, value, placed)
+        if not partly:
+            self.upload_to(placed.hosts[-1], misfit, value, placed)
 
     def upload_to(self, host: int, message: Put, value: int, placed: PlacedSlice) -> None:
         """Brings an array to one host, and does not ask what becomes of it."""

@@ -86,13 +86,7 @@ def drawn(
         graph,
         {part.function: b"" for recipe in recipes for part in functions_in(recipe.parts)},
         tuple(layouts[Ref(k)] for k in range(len(homes))),
-        frozenset(
-            node.inputs[k].node
-            for node in graph.nodes
-            if isinstance(node, Compute)
-            for k in node.donated
-            if node.inputs[k].node < len(homes)
-        ),
+        frozenset(graph.donated_arguments),
         tuple(layouts[ref] for ref in dict.fromkeys(results)),
     )
 

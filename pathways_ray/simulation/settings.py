@@ -7,6 +7,9 @@ from random import Random
 
 from pathways_ray.simulation.policies import POLICIES
 
+COALESCED_LENGTHS = (16, 8, 4)
+"""Lengths of coalesced launches: shorter than in use, so that short loops have some."""
+
 
 @dataclass(frozen=True)
 class Settings:

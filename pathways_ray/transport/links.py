@@ -4,10 +4,8 @@ A gRPC message costs some 70 us from process to process and 100 us of CPU time a
 controller, its schedulers and their hosts that was most of the time of a small launch (ADR 0017). A link carries the
 same batches (`batcher.batches`) in a fraction of that.
 
-A frame is its length in four bytes, then a batch. An empty frame is a ping: each end sends one every `PING_S`, and
-gives up an end that is silent for `SILENCE_S`. The highest bit of the length marks a close reason: why the other end
-hangs up. The end that dials begins with a `Handshake`, which names the path and shows the secret; before that, nothing
-long is read.
+Each end sends a ping every `PING_S`, and gives up an end that is silent for `SILENCE_S`. The end that dials begins with
+a `Handshake`, which names the path and shows the secret; before that, nothing long is read.
 
 This file has the end on an event loop; `thread_links` has one for threads.
 """
@@ -19,7 +17,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import NoReturn, cast
 
 import msgspec
@@ -27,6 +25,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
+from pathways_ray.transport.frames import CLOSE_REASON, HANDSHAKE, PING, Frames, Handshake, LinkLost, framed
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.tls import Trust, client_context, server_context
 
@@ -52,72 +51,9 @@ MAX_UNAUTHENTICATED_OF_ADDRESS = 64
 
 CONNECT_LIMIT_S = 10.0
 
-CLOSE_REASON = 1 << 31
 MAX_READ_AHEAD_BYTES = 4 << 20
 BATCH_OVERHEAD_BYTES = 256
 """Bytes of batches that wait to be read, and the bytes that Python needs for each; beyond them the other end waits."""
-
-MAX_COPIED_BYTES = 1 << 16
-"""Shorter batches are copied behind their header, which costs less than a second call of the kernel."""
-
-
-class LinkLost(ConnectionError):
-    """The other end of a link hung up, or is silent."""
-
-
-class Handshake(msgspec.Struct, frozen=True, array_like=True):
-    """The path of a link, and the metadata that show that the other end may open it."""
-
-    path: str
-    metadata: dict[str, str]
-
-
-_HANDSHAKE = msgspec.msgpack.Decoder(Handshake)
-
-
-def frame(batch: bytes) -> bytes:
-    return len(batch).to_bytes(4, "big") + batch
-
-
-def framed(batch: bytes, apart: bool = True) -> tuple[bytes, ...]:
-    """A frame in pieces: a long batch is not copied behind its header where they may go `apart`."""
-    if apart and len(batch) >= MAX_COPIED_BYTES:
-        return len(batch).to_bytes(4, "big"), batch
-    return (frame(batch),)
-
-
-PING = frame(b"")
-
-
-class Frames:
-    """Takes bytes as they come, gives the frames that are whole. `limit` is the longest that the next one may be."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.close_reason: str | None = None
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Batches that are whole now. Raises `LinkLost` for a frame that is longer than it may be."""
-        rest = self._rest
-        if not rest and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
-            yield data[4:]  # one frame, whole: nearly always
-            return
-        rest += data
-        while len(rest) >= 4:
-            size = int.from_bytes(rest[:4], "big")
-            spoken, size = bool(size & CLOSE_REASON), size & ~CLOSE_REASON
-            if size > self.limit:
-                raise LinkLost(f"a frame of {size} bytes came; the limit is {self.limit}")
-            if len(rest) - 4 < size:
-                return
-            with memoryview(rest) as view:
-                body = bytes(view[4 : 4 + size])
-            del rest[: 4 + size]  # which moves a pointer, not the rest
-            if spoken:
-                self.close_reason = body.decode(errors="replace")
-            elif body:
-                yield body
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -191,7 +127,7 @@ class AsyncLink(asyncio.Protocol):
         try:
             for batch in self._frames.feed(data):
                 if self._greeted is not None:
-                    self._greet(_HANDSHAKE.decode(batch), self._greeted)
+                    self._greet(HANDSHAKE.decode(batch), self._greeted)
                 else:
                     self._batches.append(batch)
                     self._ahead += len(batch) + BATCH_OVERHEAD_BYTES

@@ -33,7 +33,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
-from pathways_ray.transport import links
+from pathways_ray.transport import frames
 from pathways_ray.transport.messages import encode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -290,17 +290,19 @@ def linked(
     """What a link, as a data stream is one, answers to batches: all of it, or until that is enough or the time over."""
     host, _, port = address.rpartition(":")
     found: list[bytes] = []
-    frames = links.Frames(1 << 30)
+    coming = frames.Frames(1 << 30)
     deadline = time.monotonic() + limit_s
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5.0) as connection:
-        connection.sendall(links.frame(encode(links.Handshake(path, metadata))) + b"".join(map(links.frame, batches)))
+        connection.sendall(
+            frames.frame(encode(frames.Handshake(path, metadata))) + b"".join(map(frames.frame, batches))
+        )
         if until is None:
             connection.shutdown(socket.SHUT_WR)
         while until is None or not until(found):
             connection.settimeout(max(0.001, deadline - time.monotonic()))  # signs of life come all the time
             if not (data := connection.recv(1 << 20)):
                 break
-            found += frames.feed(data)
+            found += coming.feed(data)
     return found
 
 

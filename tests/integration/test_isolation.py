@@ -121,7 +121,7 @@ def test_what_starts_the_processes_may_die(cluster: tuple[Any, str, str]) -> Non
     [({"isolation": "vm"}, "'shared' or 'process', not 'vm'"), ({"isolation": "process"}, "needs tenants=FILE")],
 )
 def test_options_that_make_no_sense(options: dict[str, str], text: str) -> None:
-    from pathways_ray.deployment.cluster import Options
+    from pathways_ray.deployment.options import Options
 
     with pytest.raises(pw.errors.UsageError, match=text):
         Options(**options).check()  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ PURE = {
     "pathways_ray/transport/batcher.py",
     "pathways_ray/transport/capabilities.py",
     "pathways_ray/transport/endpoints.py",
+    "pathways_ray/transport/frames.py",
     "pathways_ray/transport/client_messages.py",
     "pathways_ray/transport/data_messages.py",
     "pathways_ray/transport/island_messages.py",
@@ -108,6 +109,10 @@ WITHOUT_CIRCLES = ["megatron_ptdp", "pathways_ray"]
 # What users of the runtime may import of it: the names of `pathways_ray.__all__`, and these modules.
 USERS = ["megatron_ptdp"]
 PUBLIC_MODULES = ["pathways_ray.errors"]
+
+# The size of what is read at a time. The lines of a function count without its docstring, which is as long as it takes.
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 # Bytes from a client must never become code.
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
@@ -247,6 +252,20 @@ def private_uses(file: str, tree: ast.Module) -> Iterator[Finding]:
                 yield node.lineno, f"uses {name}"
 
 
+def long_functions(file: str, tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node, clean=False)
+            documented = node.body[0] if docstring is not None else None
+            length = lines_of(node) - (lines_of(documented) if documented is not None else 0)
+            if length > MAX_FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {length} lines"
+
+
+def lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 def import_graph(package: str) -> dict[str, set[str]]:
     """For each file of a package the files of the package that it imports, imports for types and in functions too. The
     `__init__.py` that Python runs before a module counts only where a name is imported from it."""
@@ -303,6 +322,12 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 def test_jax_internals_are_used_in_one_place() -> None:
     files = [file for file in package_files(*PACKAGES, "tests") if file != IMPORTS_JAX_INTERNALS]
     assert breaches(files, jax_internals) == []
+
+
+def test_files_and_functions_can_be_read_at_a_time() -> None:
+    files = package_files(*PACKAGES)
+    assert [f for f in files if len((ROOT / f).read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES] == []
+    assert breaches(files, long_functions) == []
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -383,6 +408,7 @@ def test_processes_load_no_more_than_they_need(module: str, unwanted: str) -> No
         (private_uses, "megatron_ptdp/a.py", "import pathways_ray as pw\npw.client.api.put(1)"),
         (actor_imports, "pathways_ray/cli/a.py", "from pathways_ray.executor import actor"),
         (actor_imports, "benchmarks/a.py", "from pathways_ray.executor.actor import HostExecutor"),
+        (long_functions, "benchmarks/a.py", "def f():\n" + 60 * "    pass\n"),
     ],
 )
 def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
@@ -401,6 +427,7 @@ def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
         (private_uses, "megatron_ptdp/a.py", "from pathways_ray.errors import PathwaysError"),
         (private_uses, "megatron_ptdp/a.py", "from pathways_ray import errors, put"),
         (actor_imports, "pathways_ray/controller/actor.py", "from ray.actor import ActorHandle"),
+        (long_functions, "benchmarks/a.py", 'def f():\n    """What\n    it does."""\n' + 59 * "    pass\n"),
     ],
 )
 def test_no_rule_sees_a_breach_where_there_is_none(find: Finder, file: str, source: str) -> None:

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.errors import (
@@ -34,6 +33,7 @@ from pathways_ray.errors import (
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import failure_in
+from pathways_ray.executor.data.shards import is_computed, shard_bytes
 from pathways_ray.executor.data.upload import Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
 from pathways_ray.ir.regions import shard_boxes
@@ -319,7 +319,7 @@ class DataServer:
         value: Any = self.store.get(stream.session, message.buffer)
         few = len(stream.fetches) <= MAX_WORKERS
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            if few and hasattr(value, "is_ready") and self._is_small(value, message) and _is_computed(value):
+            if few and hasattr(value, "is_ready") and self._is_small(value, message) and is_computed(value):
                 self._read(stream, fetching)
             else:
                 stream.workers.submit(self._read, stream, fetching)
@@ -381,21 +381,4 @@ class DataServer:
             await stream.outbox.room(MAX_BACKLOG_PARTS)
 
     def _shard_bytes(self, value: Any, device: int) -> memoryview[int]:
-        """Waits for the shard on a device of this host and copies it to host memory, in C order."""
-        if not 0 <= device < len(self.compiler.devices):
-            raise GraphError(f"host {self.host} has {len(self.compiler.devices)} devices, no number {device}")
-        wanted = self.compiler.devices[device]
-        for shard in value.addressable_shards:
-            if shard.device == wanted:
-                shard.data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
-                array = np.ascontiguousarray(np.asarray(shard.data))
-                return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-        raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
-
-
-def _is_computed(value: Any) -> bool:
-    """Whether nothing of a value has to be waited for. Its memory may be gone, to a launch: reading it says so."""
-    try:
-        return bool(value.is_ready())
-    except (RuntimeError, ValueError):
-        return True
+        return shard_bytes(value, self.compiler.devices, device, self.host)

@@ -18,7 +18,7 @@ from pathways_ray.client.data import DataLinks, FetchPlan, _Fetching
 from pathways_ray.errors import Failure, HostLost
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
-from pathways_ray.transport import links
+from pathways_ray.transport import frames
 from pathways_ray.transport.messages import FetchPart, HostAddress, encode
 
 MIB = 1 << 20
@@ -110,7 +110,7 @@ def test_an_upload_takes_once_the_memory_of_its_array(spec: Any) -> None:
 
 def test_a_message_that_makes_no_sense_ends_what_waits() -> None:
     """A part that is longer than its array is no error of the protocol's own; the reader ends by it all the same."""
-    sense = links.frame(b"\x91" + encode(FetchPart(1, 0, 0, -5, b"x")))
+    sense = frames.frame(b"\x91" + encode(FetchPart(1, 0, 0, -5, b"x")))
     hosts = Hosts(1, says=sense)
     hosts.go.set()
     cover = FetchPlan(ArrayType((4,), "float32"), ((),), on_hosts(1))

@@ -33,7 +33,7 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient
 from pathways_ray.errors import from_failure
-from pathways_ray.transport import grpc_streams, links, streams, thread_links
+from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig, Tls
 from pathways_ray.transport.messages import (
@@ -205,7 +205,7 @@ def _reading(source: Any, inbox: queue.Queue[ToClient | str]) -> None:
             for data in source:
                 for message in TO_CLIENT.decode_batch(data):
                     inbox.put(message)
-        except (grpc.RpcError, links.LinkLost) as error:
+        except (grpc.RpcError, frames.LinkLost) as error:
             reason = str(error)
         inbox.put(reason)
 
@@ -285,7 +285,7 @@ def test_a_link_that_ends_before_the_upgrade_is_ignored(peer: Peer) -> None:
 
 
 def _drain(link: thread_links.ThreadLink) -> None:
-    with pytest.raises(links.LinkLost):
+    with pytest.raises(frames.LinkLost):
         next(iter(link))
 
 
@@ -359,7 +359,7 @@ def test_a_link_needs_the_tag_of_its_session(peer: Peer) -> None:
 
     def said(**shown: str) -> str:
         outbox = peer.link_outbox
-        with pytest.raises(links.LinkLost) as caught:
+        with pytest.raises(frames.LinkLost) as caught:
             for _ in peer.link_to_service(**shown):
                 pass
         peer.link_outbox = outbox
@@ -411,7 +411,7 @@ def test_the_link_of_a_session_whose_stream_does_not_come_is_closed(
     peer = Peer(service)
     tag, _ = link_tags(peer.secret, peer.session)
     link = peer.link_to_service(session=str(peer.session), authorization=tag)
-    with pytest.raises(links.LinkLost, match="the stream of the session did not come"):
+    with pytest.raises(frames.LinkLost, match="the stream of the session did not come"):
         for _ in link:
             pass
     peer.close()

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from pathways_ray.transport.links import Frames, frame
+from pathways_ray.transport.frames import Frames, frame
 from pathways_ray.transport.sockets import PlainSocket
 
 FIRST, SECOND, THIRD = (bytes([65 + k]) * size for k, size in enumerate((900_000, 700_000, 10)))

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.transport import batcher, capabilities, links, thread_links
+from pathways_ray.transport import batcher, capabilities, frames, links, thread_links
 from pathways_ray.transport.endpoints import Tls
-from pathways_ray.transport.links import CLOSE_REASON, AsyncLink, Frames, Handshake, LinkLost, frame
+from pathways_ray.transport.frames import CLOSE_REASON, Frames, Handshake, LinkLost, frame
+from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
 from pathways_ray.transport.tls import Trust, trust_of
 
@@ -320,7 +321,7 @@ def test_a_loop_dials_a_loop(server: Server, tls: Tls | None) -> None:
 
     async def story() -> list[bytes | None]:
         link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
-        sent = [encode([Completed((k,))]) for k in range(2)] + [b"x" * (links.MAX_COPIED_BYTES + 1)]
+        sent = [encode([Completed((k,))]) for k in range(2)] + [b"x" * (frames.MAX_COPIED_BYTES + 1)]
         for batch in sent:
             await link.write(batch)
         found = [await link.read() for _ in sent]

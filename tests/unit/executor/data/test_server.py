@@ -27,7 +27,7 @@ from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.links import LinkLost
+from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     CancelFetch,

@@ -1,0 +1,81 @@
+"""Explanations: how a program of a client is placed, once it is planned and compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pathways_ray.controller.clients import Client, Clients
+from pathways_ray.controller.events import AnswerCall, Command
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
+from pathways_ray.transport import messages as wire
+
+EXPLAIN_LIMIT_S = 120.0
+"""`explain` waits this long for the compiled memory analysis."""
+
+
+@dataclass(frozen=True)
+class Explaining:
+    """An `explain` that waits until its program is compiled, at most until `deadline`."""
+
+    session: int
+    program: int
+    plan: str
+    order: str
+    deadline: float
+
+
+class Explanations:
+    """Answers `Explain`. `waiting` has the calls that wait for a compiler."""
+
+    def __init__(self, launches: Launches, clients: Clients) -> None:
+        self.launches = launches
+        self.clients = clients
+        self.waiting: dict[int, Explaining] = {}
+
+    def explain(
+        self, call: int, client: Client, request: wire.Explain, now: float
+    ) -> tuple[wire.Reply | None, list[Command]]:
+        """The reply to a client, or None where it follows."""
+        session = self.launches.sessions[client.session]
+        asked = request_of(request.graph, session.slices, self.clients.registrar.fusion, client.tenant, text=True)
+        reply = plan_if_cheap(asked)
+        if reply is not None:
+            return self._placed(call, request, reply, now), []
+
+        def planned(reply: PlanReply) -> list[Command]:
+            found = self._placed(call, request, reply, self.launches.tables.now)
+            return [AnswerCall(call, found)] if found is not None else []
+
+        return None, self.clients.registrar.plans.put(client.session, asked, {}, planned)
+
+    def _placed(self, call: int, request: wire.Explain, reply: PlanReply, now: float) -> wire.Reply | None:
+        """The reply once the plan is known; None where it waits until the program is compiled."""
+        if reply.failure is not None:
+            return wire.Refused(reply.failure)
+        if request.program < 0:
+            return wire.Explained(reply.plan, reply.order, {})
+        explaining = Explaining(request.session, request.program, reply.plan, reply.order, now + EXPLAIN_LIMIT_S)
+        found = self._explained(explaining, now)
+        if found is None:  # the program comes on the stream, and this call may have overtaken it
+            self.waiting[call] = explaining
+        return found
+
+    def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
+        session = self.launches.sessions.get(waiting.session)
+        program = session.programs.get(waiting.program) if session is not None else None
+        if program is not None and program.failure is not None:
+            return wire.Refused(program.failure)
+        if session is not None and now < waiting.deadline and (program is None or not program.is_ready):
+            return None
+        return wire.Explained(waiting.plan, waiting.order, program.temporary_bytes if program is not None else {})
+
+    def programs_changed(self, now: float) -> list[Command]:
+        """Answers those who waited for a program that is compiled now, has failed, or takes too long."""
+        commands: list[Command] = []
+        for call, waiting in list(self.waiting.items()):
+            reply = self._explained(waiting, now)
+            if reply is not None:
+                del self.waiting[call]
+                commands.append(AnswerCall(call, reply))
+        return commands

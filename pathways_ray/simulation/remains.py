@@ -1,0 +1,100 @@
+"""Remains of sessions that have ended, and circles in orders: what the checker looks for in a whole cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pathways_ray.simulation.client import SimulatedClient
+from pathways_ray.simulation.clock import Clock
+from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.devices import Identity
+from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.manager import SimulatedManager
+from pathways_ray.simulation.network import Network
+from pathways_ray.simulation.scheduler import SimulatedScheduler
+from pathways_ray.simulation.settings import Settings
+
+
+class Cluster(Protocol):
+    """The whole run, as the checker sees it.
+
+    `losses` counts processes that were lost, `disturbed_until` is the end of the last fault, and the cluster has been
+    whole since `quiet_since`.
+    """
+
+    settings: Settings
+    clock: Clock
+    network: Network
+    manager: SimulatedManager
+    controller: SimulatedController
+    schedulers: dict[str, SimulatedScheduler]
+    hosts: dict[int, SimulatedHost]
+    clients: list[SimulatedClient]
+    losses: int
+    disturbed_until: float
+    quiet_since: float
+    touched: set[str]
+
+
+def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
+    """Yields what is left of a session that has ended, behind the place where it is."""
+    launches = world.controller.launches
+    if session in launches.sessions:
+        yield "the controller", "the session"
+    if any(program.session == session for program in launches.programs.values()):
+        yield "the controller", "a program"
+    if any(record.session == session for record in launches.in_flight.values()):
+        yield "the controller", "a launch in flight"
+    if any(key[0] == session for key in world.manager.core.inventory.slices):
+        yield "the resource manager", "a slice"
+    if session in launches.admission.window.queued:
+        yield "the controller", "a place in the queue for islands"
+    for scheduler in world.schedulers.values():
+        if scheduler.process.alive:
+            order = scheduler.core.order
+            if session in order.waiting:
+                yield f"scheduler {scheduler.island}", "launches that wait"
+            if any(record.launch.session == session for record in order.outstanding.values()):
+                yield f"scheduler {scheduler.island}", "a launch with its hosts"
+            if session in order.sessions:
+                yield f"scheduler {scheduler.island}", "its queue"
+            if session in order.ledger.tenant_of:
+                yield f"scheduler {scheduler.island}", "its account"
+            if stray := order.programs.keys() - launches.programs.keys():
+                yield f"scheduler {scheduler.island}", f"programs {sorted(stray)[:4]}"
+    for host in world.hosts.values():
+        if not host.process.alive or not host.under_epoch:
+            continue
+        if session in host.store.sessions:
+            yield f"host {host.host}", f"a table of {len(host.store.sessions[session])} buffers"
+        if stray := (host.core.wanted | host.core.programs.keys()) - launches.programs.keys():
+            yield f"host {host.host}", f"programs {sorted(stray)[:4]}"
+        if any(active.launch.session == session for active in host.core.active.values()):
+            yield f"host {host.host}", "a launch that is not over"
+        if session in host.core.producers.sessions:
+            yield f"host {host.host}", "results to come"
+
+
+def cycle(orders: Sequence[Sequence[Identity]]) -> list[Identity]:
+    """Gangs that these orders put into a circle; empty when one order agrees with all of them."""
+    after: dict[Identity, set[Identity]] = {}
+    before: dict[Identity, int] = {}
+    for order in orders:
+        for gang in order:
+            before.setdefault(gang, 0)
+        for first, second in itertools.pairwise(order):
+            if second not in after.setdefault(first, set()):
+                after[first].add(second)
+                before[second] += 1
+    free = [gang for gang, count in before.items() if not count]
+    left = len(before)
+    while free:
+        gang = free.pop()
+        left -= 1
+        for second in after.get(gang, ()):
+            before[second] -= 1
+            if not before[second]:
+                free.append(second)
+    return sorted(gang for gang, count in before.items() if count > 0) if left else []
