@@ -230,7 +230,7 @@ def devices_of(result: Record) -> str:
 
 
 def scale(result: Record, path: Path) -> None:
-    """Costs of a launch by hosts, sizes of a plan by devices, a star against trees: the parts that were measured."""
+    """Costs of a launch by hosts, sizes of a plan by devices, times over links: the parts that were measured."""
     panels = [(part, panel) for part, panel in PANELS.items() if part in result]
     with drawing(path, (4.6 * len(panels), 4.4), result, "Simulated hosts; one of ") as figure:
         for axes, (part, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -261,13 +261,10 @@ def plans(rows: Sequence[Record], axes: Axes) -> None:
 
 
 def streams(found: Record, axes: Axes) -> None:
-    """Time until a lone launch is over on all hosts: measured with a star, computed beyond that and for trees."""
+    """Time until a lone launch is over on all hosts."""
     lone = [row for row in found["rows"] if row["batch"] == 1]
     latencies = [row["latency_us"]["median"] for row in lone]
-    axes.plot([row["hosts"] for row in lone], latencies, label="star, measured", color=COLOURS[0], marker="o")
-    computed = [("star", found["star_us"]), *((f"tree of {t['branching']}", t["latency_us"]) for t in found["trees"])]
-    for (name, took), colour in zip(computed, COLOURS, strict=False):
-        axes.plot(found["hosts"], took, label=f"{name}, computed", color=colour, linestyle="--", linewidth=1)
+    axes.plot([row["hosts"] for row in lone], latencies, label="measured", color=COLOURS[0], marker="o")
     axes.set(xlabel="hosts of one island", title="A lone launch over links, us until all are done")
 
 

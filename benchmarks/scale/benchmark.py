@@ -2,7 +2,7 @@
 
 Three parts. `launches`: the real decisions and messages, with simulated hosts (`benchmarks.scale.controlplane`).
 `plans`: sizes and times of registering a program, by devices. `streams`: the cost of links for each host, over real
-connections (`benchmarks.scale.fanout`), and from that, when a tree would be cheaper than a star.
+connections (`benchmarks.scale.fanout`).
 
 Run it with `python -m benchmarks.scale --json scale.json --figure scale.png`; it takes some minutes on two cores.
 """
@@ -21,7 +21,7 @@ from benchmarks.harness import QUIET, Benchmark, Output, Progress, Result, drawn
 from benchmarks.printing import Table, shows
 from benchmarks.scale import fanout
 from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
-from benchmarks.scale.plans import CUTS, DEVICES_PER_HOST, ISLAND, over_islands, planning
+from benchmarks.scale.plans import CUTS, DEVICES_PER_HOST, ISLAND, planning
 
 PARTS = ("launches", "plans", "streams")
 ONE, LINKS = "one", "over links"  # names of series: one island of simulated hosts, or of real streams
@@ -63,11 +63,9 @@ def run(settings: Settings, progress: Progress = QUIET) -> Result:
         result["launches"], result["ratios"] = launches(settings)
     if "plans" in settings.parts:
         result["plans"] = [planning(devices, cut, settings.rounds) for devices in settings.devices for cut in CUTS]
-        result["over_islands"] = [over_islands(hosts) for hosts in settings.hosts if hosts > ISLAND]
     if "streams" in settings.parts:
         took = fanout.measured(settings.streams, settings.batches, settings.rounds)
-        rows = fanout.rows(took)
-        result["streams"] = {"rows": rows, **fanout.trees(rows)}
+        result["streams"] = {"rows": fanout.rows(took)}
         per_host = {
             (LINKS, hosts, batch): [one.cpu_us / hosts for one in ones] for (hosts, batch), ones in took.items()
         }
@@ -170,7 +168,6 @@ show = shows(
         "streams.rows",
         *("hosts", "batch", "latency_us.median", "scheduler_us.median", PER_HOST, "most_per_second.median"),
     ),
-    Table("hosts from which on a tree is quicker than a star", "streams.trees", "branching", "pays_from"),
     Table("ratios, round by round", "ratios", "name", ".:.2f"),
 )
 

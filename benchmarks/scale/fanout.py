@@ -1,4 +1,4 @@
-"""The cost of links for a scheduler, by hosts, and when a tree would be cheaper.
+"""The cost of links for a scheduler, by hosts.
 
 The scheduler's decisions, its fan-out and its server are real and in this process. The hosts are links of another
 process, which answer every launch with `Done` at once. The CPU time is that of the whole process.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import multiprocessing
 import statistics
 import time
@@ -31,8 +30,6 @@ END = wire.DropSession(0)
 """Ends the hosts of the benchmark."""
 
 IN_A_ROW = 5
-BRANCHINGS = (4, 8, 16, 32)
-SIZES = tuple(2**k for k in range(1, 13))
 
 
 def be_hosts(address: str, hosts: int) -> None:
@@ -153,36 +150,3 @@ def rows(found: Mapping[tuple[int, int], Sequence[Took]]) -> list[dict[str, Any]
         }
         made.append({"hosts": hosts, "batch": batch, **{key: measure.spread(one) for key, one in values.items()}})
     return made
-
-
-def trees(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A star against trees, computed from the time of a lone launch over the star of real streams.
-
-    A node of a tree exchanges messages with its children as the scheduler does with its hosts, at the same CPU time for
-    each; all nodes of a level work at the same time, each on a machine of its own. Each level costs a hop there and
-    back more: what a lone launch takes at least on the fewest hosts, less the CPU time for these. `pays_from` is the
-    number of hosts from which on a lone launch is over earlier with the tree. The scheduler itself has less to do as
-    soon as there are more hosts than branches.
-    """
-    lone = sorted((row for row in found if row["batch"] == 1), key=lambda row: row["hosts"])
-    fewest, largest = lone[0], lone[-1]
-    each = largest["scheduler_us_per_host"]["median"]
-    hop = max(0.0, fewest["latency_us"]["min"] - fewest["scheduler_us"]["min"])
-    star = [hop + hosts * each for hosts in SIZES]
-    made = []
-    for branching in BRANCHINGS:
-        took = [sum(hop + children * each for children in levels(hosts, branching)) for hosts in SIZES]
-        pays = [hosts for hosts, tree, flat in zip(SIZES, took, star, strict=True) if tree < flat]
-        made.append({"branching": branching, "latency_us": took, "pays_from": min(pays, default=None)})
-    return {"us_per_host": each, "hop_us": hop, "hosts": list(SIZES), "star_us": star, "trees": made}
-
-
-def levels(hosts: int, branching: int) -> list[int]:
-    """The most children that a node has on each level of a tree of hosts below the scheduler, filled evenly."""
-    found, width = [], 1
-    while hosts:
-        children = min(branching, math.ceil(hosts / width))
-        found.append(children)
-        width = min(hosts, width * children)
-        hosts -= width
-    return found

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.scale.controlplane import Shape, chain, over, planned
+from benchmarks.scale.controlplane import chain, planned
 from pathways_ray.controller.programs import decode_graph
 from pathways_ray.ir.exchange import exchange
 from pathways_ray.ir.graph import Graph
@@ -60,19 +60,4 @@ def planning(devices: int, cut: str, rounds: int) -> dict[str, Any]:
         "plan_bytes": len(message.plan),
         "plan_bytes_with_lists": len(listed),
         **{name: measure.spread(values) if values else None for name, values in found.items()},
-    }
-
-
-def over_islands(hosts: int) -> dict[str, Any]:
-    """Planning one computation on each island: plans of all islands together."""
-    shape = Shape(hosts, ISLAND, DEVICES_PER_HOST, cross_island=True)
-    slices = [shape.slice(island) for island in range(shape.islands)]
-    before = time.thread_time()
-    made = planned(over(slices), slices)
-    return {
-        "hosts": hosts,
-        "islands": shape.islands,
-        "graph_bytes": len(encode(over(slices))),
-        "plan_bytes": sum(len(message.plan) for message in made.messages.values()),
-        "planning_ms": 1e3 * (time.thread_time() - before),
     }

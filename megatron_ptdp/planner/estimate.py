@@ -297,7 +297,3 @@ def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = No
         energy=watts * hours / 1000,
         price=operations.price * hours,
     )
-
-
-def with_batch(question: Question, batch: int) -> Question:
-    return replace(question, batch=batch)

@@ -95,10 +95,6 @@ class ControllerCore:
             commands += self.intake.after()
         return commands
 
-    def last_events(self, now: float, count: int = 50) -> list[str]:
-        """The last lifecycle events as lines of text, oldest first."""
-        return [entry.text(now) for entry in list(self.story.lifecycle)[-count:]]
-
     # --- islands ------------------------------------------------------------------------------------------------------
 
     def _island_connected(self, event: events.IslandConnected, now: float) -> list[events.Command]:

@@ -172,10 +172,6 @@ class Launches:
 
     # --- launches and buffers -----------------------------------------------------------------------------------------
 
-    def from_client(self, session: int, message: wire.Launch | wire.Put | wire.Free) -> list[Send]:
-        """A call of a client."""
-        return self.admission.call(self.sessions[session], message)
-
     def stored(self, message: wire.Stored) -> list[Send]:
         """An upload has arrived on a host."""
         session = self.sessions.get(message.session)

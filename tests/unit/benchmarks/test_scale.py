@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from benchmarks.scale import benchmark as scale
-from benchmarks.scale import fanout, plans
+from benchmarks.scale import plans
 from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
 
 
@@ -65,38 +64,3 @@ def test_the_whole_benchmark_but_its_streams_runs_and_shows() -> None:
     text = io.StringIO()
     scale.show(result, Console(file=text, width=200))
     assert "planning ms" in " ".join(text.getvalue().split())
-
-
-# --- trees ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hosts", "branching", "expected"),
-    [(1, 4, [1]), (4, 4, [4]), (5, 4, [4, 1]), (20, 4, [4, 4]), (21, 4, [4, 4, 1]), (4096, 16, [16, 16, 15])],
-)
-def test_levels_of_a_tree_are_filled_evenly(hosts: int, branching: int, expected: list[int]) -> None:
-    assert fanout.levels(hosts, branching) == expected
-
-
-def row(hosts: int, latency: float, cpu: float) -> dict[str, Any]:
-    spreads = {"latency_us": latency, "scheduler_us": cpu, "scheduler_us_per_host": cpu / hosts}
-    return {"hosts": hosts, "batch": 1, **{key: {"min": value, "median": value} for key, value in spreads.items()}}
-
-
-def test_a_tree_pays_when_its_levels_cost_less_than_the_hosts_of_a_star() -> None:
-    """
-    1. A hop costs 300 us beside the CPU time, each host 100 us.
-    2. 32 hosts: a star takes 0.3 + 3.2 ms; two levels of 16 and 1 branches take 0.3 + 1.6 and 0.3 + 0.1 ms.
-    3. 16 hosts: with 16 branches a tree is a star.
-    """
-    found = fanout.trees([row(2, 500.0, 200.0), row(64, 9000.0, 6400.0)])
-    assert (found["hop_us"], found["us_per_host"]) == (300.0, 100.0)
-    (tree,) = [one for one in found["trees"] if one["branching"] == 16]
-    assert tree["pays_from"] == 32
-    at = dict(zip(found["hosts"], tree["latency_us"], strict=True))
-    assert (at[16], at[32]) == (1900.0, 2300.0)
-
-
-def test_a_tree_that_never_pays_says_so() -> None:
-    found = fanout.trees([row(2, 1e6, 2.0), row(64, 1e6, 64.0)])
-    assert [one["pays_from"] for one in found["trees"]] == [None] * len(fanout.BRANCHINGS)

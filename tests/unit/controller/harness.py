@@ -134,10 +134,12 @@ class Harness:
         self, launch: int, arguments: tuple[int, ...] = (), results: int = 0, program: int = 1, session: int = 1
     ) -> list[Send]:
         message = Launch(launch, program, arguments, results)
-        return self.checked(self.launches.from_client(session, message))
+        return self.checked(self.launches.admission.call(self.launches.sessions[session], message))
 
     def put(self, buffer: int, slice: int = 1, session: int = 1, *, arrives: bool = True) -> list[Send]:
-        commands = self.checked(self.launches.from_client(session, Put(buffer, slice, VECTOR, ())))
+        commands = self.checked(
+            self.launches.admission.call(self.launches.sessions[session], Put(buffer, slice, VECTOR, ()))
+        )
         hosts = next((placed.hosts for placed in SLICES if placed.mesh.id == slice), ()) if arrives else ()
         return commands + [command for host in hosts for command in self.stored(host, buffer, slice, session)]
 
@@ -145,7 +147,7 @@ class Harness:
         return self.checked(self.launches.stored(Stored(host, session, buffer, slice, kind, ())))
 
     def free(self, *buffers: int, session: int = 1) -> list[Send]:
-        return self.checked(self.launches.from_client(session, Free(buffers)))
+        return self.checked(self.launches.admission.call(self.launches.sessions[session], Free(buffers)))
 
     def buffers(self, session: int = 1) -> set[int]:
         return set(self.launches.sessions[session].buffers)

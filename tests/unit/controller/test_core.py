@@ -152,7 +152,7 @@ def test_a_lost_host_has_a_story() -> None:
         "controller: 0.000 s before: host lost host 0: epoch 1 on island 0: LaunchTimeout (because its process ended)",
     )
     assert CallManager("leave", (0, 1)) in commands
-    assert "host lost host 0" in core.core.last_events(5.0, 1)[0]
+    assert "host lost host 0" in core.core.story.lifecycle[-1].text(5.0)
 
 
 def test_an_error_of_the_controller_ends_the_session_that_met_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:

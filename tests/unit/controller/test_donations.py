@@ -135,5 +135,5 @@ def test_a_session_that_ends_leaves_nothing_undecided() -> None:
 def test_a_donated_buffer_cannot_be_freed_or_named_by_others() -> None:
     front = donating()
     front.launch(1, (1,), 5)
-    assert front.checked(front.launches.from_client(1, Free((1,)))) == []
+    assert front.checked(front.launches.admission.call(front.launches.sessions[1], Free((1,)))) == []
     assert failure_of(front.launch(2, (1,), 6)).kind == "BufferDeleted"

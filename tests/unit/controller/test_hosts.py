@@ -250,16 +250,16 @@ def test_a_host_that_has_not_joined_is_away_from_the_start() -> None:
         launches.add_slice(1, placed)
     program = program_over(1, 2)
     launches.register(1, 1, program)
-    launches.from_client(1, Put(1, 1, VECTOR, ()))
+    launches.admission.call(launches.sessions[1], Put(1, 1, VECTOR, ()))
     launches.stored(Stored(0, 1, 1, 1, VECTOR, ()))
     launches.ready(Ready(0, program.key, 0))
-    assert launches.from_client(1, Launch(1, 1, (1,), 2)) == []
+    assert launches.admission.call(launches.sessions[1], Launch(1, 1, (1,), 2)) == []
     assert launches.tick(HOST_ABSENCE_LIMIT_S) == []
     failure = failure_of(launches.tick(HOST_ABSENCE_LIMIT_S + 1.0))
     assert (failure.kind, failure.host) == ("HostLost", 2)
     launches.host_up(1, HostUp(2, 1, "t", "d", 2, 100))
     launches.ready(Ready(2, program.key, 0))
-    assert len(to_island(launches.from_client(1, Launch(2, 1, (1,), 3)), 1)) == 1
+    assert len(to_island(launches.admission.call(launches.sessions[1], Launch(2, 1, (1,), 3)), 1)) == 1
     check_launches(launches)
 
 

@@ -113,7 +113,7 @@ def test_a_session_names_only_its_own_buffers() -> None:
 def test_a_put_of_something_that_is_no_array_of_the_slice_makes_no_buffer(array: ArrayType) -> None:
     """Everybody's status adds up the bytes of all buffers: one that has no size would end it."""
     front = Harness()
-    front.checked(front.launches.from_client(1, Put(1, 1, array, (("x",),))))
+    front.checked(front.launches.admission.call(front.launches.sessions[1], Put(1, 1, array, (("x",),))))
     assert front.buffers() == set()
 
 

@@ -178,7 +178,7 @@ class LaunchesMachine(RuleBasedStateMachine):
             argument = self.argument(session, client.programs[number], choice)
             client.launched += 1
             message = Launch(client.launched, number, (argument,), client.new_buffer())
-            self.apply(self.launches.from_client(session, message))
+            self.apply(self.launches.admission.call(self.launches.sessions[session], message))
 
     def argument(self, session: int, program: PlannedProgram, choice: int) -> int:
         """A buffer that fits, else a new one; now and then any number, freed or not yet made."""
@@ -189,7 +189,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         fitting = [n for n, b in self.launches.sessions[session].buffers.items() if b.type == wanted and not b.failure]
         if not fitting:
             put = Put(client.new_buffer(), wanted.slice, VECTOR, ())
-            self.apply(self.launches.from_client(session, put))
+            self.apply(self.launches.admission.call(self.launches.sessions[session], put))
             placed = next(placed for placed in SLICES if placed.mesh.id == wanted.slice)
             arriving = [Stored(host, session, put.buffer, wanted.slice, VECTOR, ()) for host in placed.hosts]
             self.storing += [message for message in arriving if message.host in self.up]
@@ -205,7 +205,9 @@ class LaunchesMachine(RuleBasedStateMachine):
     @rule(who=ANY, which=ANY)
     def free(self, who: int, which: int) -> None:
         session, client = self.client(who)
-        self.apply(self.launches.from_client(session, Free((max(client.buffers - which % 4, 1),))))
+        self.apply(
+            self.launches.admission.call(self.launches.sessions[session], Free((max(client.buffers - which % 4, 1),)))
+        )
 
     @precondition(lambda self: len(self.clients) > 1)
     @rule(who=ANY)
@@ -318,7 +320,9 @@ class LaunchesMachine(RuleBasedStateMachine):
             assert set(client.outcomes) == set(range(1, client.launched + 1)), "a launch without an outcome"
             state = self.launches.sessions[session]
             assert not self.launches.backlog(session)
-            self.apply(self.launches.from_client(session, Free(tuple(range(1, client.buffers + 1)))))
+            self.apply(
+                self.launches.admission.call(self.launches.sessions[session], Free(tuple(range(1, client.buffers + 1))))
+            )
             assert state.buffers == {}
 
 

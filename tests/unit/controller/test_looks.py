@@ -46,11 +46,13 @@ def cluster(*slices: int, ready: bool = True) -> CoreHarness:
 
 
 def launch(made: CoreHarness, session: int, number: int, argument: int) -> None:
-    made.core.launches.from_client(session, Launch(number, 1, (argument,), 1000 * number))
+    made.core.launches.admission.call(
+        made.core.launches.sessions[session], Launch(number, 1, (argument,), 1000 * number)
+    )
 
 
 def put(made: CoreHarness, session: int, buffer: int, slice: int = 1) -> None:
-    made.core.launches.from_client(session, Put(buffer, slice, VECTOR, ()))
+    made.core.launches.admission.call(made.core.launches.sessions[session], Put(buffer, slice, VECTOR, ()))
     made.core.launches.sessions[session].arriving.pop(buffer, None)
 
 
@@ -120,7 +122,7 @@ def test_a_launch_whose_host_is_away_needs_nobody_else() -> None:
 
 def test_a_launch_behind_an_upload_says_how_much_of_it_has_come() -> None:
     made = cluster(1)
-    made.core.launches.from_client(1, Put(1, 1, VECTOR, ()))
+    made.core.launches.admission.call(made.core.launches.sessions[1], Put(1, 1, VECTOR, ()))
     launch(made, 1, 3, 1)
     (inspect,) = asked(ask(made, "launch", 3, 1)).values()
     arriving = views.ArrivingAt(0, views.Arriving(1, 1, 40, 64))

@@ -59,7 +59,7 @@ def test_a_long_chain_of_failed_launches_ends_whole() -> None:
     front.register(sketch.planned(y, sketch.call("g", x, slice=2)), 1)
     front.put(0)
     for k in range(1, count + 1):
-        front.launches.from_client(1, Launch(k, 1, (2 * k - 2,), 2 * k))
+        front.launches.admission.call(front.launches.sessions[1], Launch(k, 1, (2 * k - 2,), 2 * k))
     for k in range(1, count + 1):
         assert front.launches.run_failed(1, IslandLaunchFailed(k, BOOM)) == []
     for k in range(count, 1, -1):
@@ -79,7 +79,7 @@ def test_many_launches_released_at_once_leave_whole() -> None:
     front.put(1)
     front.launch(1, (1,), 2)
     for k in range(2, 2002):
-        front.launches.from_client(1, Launch(k, 2, (), 10 * k))
+        front.launches.admission.call(front.launches.sessions[1], Launch(k, 2, (), 10 * k))
     commands = front.done(0, 1)
     completed = [number for m in to_client(commands, kind=Completed) for number in m.launches]
     assert completed == list(range(1, 2002))
