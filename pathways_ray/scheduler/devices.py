@@ -65,14 +65,13 @@ class DeviceSet:
     def has_room(self, estimate: float, computations: int, contended: bool) -> bool:
         """Whether one more launch may go to the hosts, on each of its devices."""
         window = CONTENDED_WINDOW_S if contended else SINGLE_TENANT_WINDOW_S
-        return all(
-            not group.launches
-            or (
-                group.computations + computations <= MAX_DEVICE_COMPUTATIONS
-                and (group.launches < MIN_DEVICE_LAUNCHES or group.seconds + estimate <= window)
-            )
-            for group in self.groups
-        )
+        for group in self.groups:
+            if group.launches and (
+                group.computations + computations > MAX_DEVICE_COMPUTATIONS
+                or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + estimate > window)
+            ):
+                return False
+        return True
 
     def remove(self, estimate: float, computations: int) -> None:
         """A launch is over."""

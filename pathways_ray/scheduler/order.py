@@ -54,6 +54,7 @@ class IslandOrder:
         self.queues = queues = Queues(self.outstanding)
         self.ledger, self.programs, self.sessions = queues.ledger, queues.programs, queues.sessions
         self.waiting, self.cross_island = queues.waiting, queues.cross_island
+        self._program_of, self._flush = queues.program_of, queues.flush
         self.devices = DeviceTable()
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
@@ -135,7 +136,7 @@ class IslandOrder:
         full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
-            devices = self.queues.program_of(queue.head).devices.devices
+            devices = self._program_of(queue.head).devices.devices
             if full.isdisjoint(devices) and self._has_room(queue):
                 return queue
             # The first in rank waits for room, and none passes it: small launches would keep a big one out for ever.
@@ -144,21 +145,21 @@ class IslandOrder:
 
     def _leading(self, queue: SessionQueue) -> SessionQueue:
         """The session that goes when the policy wants `queue`: itself, or that of the first cross-island launch."""
-        if self.queues.program_of(queue.head).cross_island and self.cross_island[0][0] != queue.head.sequence:
+        if self._program_of(queue.head).cross_island and self.cross_island[0][0] != queue.head.sequence:
             return self.sessions[self.cross_island[0][1]]
         return queue
 
     def _has_room(self, queue: SessionQueue) -> bool:
         """Whether there is room for the next launch of a session on its devices."""
-        program = self.queues.program_of(queue.head)
+        program = self._program_of(queue.head)
         return program.cross_island or program.devices.has_room(
-            program.seconds.estimate, program.computations, contended=self.ledger.active > 1
+            program.seconds.estimate, program.computations, self.ledger.active > 1
         )
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
         assert isinstance(launch, wire.IslandLaunch)
-        program = self.queues.program_of(launch)
+        program = self._program_of(launch)
         estimate = program.seconds.estimate
         if program.cross_island:
             self.cross_island.popleft()
@@ -171,7 +172,7 @@ class IslandOrder:
         self.outstanding[launch.sequence] = Outstanding(set(self.members.hosts), launch, program, queue.usage, estimate)
         self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
         commands.append(ToHosts(launch))
-        self.queues.flush(queue, commands, self.now)
+        self._flush(queue, commands, self.now)
 
     # --- messages from hosts ------------------------------------------------------------------------------------------
 
