@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
@@ -47,6 +47,16 @@ def copier(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     return copy
 
 
+def shards_of(array: jax.Array) -> Sequence[jax.Array]:
+    """The shards of an array on the devices of this process, in their order in its sharding.
+
+    `addressable_shards` also finds out what part of the array each one is, at ten times the cost, and
+    `addressable_data` gives the first copy of a replicated array for all of them.
+    """
+    shards: Sequence[jax.Array] = array._arrays  # type: ignore[attr-defined]
+    return shards
+
+
 @contextlib.contextmanager
 def ray_on_loopback() -> Iterator[None]:
     """Has a Ray that starts meanwhile listen on 127.0.0.1 only, as it does on macOS.
@@ -81,3 +91,120 @@ def ray_forgets_token() -> None:
 
     AuthenticationTokenLoader.instance().reset_cache()
     Config.initialize("")
+
+
+def module_of(module: bytes) -> Any:
+    """Serialised portable StableHLO, read in a context of JAX's own, which the result keeps alive."""
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax
+
+    with mlir.make_ir_context():
+        return _jax.mlir.deserialize_portable_artifact(module)
+
+
+def compiled_module(module: bytes, devices: Sequence[jax.Device]) -> Any:
+    """A module that brings its own shardings, compiled for devices in the order in which it counts them.
+
+    `jax.jit` compiles functions, and would put the module into one of its own. XLA may choose the layouts of those
+    arguments and results of which the module says none.
+    """
+    import numpy as np
+    from jax._src import compiler
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    read = module_of(module)
+    with read.context:
+        main = next(op for op in read.body.operations if _symbol(op) == "main")
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        free = [
+            [not _is_laid_out(main, name, k) for k in range(len(types))]
+            for name, types in (("arg_attrs", kind.inputs), ("res_attrs", kind.results))
+        ]
+        grid = np.empty((1, len(devices)), dtype=object)
+        grid[0, :] = list(devices)
+        options = compiler.get_compile_options(1, len(devices), grid, backend=devices[0].client)
+        build = options.executable_build_options
+        build.allow_spmd_sharding_propagation_to_parameters = free[0]
+        build.allow_spmd_sharding_propagation_to_output = free[1]
+        together = xla_client.DeviceList(tuple(devices))
+        return compiler.backend_compile_and_load(devices[0].client, read, together, options, [])
+
+
+def _symbol(op: Any) -> str:
+    return op.attributes["sym_name"].value if "sym_name" in op.attributes else ""
+
+
+def _is_laid_out(main: Any, name: str, number: int) -> bool:
+    """Whether a function says how an argument or result of it is laid out over devices."""
+    if name not in main.attributes:
+        return False
+    said = main.attributes[name][number]
+    return "sdy.sharding" in said or "mhlo.sharding" in said
+
+
+def results_made(
+    outputs: Sequence[tuple[jax.ShapeDtypeStruct, NamedSharding]],
+) -> Callable[[Any], Sequence[jax.Array]]:
+    """Makes what turns the results of `execute_sharded` into arrays of these types and shardings."""
+    from jax._src.interpreters import pxla
+    from jax.core import ShapedArray
+
+    avals = [ShapedArray(kind.shape, kind.dtype) for kind, _ in outputs]
+    handlers = pxla.global_avals_to_results_handler(avals, [sharding for _, sharding in outputs], True).handlers
+
+    def made(results: Any) -> Sequence[jax.Array]:
+        arrays: Sequence[jax.Array] = results.consume_with_handlers(handlers)
+        return arrays
+
+    return made
+
+
+def is_laid_out_as(op_sharding: Any, sharding: NamedSharding, dimensions: int) -> bool:
+    """Whether a sharding that XLA reports is the one that JAX describes."""
+    from jax._src.op_shardings import are_hlo_shardings_equal
+    from jaxlib import xla_client
+
+    found = xla_client.HloSharding.from_proto(op_sharding)
+    return bool(are_hlo_shardings_equal(found, sharding._to_xla_hlo_sharding(dimensions)))
+
+
+def exported_module(
+    name: str,
+    module: bytes,
+    inputs: Sequence[jax.ShapeDtypeStruct],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    devices: int,
+    platforms: tuple[str, ...],
+) -> Any:
+    """An export that has a module as its code, for a main function that takes and gives these types.
+
+    `jax.export` makes exports of functions; there is no public way to make one of a module.
+    """
+    from jax import export, tree_util
+    from jax.core import ShapedArray
+
+    given, made = (tuple(ShapedArray(t.shape, t.dtype) for t in kinds) for kinds in (inputs, outputs))
+    nothing = (None,)
+    return export.Exported(
+        fun_name=name,
+        in_tree=tree_util.tree_structure((given, {})),
+        in_avals=given,
+        out_tree=tree_util.tree_structure(made),
+        out_avals=made,
+        _has_named_shardings=True,
+        _in_named_shardings=nothing * len(given),
+        _out_named_shardings=nothing * len(made),
+        in_shardings_hlo=nothing * len(given),
+        out_shardings_hlo=nothing * len(made),
+        nr_devices=devices,
+        platforms=platforms,
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=(),
+        mlir_module_serialized=module,
+        calling_convention_version=export.maximum_supported_calling_convention_version,
+        module_kept_var_idx=tuple(range(len(given))),
+        uses_global_constants=False,
+        _get_vjp=None,
+    )

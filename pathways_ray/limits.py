@@ -114,6 +114,9 @@ MAX_REQUESTS = 4096
 MAX_DIMENSIONS = 32
 """Dimensions of an uploaded array: NumPy has 64 at most, and tools between here and there fewer."""
 
+MAX_PART_DEVICES = 4096
+"""Devices of a slice that is a part of another one: the request names each of them."""
+
 MAX_OPERATIONS = 1 << 18
 """Operations in one exported function: XLA's time and memory grow with them."""
 

@@ -1,5 +1,5 @@
-"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `why`, `top`, `refusals`, `tenants`;
-each command is a module of its own.
+"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `why`, `top`, `proxy`, `refusals`,
+`tenants`; each command is a module of its own.
 
 Commands load what they run (JAX, Ray, the benchmarks) when they are called, so that `--help` and `status` answer at
 once. An error of the project ends a command with one line, `pathways: what happened`, and exit status 2 where the
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import pathways_ray
-from pathways_ray.cli import bench, demo, down, refusals, status, tenants, top, up, why
+from pathways_ray.cli import bench, demo, down, proxy, refusals, status, tenants, top, up, why
 from pathways_ray.cli.output import CommandFailed, WronglyCalled
 from pathways_ray.errors import AuthenticationError, PathwaysError, UsageError
 
@@ -35,7 +35,7 @@ def commands() -> None:
     """An open Pathways on Ray: one controller, many islands of accelerators, programs of JAX functions."""
 
 
-for _module in (demo, bench, up, down, status, why, top, refusals, tenants):
+for _module in (demo, bench, up, down, status, why, top, proxy, refusals, tenants):
     commands.add_command(_module.command)
 
 

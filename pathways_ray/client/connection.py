@@ -114,7 +114,7 @@ class Connection:
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise AuthenticationError("the token is missing or wrong; it is printed where the cluster was started")
         self._address, self._trust = _endpoint(url, ca)
-        self._token = token
+        self.token = token
         self._channel = grpc_streams.channel(self._address, self._trust)
         self._unary = self._channel.unary_unary(streams.CALL)
         self._session, self._secret, self._link_port = 0, "", 0
@@ -137,7 +137,7 @@ class Connection:
 
     def open_session(self, name: str, timeout: float) -> wire.SessionOpened:
         """Raises `AuthenticationError` for an unknown token, `ControllerLost` when there is no answer in time."""
-        opened = self._call(wire.OpenSession(wire.VERSION, name), timeout, (("authorization", self._token),))
+        opened = self._call(wire.OpenSession(wire.VERSION, name), timeout, (("authorization", self.token),))
         assert isinstance(opened, wire.SessionOpened)
         self._session, self._secret, self._link_port = opened.session, opened.secret, opened.link_port
         return opened

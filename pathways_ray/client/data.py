@@ -17,7 +17,7 @@ from pathways_ray import limits
 from pathways_ray.client.buffer import Upload
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape, shard_boxes
+from pathways_ray.ir.regions import Box, box_shape, shard_boxes, shard_shape
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
@@ -64,14 +64,24 @@ class _Fetching:
 
 
 class FetchPlan:
-    """The fewest shards that cover an array of one type: their boxes, devices, and the requests to each host."""
+    """Shards that make up what is fetched: their boxes, devices, and the requests to each host."""
 
-    def __init__(self, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> None:
-        self.shape, self.dtype = kind.shape, dtype_named(kind.dtype)
+    @classmethod
+    def of_array(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> FetchPlan:
+        """The fewest shards that cover an array."""
         ordinals: dict[Box, int] = {}
         for ordinal, box in enumerate(shard_boxes(kind, spec, placed.mesh)):
             ordinals.setdefault(box, ordinal)
-        self.shards = [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()]
+        return cls(kind, [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()])
+
+    @classmethod
+    def of_shard(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice, place: int) -> FetchPlan:
+        """One shard, on device number `place`."""
+        shape = shard_shape(kind, spec, placed.mesh)
+        return cls(ArrayType(shape, kind.dtype), [(tuple((0, size) for size in shape), placed.devices[place])])
+
+    def __init__(self, kind: ArrayType, shards: list[tuple[Box, Device]]) -> None:
+        self.shape, self.dtype, self.shards = kind.shape, dtype_named(kind.dtype), shards
         by_host: dict[int, list[int]] = {}
         for _, device in self.shards:
             by_host.setdefault(device.host, []).append(device.index)

@@ -36,6 +36,8 @@ class Driver:
         self.core, self.connection, self.data = core, connection, data
         self.sending = threading.Lock()
         self.changed = threading.Condition()
+        self.watchers: list[Callable[[], None]] = []
+        """Called whenever an array may have got its outcome, by threads that must not wait."""
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -97,6 +99,8 @@ class Driver:
                         self.changed.notify_all()
                     if command.fetches:
                         self.data.wake()
+                    for watcher in self.watchers:
+                        watcher()
                 case events.ReleaseQueue():
                     self.release_queue()
                 case events.MoveHost():

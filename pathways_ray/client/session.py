@@ -27,6 +27,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks, FetchPlan
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.events import Closing, Forked, Placed, Registered
+from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.client.why import why
 from pathways_ray.errors import (
@@ -71,15 +72,18 @@ class Session:
         data: DataLinks,
         platforms: tuple[str, ...],
         trusted: bool = False,
+        ca: str | bytes | os.PathLike[str] | None = None,
     ) -> None:
         self.id = core.session
         self.url = connection.url
         self.platforms = platforms
         self.trusted = trusted
         self._core, self._connection, self._data = core, connection, data
+        self._ca = ca
         self._driver = Driver(core, connection, data)
         # For handles (`BufferOwner`), without a call between.
         self.free, self.cancel = self._driver.free, self._driver.cancel
+        self.watch = self._driver.watchers.append
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -100,7 +104,7 @@ class Session:
             core = ClientCore(opened.session, opened.max_launches, opened.fusion)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
             platforms = tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms)
-            session = cls(core, connection, data, platforms, opened.trusted)
+            session = cls(core, connection, data, platforms, opened.trusted, ca)
             driver = session._driver
             connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
         except BaseException:
@@ -128,6 +132,20 @@ class Session:
         reply = self._connection.call(wire.CreateSlice(self.id, sizes, names, number, platform or "", name))
         assert isinstance(reply, wire.SliceCreated)
         return VirtualSlice(self, reply.placed, name, reply.slice_tag)
+
+    def part_of(
+        self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
+    ) -> VirtualSlice:
+        """A slice on devices number `places` of another one, in this order; as a mesh of any number of axes.
+
+        Raises:
+            Unschedulable: there are no such devices, or their number is not that of the shape.
+        """
+        self.check_open()
+        asked = wire.CreateSlice(self.id, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
+        reply = self._connection.call(asked)
+        assert isinstance(reply, wire.SliceCreated)
+        return VirtualSlice(self, reply.placed, "", reply.slice_tag)
 
     def release_slice(self, released: VirtualSlice) -> None:
         """Gives a slice back to the cluster."""
@@ -169,6 +187,25 @@ class Session:
             return WHY.decode(reply.text)
 
         return why(self._core, record, ask)
+
+    def proxy(self, devices: int = 0, name: str = "proxy") -> ProxyProcess:
+        """A proxy of the cluster, by which unmodified JAX programs use it, as this session's tenant.
+
+        Start programs with `env | proxy.env` as their environment. Each one that attaches gets a session and devices of
+        its own.
+
+        Args:
+            devices: of each program; 0 stands for all of one island.
+            name: of the sessions, shown in status.
+
+        Raises:
+            UsageError: the CA certificates of this session are bytes, which the proxy cannot be told.
+            ControllerLost: it did not start.
+        """
+        self.check_open()
+        if isinstance(self._ca, bytes):
+            raise UsageError("a proxy takes the CA certificates from a file: pass ca= as a path, or set PATHWAYS_CA")
+        return ProxyProcess(self.url, self._connection.token, str(self._ca or ""), devices, name)
 
     def explain(self, program: int, graph: bytes) -> wire.Explained:
         """The controller's placement of a program; waits until it is compiled when it is registered."""
@@ -240,6 +277,12 @@ class Session:
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec)
         check_layout(kind.array, spec, where.type, "put")
+        return self.upload(array, kind)
+
+    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
+        """Uploads an array of exactly the dtype of its type to the slice that the type names."""
+        where, spec = kind.slice, kind.spec
+        assert where is not None
         with self._driver.sending:
             (record,) = self._core.new_buffers(1)
         self._driver.sweep()
@@ -287,9 +330,22 @@ class Session:
             self.flush()
         if kind.cover is None:
             assert kind.slice is not None
-            kind.cover = FetchPlan(kind.array, kind.spec, kind.slice.placed)
+            kind.cover = FetchPlan.of_array(kind.array, kind.spec, kind.slice.placed)
+        return self._fetched(record, kind.cover)
+
+    def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
+        """The shard of an array on device number `place` of its slice."""
+        self._driver.check_not_ended()
+        if self._core.queue:
+            self.flush()
+        kind = array._type
+        assert kind.slice is not None
+        plan = FetchPlan.of_shard(kind.array, kind.spec, kind.slice.placed, place)
+        return self._fetched(array._buffer.record, plan)
+
+    def _fetched(self, record: BufferRecord, plan: FetchPlan) -> np.ndarray[Any, Any]:
         try:
-            return self._data.fetch(record.id, kind.cover, lambda: self._driver.check_fetch(record))
+            return self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record))
         except PathwaysError as error:
             # The host saw a symptom; the controller knows the cause, and names it shortly after.
             if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):

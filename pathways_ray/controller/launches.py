@@ -120,13 +120,20 @@ class Launches:
         self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 
-    def add_slice(self, session: int, placed: PlacedSlice) -> None:
+    def add_slice(self, session: int, placed: PlacedSlice, within: int = 0) -> None:
+        """Notes a slice of a session; the devices of a part of another one do not count again."""
         self.sessions[session].slices[placed.mesh.id] = placed
+        if within:
+            self.sessions[session].parts[placed.mesh.id] = within
         self.sessions[session].places[placed.mesh.id] = placed
 
     def remove_slice(self, session: int, slice_id: int) -> bool:
-        """Forgets a slice. What is on its devices stays until its handles are dropped."""
-        return self.sessions[session].slices.pop(slice_id, None) is not None
+        """Forgets a slice, with its parts. What is on its devices stays until its handles are dropped."""
+        found = self.sessions[session]
+        for part in [part for part, whole in found.parts.items() if whole == slice_id]:
+            self.remove_slice(session, part)
+        found.parts.pop(slice_id, None)
+        return found.slices.pop(slice_id, None) is not None
 
     # --- programs -----------------------------------------------------------------------------------------------------
 

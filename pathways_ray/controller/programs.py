@@ -18,7 +18,7 @@ from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Regroup, Reshard, Send
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -368,6 +368,8 @@ def order_text(plans: Mapping[int, IslandPlan]) -> str:
                     text = f"send {edge.type} ({edge.type.nbytes} bytes) from island {island.island}"
                 case Receive():
                     text = f"receive on island {island.island}"
+                case Regroup():
+                    text = f"regroup on island {island.island}"
                 case _:
                     text = f"reshard on island {island.island}"
             lines.setdefault(step.gang, []).append(text)

@@ -72,7 +72,8 @@ def devices(tenant: Tenant, asked: int, sessions: Iterable[Session]) -> Failure 
     allowed = tenant.quota.devices
     if allowed is None:
         return None
-    held = sum(p.mesh.size for s in sessions if s.tenant.name == tenant.name for p in s.slices.values())
+    mine = [s for s in sessions if s.tenant.name == tenant.name]
+    held = sum(p.mesh.size for s in mine for number, p in s.slices.items() if number not in s.parts)
     if held + asked <= allowed:
         return None
     return Failure(

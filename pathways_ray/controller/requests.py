@@ -231,7 +231,7 @@ class Requests:
             return []
         state = self.launches.sessions[client.session]
         quotas.enforce(quotas.slices(state))
-        if request.shape and all(size > 0 for size in request.shape):
+        if request.shape and all(size > 0 for size in request.shape) and not request.within:
             quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
         self.slicing[client.session] = deque()
         now = self.launches.tables.now
@@ -247,6 +247,8 @@ class Requests:
             request.platform,
             request.name[:256],
             self.isolation.islands_of(client),
+            request.within,
+            request.places,
             now >= asked.deadline,
         )
 
@@ -256,7 +258,7 @@ class Requests:
                 if isinstance(found, wire.NotYet) and client.session in self.clients.known:
                     self.not_yet.append(asked)  # it is asked again with the next tick
                     return None, []
-                reply, commands = self._slice_created(client, found)
+                reply, commands = self._slice_created(client, found, request.within)
             except PathwaysError as error:
                 reply, commands = wire.Refused(to_failure(error)), []
             return reply, commands + self._next_slices(client.session)
@@ -280,7 +282,7 @@ class Requests:
         return [command for asked in again for command in self._ask_for_slice(asked, now)]
 
     def _slice_created(
-        self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet
+        self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet, within: int
     ) -> tuple[wire.Reply, list[Command]]:
         if isinstance(reply, wire.NotYet):
             raise SessionClosed(f"session {client.session} ended while it asked for a slice")
@@ -291,10 +293,11 @@ class Requests:
             if session not in self.launches.sessions:
                 raise SessionClosed(f"session {session} ended while it asked for a slice")
             # Again: only now is it known how many devices a whole island has, and others may have asked meanwhile.
-            quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
+            if not within:
+                quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
         except PathwaysError as error:
             return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
-        self.launches.add_slice(session, placed)
+        self.launches.add_slice(session, placed, within)
         return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
 
     # --- refusals -----------------------------------------------------------------------------------------------------

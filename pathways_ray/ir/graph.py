@@ -2,8 +2,9 @@
 
 The story in nouns: a `Graph` has `Node`s in an order in which every node comes after what it consumes. An `Argument`
 brings a buffer in, a `Compute` runs a recipe on all devices of one slice, a `Transfer` moves a value to another layout,
-the one `Result` at the end names what goes out. A `Ref` names one output of one node. A `Recipe` is the computation
-of a compute node: one exported function, or several composed, with a `Loop` where they repeat.
+a `Regroup` makes one value of shards of others where they lie, the one `Result` at the end names what goes out. A `Ref`
+names one output of one node. A `Recipe` is the computation of a compute node: one exported function, or several
+composed, with a `Loop` where they repeat.
 
 A node stands for all shards: nothing here grows with the number of devices. All classes are frozen, compare by value,
 and encode to a few bytes, so a graph is also the message that registers a program.
@@ -46,7 +47,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     In `inputs`, `Ref(-1, k)` is input k of what encloses the part, the recipe or a loop, and `Ref(j, k)` output k of
     part j there. A part that has `no_fusion` is never composed with others: it has optimisation barriers of its own,
     which mean something else in a composition. One that has a loop of its own (`has_loop`) does not become the body of
-    another. `estimated_us` is the client's estimate of the time that it takes on its devices, in microseconds.
+    another. `estimated_us` is the client's estimate of the time that it takes on its devices, in microseconds. One that
+    is compiled `as_is` brings shardings of its own, for as many devices as its slice has: the compiler gets the module
+    as it came, and the layouts of the node only say what comes of it. It has `no_fusion` too.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     no_fusion: bool = False
     estimated_us: Annotated[int, msgspec.Meta(ge=0, le=MAX_ESTIMATED_US)] = 0
     has_loop: bool = False
+    as_is: bool = False
 
 
 class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
@@ -138,13 +142,26 @@ class Transfer(msgspec.Struct, frozen=True, tag_field="node", tag="transfer"):
     layout: Layout
 
 
+class Regroup(msgspec.Struct, frozen=True, tag_field="node", tag="regroup"):
+    """A value made of shards of others that lie on its devices already: nothing moves, and memory is shared.
+
+    `shards` has, for each device of the layout's slice in order, the number of an input and the place of the shard
+    there, both counted from 0.
+    """
+
+    inputs: tuple[Ref, ...]
+    shards: tuple[tuple[int, int], ...]
+    type: ArrayType
+    layout: Layout
+
+
 class Result(msgspec.Struct, frozen=True, tag_field="node", tag="result"):
     """The results of the program, in order, each value once."""
 
     inputs: tuple[Ref, ...]
 
 
-Node = Argument | Compute | Transfer | Result
+Node = Argument | Compute | Transfer | Regroup | Result
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -180,14 +197,14 @@ class Graph(msgspec.Struct, frozen=True):
         node = self.nodes[ref.node]
         if isinstance(node, Compute):
             return node.outputs[ref.output]
-        assert isinstance(node, Argument | Transfer)
+        assert isinstance(node, Argument | Transfer | Regroup)
         return node.type
 
     def layout_of(self, ref: Ref) -> Layout:
         node = self.nodes[ref.node]
         if isinstance(node, Compute):
             return node.output_layouts[ref.output]
-        assert isinstance(node, Argument | Transfer)
+        assert isinstance(node, Argument | Transfer | Regroup)
         return node.layout
 
     def consumers(self) -> dict[Ref, list[int]]:
@@ -206,7 +223,7 @@ def inputs_of(node: Node) -> tuple[Ref, ...]:
             return ()
         case Transfer():
             return (node.input,)
-        case Compute() | Result():
+        case Compute() | Regroup() | Result():
             return node.inputs
 
 
@@ -227,7 +244,7 @@ def with_inputs(node: Node, inputs: tuple[Ref, ...]) -> Node:
             return node
         case Transfer():
             return msgspec.structs.replace(node, input=inputs[0])
-        case Compute() | Result():
+        case Compute() | Regroup() | Result():
             return msgspec.structs.replace(node, inputs=inputs)
 
 

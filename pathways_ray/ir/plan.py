@@ -141,7 +141,19 @@ class Reshard(msgspec.Struct, frozen=True, tag_field="step", tag="reshard"):
     drops: tuple[int, ...] = ()
 
 
-Step = Execute | Send | Receive | Reshard
+class Regroup(msgspec.Struct, frozen=True, tag_field="step", tag="regroup"):
+    """Make a slot of shards of others on the same devices, as the node of the same name says."""
+
+    gang: int
+    sources: tuple[int, ...]
+    shards: tuple[tuple[int, int], ...]
+    type: ArrayType
+    layout: Layout
+    target: int
+    drops: tuple[int, ...] = ()
+
+
+Step = Execute | Send | Receive | Reshard | Regroup
 
 
 class NodeLabel(msgspec.Struct, frozen=True, array_like=True):

@@ -5,8 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Node, Part, Recipe, Ref, Result, Transfer, calls_in
+from pathways_ray.ir.graph import (
+    Argument,
+    Compute,
+    Graph,
+    Loop,
+    Node,
+    Part,
+    Recipe,
+    Ref,
+    Regroup,
+    Result,
+    Transfer,
+    calls_in,
+)
 from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Regroup as RegroupStep
 
 
 def graph_text(graph: Graph) -> str:
@@ -28,6 +42,8 @@ def node_text(graph: Graph, index: int) -> str:
         case Transfer():
             origin = graph.layout_of(node.input)
             return f"%{index} = transfer {node.input} : {node.type} {origin} -> {node.layout}"
+        case Regroup():
+            return f"%{index} = regroup {_refs(node.inputs)} : {node.type} @ {node.layout}"
         case Result():
             return f"result {_refs(node.inputs)}"
         case Compute():
@@ -86,6 +102,8 @@ def _step_text(plan: IslandPlan, step: Step) -> str:
         case Reshard():
             edge = plan.edges[step.edge]
             text = f"[{step.gang}] s{step.target} = reshard s{step.source}: {edge.type} {edge.source} -> {edge.target}"
+        case RegroupStep():
+            text = f"[{step.gang}] s{step.target} = regroup {_slots(step.sources)}: {step.type} @ {step.layout}"
         case Receive():
             edge = plan.edges[step.edge]
             return (

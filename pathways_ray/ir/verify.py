@@ -8,7 +8,20 @@ from collections.abc import Mapping
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, TooLarge
-from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Part, Ref, Result, Transfer, inputs_of, output_count
+from pathways_ray.ir.graph import (
+    Argument,
+    Compute,
+    Graph,
+    Loop,
+    Part,
+    Ref,
+    Regroup,
+    Result,
+    Transfer,
+    inputs_of,
+    output_count,
+)
+from pathways_ray.ir.regions import shard_shape
 from pathways_ray.ir.types import SliceType, check_layout
 
 
@@ -39,11 +52,13 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
                     raise GraphError(f"program {graph.name!r} has a second result node, %{index}")
             case Compute():
                 _check_compute(graph, index, node, meshes, lowered, taken)
-            case Argument() | Transfer():
+            case Argument() | Transfer() | Regroup():
                 mesh = meshes.get(node.layout.slice)
                 if mesh is None:
                     raise GraphError(f"%{index} lies on slice {node.layout.slice}, which the program does not have")
                 check_layout(node.type, node.layout.spec, mesh, f"%{index}")
+                if isinstance(node, Regroup):
+                    _check_regroup(graph, index, node, mesh, meshes)
     _check_donation(graph)
     return graph
 
@@ -78,6 +93,26 @@ def _check_compute(
         if layout.slice != node.slice:
             raise GraphError(f"{label} puts output {k} on slice {layout.slice}, but runs on slice {node.slice}")
         check_layout(array, layout.spec, mesh, f"{label}, output {k}")
+
+
+def _check_regroup(graph: Graph, index: int, node: Regroup, mesh: SliceType, meshes: Mapping[int, SliceType]) -> None:
+    """Checks that each shard is there and has the type of a shard of the value; where they lie is for the plan."""
+    if len(node.shards) != mesh.size:
+        raise GraphError(f"%{index} is made of {len(node.shards)} shards; {mesh} has {mesh.size} devices")
+    wanted = shard_shape(node.type, node.layout.spec, mesh)
+    for number, place in node.shards:
+        if not 0 <= number < len(node.inputs):
+            raise GraphError(f"%{index} is made of input {number}; it has {len(node.inputs)}")
+        ref = node.inputs[number]
+        array, layout = graph.type_of(ref), graph.layout_of(ref)
+        if not 0 <= place < meshes[layout.slice].size:
+            raise GraphError(f"%{index} is made of shard {place} of {ref}; it has {meshes[layout.slice].size}")
+        found = shard_shape(array, layout.spec, meshes[layout.slice])
+        if found != wanted or array.dtype != node.type.dtype:
+            raise GraphError(
+                f"%{index} has shards of type {node.type.dtype}{list(wanted)}; those of {ref} are of type "
+                f"{array.dtype}{list(found)}"
+            )
 
 
 def _check_recipe(graph: Graph, label: str, node: Compute, taken: dict[int, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send, Step
 
 
 def verify_plan(plan: IslandPlan) -> IslandPlan:
@@ -57,6 +57,10 @@ class _Check:
             self.fail(f"{label} belongs to gang {step.gang}; there are {self.plan.gangs}")
         if isinstance(step, Execute):
             self.execute(label, step)
+        elif isinstance(step, Regroup):
+            for slot in step.sources:
+                self.use(label, slot)
+            self.make(label, step.target)
         elif not 0 <= step.edge < len(self.plan.edges):
             self.fail(f"{label} is about edge {step.edge}; there are {len(self.plan.edges)}")
         match step:

@@ -132,14 +132,17 @@ class ResourceManager:
         platform: str,
         name: str,
         tenant: str,
+        within: int,
+        places: tuple[int, ...],
         final: bool,
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists.
 
         Args:
             tenant: the one that has islands for itself; "" where all share them.
+            within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
         """
-        request = SliceRequest(shape, axes, island, platform, name, tenant)
+        request = SliceRequest(shape, axes, island, platform, name, tenant, within, places)
         return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
 
     @ray.method(concurrency_group=CLIENTS)

@@ -58,7 +58,8 @@ class SliceRequest:
     """A client's request. An empty `shape` stands for every device of one island, on one axis.
 
     `tenant` restricts it to the islands that this tenant has for itself, under the numbers of those they share devices
-    with; "" stands for the islands of all.
+    with; "" stands for the islands of all. With `within`, it asks for a part of that slice of the session: its devices
+    number `places`, in this order.
     """
 
     shape: tuple[int, ...]
@@ -67,15 +68,18 @@ class SliceRequest:
     platform: str = ""
     name: str = ""
     tenant: str = ""
+    within: int = 0
+    places: tuple[int, ...] = ()
 
 
 @dataclass
 class SliceRecord:
-    """A slice and its owner."""
+    """A slice and its owner. A part of another slice does not count as load: its devices are counted for that one."""
 
     session: int
     name: str
     placed: PlacedSlice
+    within: int = 0
 
 
 @dataclass
@@ -180,6 +184,8 @@ class Inventory:
         Raises:
             Unschedulable: no island can hold it; the message lists what exists.
         """
+        if request.within:
+            return self._create_part(session, request)
         check_shape(request)
         best = self._best(request)
         if best is None:
@@ -188,12 +194,36 @@ class Inventory:
             )
         _, chosen = best
         shape = request.shape or (len(chosen),)
-        self.next_slice += 1
-        mesh = SliceType(self.next_slice, shape, request.axes)
-        placed = PlacedSlice.on(mesh, self.hosts[chosen[0].host].island, chosen)
-        self.slices[session, mesh.id] = SliceRecord(session, request.name, placed)
+        placed = self._keep(session, request, shape, self.hosts[chosen[0].host].island, chosen)
         self.held.update(placed.devices)
-        self.of_session.setdefault(session, set()).add(mesh.id)
+        return placed
+
+    def _create_part(self, session: int, request: SliceRequest) -> PlacedSlice:
+        whole = self.slices.get((session, request.within))
+        if whole is None:
+            raise Unschedulable(f"session {session} has no slice {request.within} to take a part of")
+        devices, shape, places = whole.placed.devices, request.shape, request.places
+        if not shape or any(size < 1 for size in shape) or math.prod(shape) != len(places):
+            raise Unschedulable(f"a part of a slice names as many devices as its shape has; {shape} got {len(places)}")
+        if len(set(places)) != len(places) or not all(0 <= place < len(devices) for place in places):
+            raise Unschedulable(f"places {places} are not different devices of a slice of {len(devices)}")
+        if len(request.axes) != len(shape) or len(set(request.axes)) != len(shape) or not all(request.axes):
+            raise Unschedulable(f"axis names {request.axes} of shape {shape} must be as many, different and not empty")
+        chosen = [devices[place] for place in places]
+        return self._keep(session, request, shape, whole.placed.island, chosen)
+
+    def _keep(
+        self,
+        session: int,
+        request: SliceRequest,
+        shape: tuple[int, ...],
+        island: int,
+        devices: Sequence[Device],
+    ) -> PlacedSlice:
+        self.next_slice += 1
+        placed = PlacedSlice.on(SliceType(self.next_slice, shape, request.axes), island, devices)
+        self.slices[session, placed.mesh.id] = SliceRecord(session, request.name, placed, request.within)
+        self.of_session.setdefault(session, set()).add(placed.mesh.id)
         return placed
 
     def fits_now(self, request: SliceRequest) -> bool:
@@ -227,7 +257,11 @@ class Inventory:
         record = self.slices.pop((session, slice_id), None)
         if record is None:
             return False
-        self.held.subtract(record.placed.devices)
+        if not record.within:
+            self.held.subtract(record.placed.devices)
+        for key, other in list(self.slices.items()):
+            if other.within == slice_id and other.session == session:
+                self.release(*key)
         self.of_session[session].discard(slice_id)
         return True
 

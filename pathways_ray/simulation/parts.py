@@ -15,7 +15,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram, Store
 from pathways_ray.executor.run.steps import Computation, RunnableStep, Slots
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Reshard, Step, transfer_id
+from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
 from pathways_ray.simulation.values import (
@@ -109,6 +109,26 @@ class SimulatedParts:
         source = self.plan.placed(self.plan.edges[edge].source.slice)
         run = self._computation(source, 1, (), lambda inputs: inputs, SHORTEST_S)
         return lambda value: run(value)[0]
+
+    def regroup(self, step: Regroup) -> Computation:
+        target = self.plan.placed(step.layout.slice).devices
+        taken = [(d.index, number) for d, (number, _) in zip(target, step.shards, strict=True) if d.host == self.host]
+
+        def made(*arrays: Any) -> Future:
+            if any(arrays[number].deleted for _, number in taken):
+                raise RuntimeError("Array has been deleted")
+            found = Future()
+            sources = [arrays[number] for _, number in taken]
+
+            def settle() -> None:
+                failure = next((array.error for array in sources if array.error is not None), None)
+                shards = {device: arrays[number].memory().get(device, 0) for device, number in taken}
+                found.settle({} if failure is not None else shards, failure)
+
+            when_all_ready(sources, settle)
+            return found
+
+        return made
 
     @property
     def flaw(self) -> str:

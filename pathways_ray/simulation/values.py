@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.evaluate import evaluate
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result, Transfer, functions_in
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer, functions_in
 
 _MASK = (1 << 61) - 1
 
@@ -87,6 +87,10 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
                 values[Ref(index)] = arguments[node.index]
             case Transfer():
                 values[Ref(index)] = values[node.input]
+            case Regroup():
+                made = [values[ref] for ref in node.inputs]
+                numbers = [value for value in made if not isinstance(value, Failure)]
+                values[Ref(index)] = next((v for v in made if isinstance(v, Failure)), None) or agreed(numbers)
             case Compute():
                 outputs: list[Outcome] = []
                 inputs: list[int] = []

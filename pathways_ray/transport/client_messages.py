@@ -178,7 +178,10 @@ class SessionOpened(Message, tag=71):
 
 
 class CreateSlice(Message, tag=72):
-    """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open."""
+    """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open.
+
+    With `within`, a slice of the session, it is a part of that one: on its devices number `places`, in this order.
+    """
 
     session: int
     shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)]
@@ -186,6 +189,8 @@ class CreateSlice(Message, tag=72):
     island: int
     platform: str
     name: str
+    within: int = 0
+    places: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PART_DEVICES)] = ()
 
 
 class SliceCreated(Message, tag=73):

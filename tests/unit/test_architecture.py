@@ -37,6 +37,10 @@ PURE = {
     "pathways_ray/limits.py",
     "pathways_ray/liveness.py",
     "pathways_ray/observe",
+    "pathways_ray/proxy/array_requests.py",
+    "pathways_ray/proxy/arrays.py",
+    "pathways_ray/proxy/core.py",
+    "pathways_ray/proxy/events.py",
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
     "pathways_ray/story.py",
@@ -89,6 +93,7 @@ FLOORS = {
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},
         {"deployment"},
+        {"proxy"},
         {"cli", "simulation"},
     ],
     "megatron_ptdp": [

@@ -17,10 +17,11 @@ from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
+from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Executable, PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
-from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.transport.messages import encode
 
@@ -203,6 +204,8 @@ class Compiler:
 
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         recipe = executable.recipe
+        if placed.mesh.size > 1 and any(part.as_is for part in functions_in(recipe.parts)):
+            return self._compile_as_is(executable, placed, calls)
 
         def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
             inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
@@ -234,6 +237,32 @@ class Compiler:
         here = sum(device.host == self.host for device in placed.devices)
         scalar = NamedSharding(mesh, PartitionSpec())
         return self.backend.prepare(compiled, here, lambda change: build(change(run), scalar))
+
+    def _compile_as_is(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
+        """A module that brings its own shardings. It takes and gives all that the node does, in the same order."""
+        (part,) = executable.recipe.parts
+        if not isinstance(part, Part) or [ref.output for ref in part.inputs] != list(range(len(executable.inputs))):
+            raise ProgramRefused("a function that is compiled as it is stands alone in its node, and takes its inputs")
+        if [ref.output for ref in executable.recipe.outputs] != list(range(len(executable.outputs))):
+            raise ProgramRefused(f"{part.name} is compiled as it is, so its node has all results of it in order")
+        mesh = self.mesh(placed)
+
+        def typed(kinds: Sequence[ArrayType], layouts: Sequence[Layout]) -> list[Typed]:
+            if packed := next((kind for kind in kinds if kind.dtype in _PACKED), None):
+                raise CompileError(f"{packed} cannot be laid out over several devices by a client's own module")
+            return [
+                (jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype)), NamedSharding(mesh, partition_spec(layout.spec)))
+                for t, layout in zip(kinds, layouts, strict=True)
+            ]
+
+        compiled = WholeModule(
+            calls[part.function].mlir_module_serialized,
+            list(mesh.devices.flat),
+            typed(executable.inputs, executable.input_layouts),
+            typed(executable.outputs, executable.output_layouts),
+        )
+        self.backend.check(compiled, len(self.island))
+        return compiled
 
     def _options(self, parts: Sequence[Part | Loop]) -> dict[str, str | bool] | None:
         """The compiler's options. Only loops of the IR count, since a loop inside a user's function may be thousands of

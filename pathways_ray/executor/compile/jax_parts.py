@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
+from pathways_ray.compat import shards_of
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.edges import Incoming, Outgoing
-from pathways_ray.ir.plan import IslandPlan, PlacedSlice
+from pathways_ray.ir.plan import IslandPlan, PlacedSlice, Regroup
 
 
 class CompiledParts:
@@ -39,6 +42,22 @@ class CompiledParts:
         source, target = self._ends(edge)
         made = self.plan.edges[edge]
         return self.compiler.reshard(made.type, (source, made.source.spec), (target, made.target.spec))
+
+    def regroup(self, step: Regroup) -> Callable[..., Any]:
+        plan, host = self.plan, self.compiler.host
+        target = plan.placed(step.layout.slice)
+        taken = []
+        for (number, place), device in zip(step.shards, target.devices, strict=True):
+            if device.host == host:
+                source = plan.placed(plan.slots[step.sources[number]])
+                taken.append((number, sum(d.host == host for d in source.devices[:place])))
+        sharding = self.compiler.sharding(target, step.layout.spec)
+
+        def made(*arrays: jax.Array) -> jax.Array:
+            shards = [shards_of(arrays[number])[place] for number, place in taken]
+            return jax.make_array_from_single_device_arrays(step.type.shape, sharding, shards)
+
+        return made
 
     def outgoing(self, edge: int) -> Outgoing:
         return Outgoing(self.plan.edges[edge], edge, *self._ends(edge), self.compiler.host, self.compiler)

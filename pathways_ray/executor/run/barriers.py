@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send, Step
 
 
 class InputBarrier(NamedTuple):
@@ -81,7 +81,7 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
                     edges = received.get(step.gang, ())
                     made.append(InputBarrier(step.gang, input_barrier_of(step.gang), several, edges))
                 unsynchronized = multi_host and not several
-        elif several and unsynchronized and not isinstance(step, Send):
+        elif several and unsynchronized and not isinstance(step, Send | Regroup):
             made.append(InputBarrier(step.gang, rendezvous_of(step.gang), rendezvous=True))
             unsynchronized = False
         if host in hosts:
@@ -103,7 +103,7 @@ def is_independent(steps: Sequence[HostStep], plan: IslandPlan) -> bool:
 
 
 def _have_several_hosts(steps: Iterable[Step], plan: IslandPlan) -> bool:
-    return any(len(hosts_of(step, plan)) > 1 for step in steps if not isinstance(step, Send))
+    return any(len(hosts_of(step, plan)) > 1 for step in steps if not isinstance(step, Send | Regroup))
 
 
 def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
@@ -111,6 +111,8 @@ def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
     match step:
         case Execute():
             return plan.placed(plan.executables[step.executable].slice).hosts
+        case Regroup():
+            return plan.placed(step.layout.slice).hosts
         case Receive():
             return plan.placed(plan.edges[step.edge].target.slice).hosts
         case Send() | Reshard():

@@ -17,12 +17,13 @@ from pathways_ray.executor.run.steps import (
     Incoming,
     Outgoing,
     ReceiveStep,
+    RegroupStep,
     ReshardStep,
     RunnableStep,
     SendStep,
     Slots,
 )
-from pathways_ray.ir.plan import Execute, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Execute, Receive, Regroup, Reshard, Send, Step
 from pathways_ray.transport.messages import IslandLaunch
 
 
@@ -38,6 +39,10 @@ class Parts(Protocol):
         """Executable `number` of the plan, or None when this host has no part in its slice."""
 
     def reshard(self, edge: int) -> Computation: ...
+
+    def regroup(self, step: Regroup) -> Computation:
+        """The maker of one array from the shards that a step names; called with the arrays of its sources that have a
+        shard on this host, and with anything in the places of the others."""
 
     def outgoing(self, edge: int) -> Outgoing: ...
 
@@ -89,6 +94,8 @@ class PreparedProgram:
                 return ReceiveStep(step, parts.incoming(step.edge))
             case Reshard():
                 return ReshardStep(step, parts.reshard(step.edge), host)
+            case Regroup():
+                return RegroupStep(step, parts.regroup(step), host)
 
     # --- launches -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
-from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Reshard, Send
+from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Regroup, Reshard, Send
 from pathways_ray.transport.messages import IslandLaunch
 
 Computation = Callable[..., Any]
@@ -208,4 +208,25 @@ class ReshardStep:
             slots.values[slot] = None
 
 
-RunnableStep = ExecuteStep | SendStep | ReceiveStep | ReshardStep
+class RegroupStep:
+    """Makes a slot of shards of others, which stay where they are."""
+
+    __slots__ = ("drops", "gang", "host", "made", "sources", "target")
+
+    def __init__(self, step: Regroup, made: Computation, host: int) -> None:
+        self.gang, self.sources, self.target, self.drops = step.gang, step.sources, step.target, step.drops
+        self.made, self.host = made, host
+
+    def run(self, slots: Slots) -> None:
+        values = [slots.values[slot] for slot in self.sources]
+        failed = next((value for value in values if isinstance(value, Failure)), None)
+        try:
+            slots.values[self.target] = failed if failed is not None else self.made(*values)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            slots.values[self.target] = Failure("ExecutionError", text, "regroup", "", self.host)
+        for slot in self.drops:
+            slots.values[slot] = None
+
+
+RunnableStep = ExecuteStep | SendStep | ReceiveStep | ReshardStep | RegroupStep

@@ -1,16 +1,18 @@
 """Plans a lowered graph, with the places of its slices: one plan for each island.
 
-Transfers become a `Send` right behind the producer and a `Receive` right before the first consumer, or a `Reshard`
-where both slices have the same devices. Every plan is verified before it leaves.
+Transfers become a `Send` right behind the producer and a `Receive` right before the first consumer, or at the end
+where the value is a result; or a `Reshard` where both slices have the same devices. Every plan is verified before it
+leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result, Transfer
+from pathways_ray.errors import GraphError
+from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Regroup, Result, Transfer, inputs_of
 from pathways_ray.ir.plan import (
     Edge,
     Executable,
@@ -23,6 +25,7 @@ from pathways_ray.ir.plan import (
     Send,
     Step,
 )
+from pathways_ray.ir.plan import Regroup as RegroupStep
 from pathways_ray.ir.verify_plan import verify_plan
 
 
@@ -33,7 +36,7 @@ def plan_islands(graph: Graph, placement: Mapping[int, PlacedSlice]) -> tuple[Is
         placement: the placed slice for every slice id of the graph.
     """
     touched = {node.slice for node in graph.nodes if isinstance(node, Compute)}
-    touched |= {node.layout.slice for node in graph.nodes if isinstance(node, Argument | Transfer)}
+    touched |= {node.layout.slice for node in graph.nodes if isinstance(node, Argument | Transfer | Regroup)}
     slices = tuple(placement[s.id] for s in graph.slices if s.id in touched)
     gangs = _gangs(graph)
     islands = sorted({placed.island for placed in slices})
@@ -50,9 +53,9 @@ def _gangs(graph: Graph) -> dict[int, int]:
             count += 1
     consumers = graph.consumers()
     for index, node in enumerate(graph.nodes):
-        if isinstance(node, Transfer):
+        if isinstance(node, Transfer | Regroup):
             first = min((gangs[u] for u in consumers.get(Ref(index), ()) if u in gangs), default=0)
-            gangs[index] = gangs.get(node.input.node, first)
+            gangs[index] = max((gangs[ref.node] for ref in inputs_of(node) if ref.node in gangs), default=first)
     return gangs
 
 
@@ -94,8 +97,11 @@ class _IslandPlanner:
                 case Compute():
                     if self._here(node.slice):
                         self._execute(index, node)
+                case Regroup():
+                    if self._here(node.layout.slice):
+                        self._regroup(index, node)
                 case Result():
-                    pass
+                    self._receive(node.inputs, None)
         results = tuple((self.slots[ref], k) for k, ref in enumerate(graph.result.inputs) if ref in self.slots)
         awaited = self._awaited(results)
         return IslandPlan(
@@ -138,10 +144,30 @@ class _IslandPlanner:
         if self._here(target):
             self.waiting[ref] = edge
 
-    def _execute(self, index: int, node: Compute) -> None:
-        for ref in dict.fromkeys(node.inputs):
+    def _receive(self, refs: Sequence[Ref], gang: int | None) -> None:
+        """Has values arrive that are still on their way: before a gang, or where they are results, before the end."""
+        for ref in dict.fromkeys(refs):
             if ref in self.waiting:
-                self.steps.append(Receive(self.gangs[index], self.waiting.pop(ref), self._slot(ref)))
+                at = gang if gang is not None else self.gangs[ref.node]
+                self.steps.append(Receive(at, self.waiting.pop(ref), self._slot(ref)))
+
+    def _regroup(self, index: int, node: Regroup) -> None:
+        target = self.placement[node.layout.slice]
+        for k, (number, place) in enumerate(node.shards):
+            source = self.placement[self.graph.layout_of(node.inputs[number]).slice]
+            if source.devices[place] != target.devices[k]:
+                raise GraphError(
+                    f"%{index} takes a shard on device {source.devices[place]} as one on device {target.devices[k]}; "
+                    "a regroup moves nothing"
+                )
+        self._receive(node.inputs, self.gangs[index])
+        sources = tuple(self._slot(ref) for ref in node.inputs)
+        self.steps.append(
+            RegroupStep(self.gangs[index], sources, node.shards, node.type, node.layout, self._slot(Ref(index)))
+        )
+
+    def _execute(self, index: int, node: Compute) -> None:
+        self._receive(node.inputs, self.gangs[index])
         executable = Executable(
             recipe=self.graph.recipes[node.recipe],
             slice=node.slice,
@@ -160,9 +186,9 @@ class _IslandPlanner:
         """Whether the memory of a value is used by one node only, so that the node may overwrite it.
 
         What a transfer brings may be the very memory of its source, and what a transfer takes is read at a time of the
-        receiver's choosing; neither is overwritten.
+        receiver's choosing; neither is overwritten. Nor is what shares its memory with other values.
         """
-        return len(self.consumers[ref]) == 1 and not isinstance(self.graph.nodes[ref.node], Transfer)
+        return len(self.consumers[ref]) == 1 and not isinstance(self.graph.nodes[ref.node], Transfer | Regroup)
 
     def _awaited(self, results: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
         if results:
@@ -199,5 +225,7 @@ def _slots_used(step: Step) -> tuple[int, ...]:
             return step.inputs + step.outputs
         case Send() | Reshard():
             return (step.source,)
+        case RegroupStep():
+            return step.sources
         case Receive():
             return ()

@@ -113,6 +113,6 @@ def test_a_message_that_makes_no_sense_ends_what_waits() -> None:
     sense = frames.frame(b"\x91" + encode(FetchPart(1, 0, 0, -5, b"x")))
     hosts = Hosts(1, says=sense)
     hosts.go.set()
-    cover = FetchPlan(ArrayType((4,), "float32"), ((),), on_hosts(1))
+    cover = FetchPlan.of_array(ArrayType((4,), "float32"), ((),), on_hosts(1))
     with links_to(hosts) as data, pytest.raises(HostLost, match="its messages cannot be read"):
         data.fetch(1, cover, lambda: None)

@@ -37,14 +37,14 @@ def test_a_tenant_gets_islands_with_its_first_session() -> None:
     assert of(WantIslands, core.open_session(ALICE)) == []
     assert of(WantIslands, core.open_session(BOB)) == [WantIslands(("alice", "bob"))]
     (call,) = of(CallManager, core.request(1, CreateSlice(1, (2,), ("x",), 0, "", "")))
-    assert call.arguments[-2] == "alice"
+    assert call.arguments[6] == "alice"
 
 
 def test_the_operator_uses_the_islands_of_all() -> None:
     core = isolated()
     assert of(WantIslands, core.open_session()) == []
     (call,) = of(CallManager, core.request(1, CreateSlice(1, (2,), ("x",), 0, "", "")))
-    assert call.arguments[-2] == ""
+    assert call.arguments[6] == ""
 
 
 def test_without_isolation_nobody_has_islands() -> None:

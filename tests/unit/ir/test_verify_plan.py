@@ -12,7 +12,7 @@ from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send
 from pathways_ray.ir.verify_plan import verify_plan
 from tests.unit.helpers import Sketch
 from tests.unit.strategies import programs, repeatable
@@ -96,6 +96,8 @@ def test_a_plan_without_one_of_its_steps_is_refused(case: tuple[Sketch, Graph]) 
             for other in plan.steps[number + 1 :]:
                 if isinstance(other, Execute):
                     used.update(other.inputs)
+                elif isinstance(other, Regroup):
+                    used.update(other.sources)
                 elif not isinstance(other, Receive):
                     used.add(other.source)
             if used & set(outputs):

@@ -225,3 +225,57 @@ def test_a_host_may_come_back_with_fewer_devices() -> None:
     assert devices(made.create(1, request(2))) == ["0.0", "0.1"]
     with pytest.raises(Unschedulable, match="island 0 with 2 cpu devices"):
         made.create(1, request(4))
+
+
+# --- parts of slices --------------------------------------------------------------------------------------------------
+
+
+def part(
+    whole: PlacedSlice, shape: tuple[int, ...], *places: int, axes: tuple[str, ...] = ("a", "b", "c", "d")
+) -> SliceRequest:
+    return SliceRequest(shape, axes[: len(shape)], within=whole.mesh.id, places=places)
+
+
+def test_a_part_has_the_devices_that_it_names_in_their_order_and_is_no_load() -> None:
+    """A part of devices 3, 1 of a slice; then a further slice takes a device as if the part were not there."""
+    made = inventory(island(0, 4), island(1, 1))
+    whole = made.create(1, request(4))
+    before = made.load()
+    assert devices(made.create(1, part(whole, (2,), 3, 1))) == ["0.3", "0.1"]
+    assert made.load() == before
+    four_axes = made.create(1, part(whole, (2, 1, 1, 2), 0, 1, 2, 3))
+    assert four_axes.mesh.shape == (2, 1, 1, 2)
+
+
+def test_a_part_goes_with_the_whole_and_devices_are_given_back_once() -> None:
+    made = inventory(island(0, 2))
+    whole = made.create(1, request(2))
+    small = made.create(1, part(whole, (1,), 1))
+    made.create(1, part(small, (1,), 0))
+    assert made.release(1, whole.mesh.id)
+    assert set(made.load().values()) == {0}
+    assert made.slices == {}
+    assert not made.release(1, small.mesh.id)
+
+
+@pytest.mark.parametrize(
+    ("session", "shape", "places", "axes", "message"),
+    [
+        (2, (1,), (0,), ("a",), "has no slice"),
+        (1, (2,), (0,), ("a",), "as many devices"),
+        (1, (), (), (), "as many devices"),
+        (1, (-1, -1), (0,), ("a", "b"), "as many devices"),
+        (1, (2,), (0, 0), ("a",), "not different devices of a slice of 2"),
+        (1, (1,), (2,), ("a",), "not different devices of a slice of 2"),
+        (1, (1,), (-1,), ("a",), "not different devices of a slice of 2"),
+        (1, (1, 1), (0,), ("a", "a"), "axis names"),
+        (1, (1,), (0,), ("",), "axis names"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(
+    session: int, shape: tuple[int, ...], places: tuple[int, ...], axes: tuple[str, ...], message: str
+) -> None:
+    made = inventory(island(0, 2))
+    whole = made.create(1, request(2))
+    with pytest.raises(Unschedulable, match=message):
+        made.create(session, part(whole, shape, *places, axes=axes))

@@ -261,7 +261,7 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
 
 KIND = ArrayType((4,), "float32")
 PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
-COVER = FetchPlan(KIND, (("x",),), PLACED)
+COVER = FetchPlan.of_array(KIND, (("x",),), PLACED)
 
 
 @pytest.fixture

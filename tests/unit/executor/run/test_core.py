@@ -41,7 +41,7 @@ from pathways_ray.executor.run.instructions import (
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
-from pathways_ray.ir.plan import Edge, IslandPlan
+from pathways_ray.ir.plan import Edge, IslandPlan, Regroup
 from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
     Abort,
@@ -168,6 +168,9 @@ class Host:
 
     def reshard(self, edge: int) -> Callable[..., Any]:
         return lambda value: f"reshard({value})"
+
+    def regroup(self, step: Regroup) -> Callable[..., Any]:
+        return lambda *values: f"regroup({', '.join(map(str, values))})"
 
     def outgoing(self, edge: int) -> Edges:
         assert self.plan is not None

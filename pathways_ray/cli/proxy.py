@@ -1,0 +1,171 @@
+"""`pathways proxy`: a door for unmodified JAX programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from pathways_ray.cli.status import cluster_meant, of_cluster
+from pathways_ray.client import registry
+from pathways_ray.errors import UsageError
+
+SHORT_TEMPORARY = "/tmp"
+"""Where sockets go when the user's own folder for temporary files does not do: JAX writes targets in small letters, and
+names of sockets have 107 characters at most."""
+
+SHARED_MEMORY = Path("/dev/shm")
+"""A folder in memory, where the machine has it: clients leave big arrays there for the proxy."""
+
+DEFAULT_DEVICES = 4
+"""Devices of an embedded cluster, where nobody says how many."""
+
+
+@click.command("proxy")
+@of_cluster
+@click.option("--devices", type=click.IntRange(min=0), default=0, help="Devices of each client; 0: all of an island.")
+@click.option("--shape", default="", help="The same as a grid, such as 2x2.")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Listen on a port of loopback, with a token.")
+@click.option("--name", default="proxy", show_default=True, help="The name of its sessions in status.")
+@click.option("--json", "as_json", is_flag=True, help="Print the variables as JSON.")
+@click.option("--until-eof", is_flag=True, help="End when standard input does.")
+@click.option("--exec", "executed", is_flag=True, help="Run the command that follows with the variables set.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def command(
+    url: str | None,
+    token: str | None,
+    ca: str | None,
+    devices: int,
+    shape: str,
+    port: int | None,
+    name: str,
+    as_json: bool,
+    until_eof: bool,
+    executed: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Let unmodified JAX programs use the cluster: pathways proxy --devices 4 --exec -- python train.py
+
+    It prints the variables to set, and serves until it is stopped; with --exec, until the command ends, whose exit
+    status it has. Each program that attaches gets devices of its own. Without a cluster of this user on this machine,
+    and without --url, it starts one of CPU devices, which ends with it.
+    """
+    if bool(program) != executed:
+        raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")
+    with _serving(url, token, ca, _size(devices, shape), port, name) as variables:
+        if executed:
+            sys.exit(_run(program, variables))
+        if as_json:
+            click.echo(json.dumps({"target": variables["JAX_BACKEND_TARGET"], "env": variables}))
+        else:
+            for key, value in variables.items():
+                click.echo(f"export {key}={value}")
+        sys.stdout.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            if until_eof:
+                while sys.stdin.read(1):
+                    pass
+            else:
+                signal.signal(signal.SIGTERM, _interrupt)
+                signal.pause()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _size(devices: int, shape: str) -> int:
+    """Raises `UsageError` for a shape that is no grid, or for another number of devices than it has."""
+    if not shape:
+        return devices
+    try:
+        sizes = [int(size) for size in shape.lower().split("x")]
+    except ValueError:
+        sizes = [0]
+    found = 1
+    for size in sizes:
+        found *= size
+    if min(sizes) < 1 or devices not in (0, found):
+        raise UsageError(f"--shape is a grid of devices such as 2x2, and agrees with --devices; got {shape!r}")
+    return found
+
+
+@contextlib.contextmanager
+def _serving(
+    url: str | None, token: str | None, ca: str | None, devices: int, port: int | None, name: str
+) -> Iterator[dict[str, str]]:
+    """A proxy that serves, as the variables of its clients."""
+    # Set before JAX is loaded: programs are looked at on CPU devices of this process, as many as they are for.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, 16))
+    os.environ["JAX_ENABLE_X64"] = "1"
+
+    from pathways_ray.proxy import plugin
+    from pathways_ray.proxy.server import ProxyServer
+    from pathways_ray.proxy.spare import SpareSession
+
+    with contextlib.ExitStack() as stack:
+        if url or registry.running():
+            url, token, ca = cluster_meant(url, token, ca)
+        else:
+            url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES)
+        sessions = SpareSession(url, token, ca, devices, name)
+        stack.callback(sessions.close)
+        secret, shared = "", None
+        if port is None:
+            folder = _socket_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            address = f"unix:{folder}/s"
+            shared = Path(
+                tempfile.mkdtemp(prefix="pathways-proxy-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
+            )
+            stack.callback(shutil.rmtree, shared, ignore_errors=True)
+        else:
+            secret = secrets.token_hex(16)
+            address = f"127.0.0.1:{port}"
+        server = ProxyServer(sessions.take, address, secret, shared)
+        stack.callback(server.stop)
+        server.start()
+        if port is not None:
+            address = f"127.0.0.1:{server.port}"
+        yield plugin.environment(f"grpc://{address}", secret, str(shared or ""))
+
+
+def _embedded(stack: contextlib.ExitStack, devices: int) -> tuple[str, str, str]:
+    import pathways_ray as pw
+
+    # Its hosts have as many devices as they are told, and 64-bit types where programs have them.
+    cluster: Any = stack.enter_context(pw.init(islands=1, devices_per_host=devices))
+    return cluster.url, cluster.token, ""
+
+
+def _socket_folder() -> Path:
+    """A folder that only this user may enter."""
+    here = tempfile.gettempdir()
+    fits = here == here.lower() and len(here) < 64
+    return Path(tempfile.mkdtemp(prefix="pathways-proxy-", dir=here if fits else SHORT_TEMPORARY))
+
+
+def _run(program: tuple[str, ...], variables: dict[str, str]) -> int:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    try:
+        child = subprocess.Popen(program, env=environment | variables)
+    except OSError as error:
+        raise UsageError(f"{program[0]} cannot be run: {error}") from None
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # the command got it too, and decides what follows

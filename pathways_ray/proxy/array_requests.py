@@ -1,0 +1,298 @@
+"""Requests about arrays: made of bytes, put together, taken apart, copied. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.proxy import events as do
+from pathways_ray.proxy.arrays import Array, Arrays, Code, Place, Refused, Sharding, Status
+from pathways_ray.proxy.events import Command
+
+
+class ArrayRequests:
+    """Carries out requests about arrays.
+
+    Args:
+        read: reads parts of requests (`codec.Reader`).
+        devices: the numbers of the devices that the client has.
+    """
+
+    def __init__(self, arrays: Arrays, read: Any, devices: Sequence[int]) -> None:
+        self.arrays = arrays
+        self.read = read
+        self.devices = frozenset(devices)
+
+    def carry_out(self, request: do.Requested, commands: list[Command]) -> tuple[str, Any]:
+        """The kind and the body of the answer; commands are added to the list, also where it fails halfway."""
+        body = _HANDLERS[request.kind](self, request.body, commands)
+        return request.kind.removesuffix("request") + "response", body
+
+    def bytes_needed(self, request: do.Requested) -> Sequence[int]:
+        """The host buffers that a request is about."""
+        if request.kind == "make_array_from_host_buffer_request":
+            return (request.body.host_buffer_handle,)
+        if request.kind == "make_arrays_from_host_buffer_shards_request":
+            return [buffer.host_buffer_handle for spec in request.body.specs for buffer in spec.host_buffers]
+        return ()
+
+    def names_given(self, request: do.Requested) -> Sequence[int]:
+        """The names that the client has given to what a request makes."""
+        named = _NAMED.get(request.kind)
+        if named is None:
+            return ()
+        found = getattr(request.body, named)
+        return [found] if isinstance(found, int) else list(found)
+
+    def as_buffer(self, array: Array, kind: ArrayType, sharding: Sharding, commands: list[Command]) -> int:
+        """A buffer of an array, in a type and a sharding that describe the same shards.
+
+        Raises:
+            Refused: they are others.
+        """
+        number = self.arrays.buffer_of(array)
+        if number:
+            found = self.arrays.buffers[number]
+            if found.type == kind and (found.sharding is sharding or found.sharding.is_same_but_memory(sharding)):
+                return number
+        shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
+        if array.sharding.devices != sharding.devices or array.shard_type != shard:
+            raise Refused(
+                Code.INVALID_ARGUMENT,
+                f"an array {array.type} with shards {array.shard_type} on devices {array.sharding.devices} was given "
+                f"for {kind} with shards {shard} on devices {sharding.devices}",
+            )
+        number = self._regrouped(array.shards, kind, sharding, commands)
+        self.arrays.move(array, number)
+        array.type, array.sharding = kind, sharding
+        return number
+
+    def _regrouped(self, shards: Sequence[Place], kind: ArrayType, sharding: Sharding, commands: list[Command]) -> int:
+        sources = list(dict.fromkeys(buffer for buffer, _ in shards))
+        for source in sources:
+            self.arrays.buffers[source].shared = True
+        number = self.arrays.new(kind, sharding, shared=True)
+        places = tuple((sources.index(buffer), place) for buffer, place in shards)
+        commands.append(do.Regroup(number, kind, sharding, tuple(sources), places))
+        return number
+
+    def _check_devices(self, devices: Sequence[int]) -> None:
+        unknown = [device for device in devices if device not in self.devices]
+        if unknown:
+            raise Refused(Code.INVALID_ARGUMENT, f"there are no devices {unknown}; there are {sorted(self.devices)}")
+
+    def _sharding(self, proto: Any, shape: Sequence[int]) -> Sharding:
+        found: Sharding = self.read.sharding(proto, shape)
+        self._check_devices(found.devices)
+        return found
+
+    # --- made of bytes ------------------------------------------------------------------------------------------------
+
+    def _from_host(self, body: Any, commands: list[Command]) -> Any:
+        kind = self.read.array_type(body.dtype, body.shape)
+        sharding = self._sharding(body.sharding, kind.shape)
+        if sharding.shard_shape(kind.shape) != kind.shape:
+            raise Refused(Code.UNIMPLEMENTED, f"one host buffer for an array {kind} that is split over devices")
+        strides = tuple(body.byte_strides.strides) if body.HasField("byte_strides") else ()
+        places = tuple(range(len(sharding.devices)))
+        self._upload(body.array_handle, kind, sharding, (do.Piece(body.host_buffer_handle, strides, places),), commands)
+        return {"array_handle": body.array_handle}
+
+    def _from_host_shards(self, body: Any, commands: list[Command]) -> Any:
+        for handle, spec in zip(body.array_handles, body.specs, strict=True):
+            kind = self.read.array_type(spec.array_spec.dtype, spec.array_spec.shape)
+            sharding = self._sharding(spec.array_spec.sharding, kind.shape)
+            pieces = tuple(
+                do.Piece(
+                    buffer.host_buffer_handle,
+                    tuple(buffer.byte_strides.strides) if buffer.HasField("byte_strides") else (),
+                    tuple(places.indices),
+                )
+                for buffer, places in zip(spec.host_buffers, spec.addressable_shard_indices, strict=True)
+            )
+            given = sorted(place for piece in pieces for place in piece.places)
+            if given != list(range(len(sharding.devices))):
+                raise Refused(Code.INVALID_ARGUMENT, f"bytes for shards {given} of an array on {sharding.devices}")
+            self._upload(handle, kind, sharding, pieces, commands)
+        return {"array_handles": list(body.array_handles)}
+
+    def _upload(
+        self,
+        handle: int,
+        kind: ArrayType,
+        sharding: Sharding,
+        pieces: tuple[do.Piece, ...],
+        commands: list[Command],
+    ) -> None:
+        sharding.shard_shape(kind.shape)
+        buffer = self.arrays.new(kind, sharding)
+        self.arrays.name(handle, Array(kind, sharding, self.arrays.whole(buffer)))
+        commands.append(do.Upload(buffer, kind, sharding, pieces))
+
+    def _failed(self, body: Any, commands: list[Command]) -> Any:
+        for handle, spec in zip(body.array_handles, body.array_specs, strict=True):
+            kind = self.read.array_type(spec.dtype, spec.shape)
+            status = Status(body.error.code, body.error.message)
+            self.arrays.name(handle, Array(kind, self._sharding(spec.sharding, kind.shape), (), status))
+        return {"array_handles": list(body.array_handles)}
+
+    # --- put together, taken apart ------------------------------------------------------------------------------------
+
+    def _assemble(self, body: Any, commands: list[Command]) -> Any:
+        parts = [self.arrays.usable(handle) for handle in body.single_device_array_handles]
+        if not parts:
+            raise Refused(Code.INVALID_ARGUMENT, "an array is assembled of one or more others, not of none")
+        kind = ArrayType(tuple(body.shape.dims), parts[0].type.dtype)
+        sharding = self._sharding(body.sharding, kind.shape)
+        shards = tuple(shard for part in parts for shard in part.shards)
+        self._alias(body.result_handle, kind, sharding, shards, parts)
+        return {"array_handle": body.result_handle}
+
+    def _alias(
+        self, handle: int, kind: ArrayType, sharding: Sharding, shards: tuple[Place, ...], parts: Sequence[Array]
+    ) -> None:
+        """Names an array that consists of shards of others."""
+        wanted = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
+        for part in parts:
+            if part.shard_type != wanted:
+                text = f"shards of {kind} are {wanted}; one that it is made of is {part.shard_type}"
+                raise Refused(Code.INVALID_ARGUMENT, text)
+        devices = tuple(self.arrays.buffers[b].sharding.devices[place] for b, place in shards)
+        if devices != sharding.devices:
+            text = f"an array on devices {sharding.devices} cannot be made of shards on devices {devices}"
+            raise Refused(Code.INVALID_ARGUMENT, text)
+        self.arrays.name(handle, Array(kind, sharding, shards))
+
+    def _disassemble(self, body: Any, commands: list[Command]) -> Any:
+        array = self.arrays.usable(body.array_handle)
+        if len(body.result_handles) != len(array.shards):
+            text = f"{len(body.result_handles)} names for {len(array.shards)} shards"
+            raise Refused(Code.INVALID_ARGUMENT, text)
+        kind, memory = array.shard_type, array.sharding.memory
+        for handle, shard, device in zip(body.result_handles, array.shards, array.sharding.devices, strict=True):
+            self.arrays.name(handle, Array(kind, Sharding.on(device, memory), (shard,)))
+        return {"array_handles": list(body.result_handles)}
+
+    def _first_copy(self, body: Any, commands: list[Command]) -> Any:
+        array = self.arrays.usable(body.array_handle)
+        if array.shard_type != array.type:
+            raise Refused(Code.INVALID_ARGUMENT, f"array {body.array_handle} is not whole on each of its devices")
+        sharding = Sharding.on(array.sharding.devices[0], array.sharding.memory)
+        self.arrays.name(body.result_handle, Array(array.type, sharding, array.shards[:1]))
+        return {"array_handle": body.result_handle}
+
+    def _remap(self, body: Any, commands: list[Command]) -> Any:
+        inputs = [self.arrays.usable(handle) for handle in body.array_handles]
+        places: list[dict[int, Place]] = [{} for _ in body.plan.output_specs]
+        parts: list[list[Array]] = [[] for _ in body.plan.output_specs]
+        for mapping in body.plan.mappings:
+            source = inputs[mapping.in_array]
+            parts[mapping.out_array].append(source)
+            taken = _steps(mapping.from_start, mapping.from_end, mapping.from_step)
+            given = _steps(mapping.to_start, mapping.to_end, mapping.to_step)
+            for at, to in zip(taken, given, strict=True):
+                places[mapping.out_array][to] = source.shards[at]
+        for handle, spec, found, used in zip(body.result_handles, body.plan.output_specs, places, parts, strict=True):
+            kind = self.read.array_type(spec.dtype, spec.shape)
+            sharding = self._sharding(spec.sharding, kind.shape)
+            if sorted(found) != list(range(len(sharding.devices))):
+                raise Refused(Code.INVALID_ARGUMENT, f"the plan gives shards {sorted(found)} of {sharding.devices}")
+            self._alias(handle, kind, sharding, tuple(found[k] for k in range(len(found))), used)
+        if body.copy_semantics == DONATE:
+            for array in inputs:
+                self.arrays.delete(array)
+        return {"array_handles": list(body.result_handles)}
+
+    # --- copied -------------------------------------------------------------------------------------------------------
+
+    def _copy(self, body: Any, commands: list[Command]) -> Any:
+        devices = tuple(body.device_ids)
+        self._check_devices(devices)
+        for handle, result in zip(body.array_handles, body.result_handles, strict=True):
+            array = self.arrays.usable(handle)
+            before = array.sharding
+            if devices and len(devices) != len(before.devices):
+                text = f"an array on {len(before.devices)} devices cannot be copied to {len(devices)}"
+                raise Refused(Code.INVALID_ARGUMENT, text)
+            memory = body.memory_kind if body.HasField("memory_kind") else before.memory
+            target = Sharding(devices or before.devices, before.mesh, before.spec, memory)
+            self._moved(array, result, target, commands)
+            if body.copy_semantics == DONATE:
+                self.arrays.delete(array)
+        return {"array_handles": list(body.result_handles)}
+
+    def _reshard(self, body: Any, commands: list[Command]) -> Any:
+        for handle, spec, result in zip(body.array_handles, body.array_specs, body.result_handles, strict=True):
+            array = self.arrays.usable(handle)
+            kind = self.read.array_type(spec.dtype, spec.shape)
+            if kind != array.type:
+                raise Refused(Code.INVALID_ARGUMENT, f"an array {array.type} cannot be resharded to {kind}")
+            self._moved(array, result, self._sharding(spec.sharding, kind.shape), commands)
+            if body.copy_semantics == DONATE:
+                self.arrays.delete(array)
+        return {"array_handles": list(body.result_handles)}
+
+    def _moved(self, array: Array, result: int, target: Sharding, commands: list[Command]) -> None:
+        """Names a copy of an array on other devices, or in another layout; where neither differs, the same shards."""
+        target.shard_shape(array.type.shape)
+        if target.is_same_but_memory(array.sharding):
+            self.arrays.name(result, Array(array.type, target, array.shards))
+            return
+        source = self.as_buffer(array, array.type, array.sharding, commands)
+        self.arrays.buffers[source].shared = True
+        number = self.arrays.new(array.type, target, shared=True)
+        commands.append(do.Move(number, array.type, target, source))
+        self.arrays.name(result, Array(array.type, target, self.arrays.whole(number)))
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def _default_layout(self, body: Any, commands: list[Command]) -> Any:
+        order = ",".join(str(k) for k in reversed(range(len(body.dims))))
+        return {"serialized_pjrt_layout": f"{{{order}}}".encode()}
+
+    def _default_assignment(self, body: Any, commands: list[Command]) -> Any:
+        asked = body.num_replicas * body.num_partitions
+        if asked > len(self.devices):
+            raise Refused(Code.INVALID_ARGUMENT, f"{asked} devices are asked for; there are {len(self.devices)}")
+        return {"replicas": body.num_replicas, "partitions": body.num_partitions, "devices": sorted(self.devices)}
+
+
+DONATE = 3
+"""ARRAY_COPY_SEMANTICS_DONATE_INPUT."""
+
+
+def _steps(starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> list[int]:
+    return [at for bounds in zip(starts, ends, steps, strict=True) for at in range(*bounds)]
+
+
+_HANDLERS: dict[str, Callable[[ArrayRequests, Any, list[Command]], Any]] = {
+    "make_array_from_host_buffer_request": ArrayRequests._from_host,
+    "make_arrays_from_host_buffer_shards_request": ArrayRequests._from_host_shards,
+    "make_error_arrays_request": ArrayRequests._failed,
+    "assemble_array_from_single_device_arrays_request": ArrayRequests._assemble,
+    "disassemble_into_single_device_arrays_request": ArrayRequests._disassemble,
+    "fully_replicated_shard_request": ArrayRequests._first_copy,
+    "remap_arrays_request": ArrayRequests._remap,
+    "copy_arrays_request": ArrayRequests._copy,
+    "reshard_arrays_request": ArrayRequests._reshard,
+    "get_default_layout_request": ArrayRequests._default_layout,
+    "get_default_device_assignment_request": ArrayRequests._default_assignment,
+}
+
+ARRAY_REQUESTS = frozenset(_HANDLERS)
+
+_NAMED = {
+    "make_array_from_host_buffer_request": "array_handle",
+    "make_arrays_from_host_buffer_shards_request": "array_handles",
+    "make_error_arrays_request": "array_handles",
+    "assemble_array_from_single_device_arrays_request": "result_handle",
+    "disassemble_into_single_device_arrays_request": "result_handles",
+    "fully_replicated_shard_request": "result_handle",
+    "remap_arrays_request": "result_handles",
+    "bitcast_arrays_request": "result_handles",
+    "copy_arrays_request": "result_handles",
+    "reshard_arrays_request": "result_handles",
+    "loaded_executable_execute_request": "result_array_handle",
+}
+"""Where requests name what they make."""

@@ -1,0 +1,385 @@
+"""The carrier of a proxy: its core's commands about arrays and programs, carried out by a session of the runtime.
+
+Everything is sent from one thread at a time, in the order of the commands; nothing waits for data. What takes long,
+reading programs and values, is done by a few threads beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, FAILED, PENDING
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.ir.graph import Graph
+from pathways_ray.ir.regions import shard_boxes
+from pathways_ray.ir.tilings import axis_names
+from pathways_ray.ir.types import ArrayType, item_bytes
+from pathways_ray.jax_types import dtype_named
+from pathways_ray.proxy import events as do
+from pathways_ray.proxy import programs
+from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
+from pathways_ray.proxy.codec import Writer
+from pathways_ray.proxy.core import status_of
+from pathways_ray.transport.messages import encode
+
+FETCHERS = 16
+"""Threads that wait for values; each has one on its way."""
+
+COMPILERS = 2
+"""Threads that read programs and wait until hosts have compiled them."""
+
+
+class Loaded:
+    """A program of the client, registered with the runtime once for each choice of arguments that it may take."""
+
+    def __init__(self, program: programs.Program, where: VirtualSlice) -> None:
+        self.program = program
+        self.where = where
+        self.registered: dict[tuple[int, ...], int] = {}
+        signature = program.signature
+        self.results = tuple(
+            ArgumentType.of(kind, False, where, sharding.spec)
+            for kind, sharding in zip(signature.outputs, signature.output_shardings, strict=True)
+        )
+        self.temporary_bytes = 0
+
+    def graph(self, donated: tuple[int, ...]) -> Graph:
+        return programs.call_graph(self.program, self.where.id, donated)
+
+
+class Carrier:
+    """Carries out commands.
+
+    Args:
+        wholes: slices of the session; the client's devices are theirs, counted through.
+        host_buffers: bytes of the client by their names.
+        tell: takes an event to the core; called by threads of the carrier's own.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        wholes: Sequence[VirtualSlice],
+        messages: Any,
+        host_buffers: Any,
+        tell: Callable[[do.Event], None],
+    ) -> None:
+        self.session = session
+        self.messages = messages
+        self.writer = Writer(messages)
+        self.host_buffers = host_buffers
+        self.tell = tell
+        self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
+        self.slices: dict[Any, VirtualSlice] = {}
+        self.buffers: dict[int, tuple[Array, Sharding]] = {}
+        self.loaded: dict[int, Loaded] = {}
+        self.graphs: dict[Any, int] = {}
+        self.waiting: dict[int, tuple[Array, ...]] = {}
+        self._slicing = threading.Lock()
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "pathways-proxy-fetch")
+        self._compilers = ThreadPoolExecutor(COMPILERS, "pathways-proxy-compile")
+
+    def close(self) -> None:
+        """Ends the session, which frees everything, and the threads once they see it."""
+        self.session.close()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self.buffers.clear()
+        self.waiting.clear()
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def carry_out(self, command: do.Command) -> list[do.Event]:
+        """Carries out a command; the events that follow at once: failures, and what needed no wait."""
+        try:
+            return _CARRIED[type(command)](self, command) or []
+        except PathwaysError as error:
+            status = status_of(error.failure or to_failure(error))
+        except Refused as refused:
+            status = refused.status
+        match command:
+            case do.Upload() | do.Regroup() | do.Move():
+                return [do.Broken((command.buffer,), status)]
+            case do.Execute():
+                return [do.Broken(command.results, status)]
+            case do.Fetch() | do.Await() | do.Inspect():
+                return [do.Settled(command.ticket, status)]
+            case do.Compile():
+                return [do.Compiled(command.executable, status)]
+        return []
+
+    def slice_of(self, sharding: Sharding) -> VirtualSlice:
+        """The slice on the devices of a sharding.
+
+        Raises:
+            Refused: they are on several islands.
+        """
+        found = self.slices.get(sharding.place)
+        if found is not None:
+            return found
+        with self._slicing:
+            if sharding.place not in self.slices:
+                origins = [self.origins[device] for device in sharding.devices]
+                whole = origins[0][0]
+                if any(other is not whole for other, _ in origins):
+                    raise Refused(
+                        Code.UNIMPLEMENTED, f"devices {sharding.devices} are on several islands; use those of one"
+                    )
+                places = [place for _, place in origins]
+                names = axis_names(sharding.mesh)
+                self.slices[sharding.place] = self.session.part_of(whole, places, sharding.mesh, names)
+            return self.slices[sharding.place]
+
+    def _kind(self, kind: ArrayType, sharding: Sharding) -> ArgumentType:
+        return ArgumentType.of(kind, False, self.slice_of(sharding), sharding.spec)
+
+    def _upload(self, command: do.Upload) -> None:
+        try:
+            kind, sharding = command.type, command.sharding
+            shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
+            boxes = shard_boxes(kind, sharding.spec, sharding.slice_type)
+            found = None
+            for piece in command.pieces:
+                array = _viewed(self.host_buffers.bytes_of(piece.handle), shard, piece.strides)
+                if shard == kind:
+                    found = array
+                    break
+                if found is None:
+                    found = np.empty(kind.shape, array.dtype)
+                for box in {boxes[place] for place in piece.places}:
+                    found[tuple(slice(start, stop) for start, stop in box)] = array
+            assert found is not None
+            made = self.session.upload(found, self._kind(kind, sharding))
+            self.buffers[command.buffer] = made, sharding
+        finally:
+            self._discard(do.Discard(tuple(piece.handle for piece in command.pieces)))
+
+    def _lying(self, buffer: int) -> tuple[Array, programs.Lying]:
+        array, sharding = self.buffers[buffer]
+        return array, (array._type.array, sharding, self.slice_of(sharding).id)
+
+    def _launch_graph(
+        self, key: Any, graph: Callable[[], Graph], arrays: Sequence[Array], result: ArgumentType
+    ) -> Array:
+        """Launches a graph of one result without functions, which is registered when it is first needed."""
+        if key not in self.graphs:
+            made = graph()
+            self.graphs[key] = self.session.register(made, encode(made), {})
+        records = [array._buffer.record for array in arrays]
+        return self.session.launch(self.graphs[key], records, (result,))[0]
+
+    def _regroup(self, command: do.Regroup) -> None:
+        found = [self._lying(source) for source in command.sources]
+        kind = self._kind(command.type, command.sharding)
+        made = (command.type, command.sharding, self.slice_of(command.sharding).id)
+        lying = tuple(each for _, each in found)
+        array = self._launch_graph(
+            (lying, command.shards, made),
+            lambda: programs.regroup_graph(lying, command.shards, made),
+            [array for array, _ in found],
+            kind,
+        )
+        self.buffers[command.buffer] = array, command.sharding
+
+    def _move(self, command: do.Move) -> None:
+        source, lying = self._lying(command.source)
+        kind = self._kind(command.type, command.sharding)
+        made = (command.type, command.sharding, self.slice_of(command.sharding).id)
+        array = self._launch_graph((lying, made), lambda: programs.move_graph(lying, made), [source], kind)
+        self.buffers[command.buffer] = array, command.sharding
+
+    def _execute(self, command: do.Execute) -> None:
+        loaded = self.loaded[command.executable]
+        number = loaded.registered.get(command.donated, -1)
+        if number < 0:
+            number = self._register(loaded, command.donated)
+        records = [self.buffers[buffer][0]._buffer.record for buffer in command.arguments]
+        donated = [records[k] for k in command.donated]
+        why = f"it was donated to {loaded.program.signature.name}" if donated else ""
+        made = self.session.launch(number, records, loaded.results, donated, why)
+        shardings = loaded.program.signature.output_shardings
+        for buffer, array, sharding in zip(command.results, made, shardings, strict=True):
+            self.buffers[buffer] = array, sharding
+
+    def _register(self, loaded: Loaded, donated: tuple[int, ...]) -> int:
+        graph, program = loaded.graph(donated), loaded.program
+        number = self.session.register(graph, encode(graph), {program.digest: program.blob})
+        loaded.registered[donated] = number
+        return number
+
+    def _free(self, command: do.Free) -> None:
+        for buffer in command.buffers:
+            self.buffers.pop(buffer, None)
+
+    def _discard(self, command: do.Discard) -> None:
+        for handle in command.handles:
+            self.host_buffers.drop(handle)
+
+    def _unload(self, command: do.Unload) -> None:
+        self.loaded.pop(command.executable, None)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _await(self, command: do.Await) -> list[do.Event]:
+        arrays = tuple(self.buffers[buffer][0] for buffer in command.buffers if buffer in self.buffers)
+        found = _outcome(arrays)
+        if found is not None:
+            return [do.Settled(command.ticket, found or None)]
+        self.waiting[command.ticket] = arrays
+        return []
+
+    def settled(self) -> list[do.Event]:
+        """The events of all that was waited for and has come; with a failure once the session has ended."""
+        events: list[do.Event] = []
+        reason = self.session.closed_because
+        for ticket, arrays in list(self.waiting.items()):
+            found = _outcome(arrays)
+            if found is None and reason:
+                found = Status(Code.UNAVAILABLE, f"the session ended: {reason}")
+            if found is not None:
+                del self.waiting[ticket]
+                events.append(do.Settled(ticket, found or None))
+        return events
+
+    def _fetch(self, command: do.Fetch) -> None:
+        array = self.buffers[command.buffer][0]
+
+        def fetch() -> None:
+            try:
+                value = self.session.fetch_shard(array, command.place)
+                self.host_buffers.keep(command.handle, _written(value, command.strides))
+                event = do.Settled(command.ticket)
+            except PathwaysError as error:
+                event = do.Settled(command.ticket, status_of(error.failure or to_failure(error)))
+            except Refused as refused:
+                event = do.Settled(command.ticket, refused.status)
+            self.tell(event)
+
+        self._fetchers.submit(fetch)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _compile(self, command: do.Compile) -> None:
+        self._compilers.submit(self._compiled, command)
+
+    def _compiled(self, command: do.Compile) -> None:
+        try:
+            devices = programs.devices_of(self.messages, command.options)
+            if unknown := [device for device in devices if not 0 <= device < len(self.origins)]:
+                text = f"the program is for devices {unknown}; there are 0 to {len(self.origins) - 1}"
+                raise Refused(Code.INVALID_ARGUMENT, text)
+            program = programs.read_program(self.messages, command.program, devices, self.session.platforms)
+            loaded = Loaded(program, self.slice_of(program.place))
+            if loaded.results:
+                number = self._register(loaded, ())
+                explained = self.session.explain(number, encode(loaded.graph(())))
+                loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
+            self.loaded[command.executable] = loaded
+            made: do.Signature | Status = program.signature
+        except Refused as refused:
+            made = refused.status
+        except PathwaysError as error:
+            made = status_of(error.failure or to_failure(error))
+        except Exception as error:  # whatever a reader of foreign bytes may raise
+            made = Status(Code.INTERNAL, f"the program cannot be compiled ({type(error).__name__}: {error})")
+        self.tell(do.Compiled(command.executable, made))
+
+    def _inspect(self, command: do.Inspect) -> list[do.Event]:
+        loaded = self.loaded[command.executable]
+        if command.what == "metadata":
+            made = self.writer.metadata(loaded.program.signature, loaded.temporary_bytes, MEMORY_KINDS[0])
+            return [do.Settled(command.ticket, value=made)]
+        self._compilers.submit(self._inspected, command, loaded)
+        return []
+
+    def _inspected(self, command: do.Inspect, loaded: Loaded) -> None:
+        try:
+            program = loaded.program
+            compiled = programs.compiled_here(program.module, len(program.signature.devices))
+            if command.what == "cost":
+                event = do.Settled(command.ticket, value=self.writer.cost(compiled.cost_analysis()))
+            else:
+                event = do.Settled(command.ticket, value={"human_readable_program_text": compiled.get_hlo_text()})
+        except Refused as refused:
+            event = do.Settled(command.ticket, refused.status)
+        except Exception as error:
+            event = do.Settled(command.ticket, Status(Code.INTERNAL, f"{type(error).__name__}: {error}"))
+        self.tell(event)
+
+
+MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
+"""The kinds that JAX knows of CPU devices, the default one first. Here all of them are the device's one memory."""
+
+
+def _outcome(arrays: Sequence[Array]) -> Status | tuple[()] | None:
+    """The failure of one of some arrays, () once all are there, None before."""
+    pending = False
+    for array in arrays:
+        record = array._buffer.record
+        if record.state is FAILED:
+            return status_of(record.failure or Failure("InternalError", "it failed"))
+        pending = pending or record.state is PENDING or (record.state is DELETED and record.donated is PENDING)
+    return None if pending else ()
+
+
+def _viewed(data: Any, kind: ArrayType, strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Bytes of the client as an array.
+
+    Raises:
+        Refused: they are too few.
+    """
+    dtype = dtype_named(kind.dtype)
+    if strides and len(strides) != len(kind.shape):
+        raise Refused(Code.INVALID_ARGUMENT, f"{len(strides)} strides for an array of {len(kind.shape)} dimensions")
+    needed = kind.nbytes
+    if strides:
+        empty = not needed
+        spread = sum((size - 1) * stride for size, stride in zip(kind.shape, strides, strict=True))
+        needed = 0 if empty else spread + item_bytes(kind.dtype)
+    if len(data) < needed or any(stride < 0 for stride in strides):
+        raise Refused(
+            Code.INVALID_ARGUMENT, f"{len(data)} bytes with strides {strides} for an array {kind} of {needed} bytes"
+        )
+    if not kind.nbytes:
+        return np.empty(kind.shape, dtype)
+    if not strides:
+        return np.frombuffer(data, dtype, kind.nbytes // dtype.itemsize).reshape(kind.shape)
+    return np.ndarray(kind.shape, dtype, data, strides=strides)
+
+
+def _written(value: np.ndarray[Any, Any], strides: tuple[int, ...]) -> Any:
+    """The bytes of an array, with other strides than those of C order where they are given."""
+    if not strides or not value.size:
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else b""
+    if len(strides) != value.ndim or any(stride < 0 for stride in strides):
+        raise Refused(Code.INVALID_ARGUMENT, f"strides {strides} for an array of shape {value.shape}")
+    spread = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True)) + value.itemsize
+    if spread > 2 * value.nbytes + value.itemsize:
+        raise Refused(Code.INVALID_ARGUMENT, f"strides {strides} spread {value.nbytes} bytes over {spread}")
+    room = np.zeros(spread, np.uint8)
+    np.ndarray(value.shape, value.dtype, room.data, strides=strides)[...] = value
+    return room.data
+
+
+_CARRIED: dict[type, Callable[[Carrier, Any], list[do.Event] | None]] = {
+    do.Upload: Carrier._upload,
+    do.Regroup: Carrier._regroup,
+    do.Move: Carrier._move,
+    do.Execute: Carrier._execute,
+    do.Free: Carrier._free,
+    do.Discard: Carrier._discard,
+    do.Unload: Carrier._unload,
+    do.Await: Carrier._await,
+    do.Fetch: Carrier._fetch,
+    do.Compile: Carrier._compile,
+    do.Inspect: Carrier._inspect,
+}

@@ -1,0 +1,163 @@
+"""Unmodified JAX programs on the cluster, through JAX's IFRT proxy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pathways_ray as pw
+from pathways_ray.client.api import ClusterSession
+from pathways_ray.client.proxy_process import ProxyProcess
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+GONE_WITHIN_S = 20.0
+
+
+def run(env: dict[str, str], *command: str) -> subprocess.Popen[str]:
+    """A program in a process of its own, without the settings of JAX that this process has."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    return subprocess.Popen(
+        [sys.executable, *command], env=clean | env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def printed(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err[-4000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    """What the program prints on four CPU devices without a cluster."""
+    program = str(SCRIPTS / "jax_program.py")
+    return printed(run({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}, program))
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: ClusterSession) -> Iterator[ProxyProcess]:
+    with cluster.proxy(devices=4) as started:
+        yield started
+
+
+def sessions(cluster: pw.Session) -> int:
+    return len(cluster.status()["sessions"])
+
+
+@pytest.mark.timeout(300)
+def test_an_ordinary_program_has_the_bits_of_plain_jax(proxy: ProxyProcess, plain: Any, session: pw.Session) -> None:
+    """Operations, transformations, random numbers, loops, linear algebra, sharded arrays, collectives, copies between
+    devices, donation, types of 64 bits and of 4, and errors."""
+    assert printed(run(proxy.env, str(SCRIPTS / "jax_program.py"))) == plain
+
+
+@pytest.mark.timeout(300)
+def test_two_programs_at_the_same_time_have_devices_and_arrays_of_their_own(
+    proxy: ProxyProcess, plain: Any, session: pw.Session
+) -> None:
+    both = [run(proxy.env, str(SCRIPTS / "jax_program.py")) for _ in range(2)]
+    assert [printed(process) for process in both] == [plain, plain]
+
+
+ENDLESS = """
+import jax, jax.numpy as jnp
+x = jnp.ones((64, 64))
+step = jax.jit(lambda v: v * 1.001)
+print("running", flush=True)
+while True:
+    x = step(x)
+"""
+
+
+def test_a_program_that_is_killed_leaves_nothing(proxy: ProxyProcess, session: pw.Session) -> None:
+    """1. A program launches without end. 2. It is killed. 3. Its session ends, with all that it had."""
+    before = sessions(session)
+    process = run(proxy.env, "-c", ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while sessions(session) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sessions(session) <= before
+
+
+def test_garbage_on_the_socket_ends_a_connection_and_nothing_else(proxy: ProxyProcess, plain: Any) -> None:
+    path = proxy.target.removeprefix("grpc://unix:")
+    for garbage in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(256)),
+        os.urandom(4096),
+    ):
+        with closing(socket.socket(socket.AF_UNIX)) as sock:
+            sock.connect(path)
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(5.0)
+            try:
+                while sock.recv(4096):
+                    pass
+            except (ConnectionError, TimeoutError):
+                pass
+    assert printed(run(proxy.env, "-c", "import jax.numpy as jnp; print(int(jnp.arange(4).sum()))")) == 6
+
+
+def test_its_socket_is_its_owners_alone(proxy: ProxyProcess) -> None:
+    folder = Path(proxy.target.removeprefix("grpc://unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+REFUSED = """
+import json, os
+from jax.extend.backend import ifrt_proxy
+found = []
+for token in (None, b"wrong", os.environ["RIGHT"].encode()):
+    options = ifrt_proxy.ClientConnectionOptions()
+    options.connection_timeout_in_seconds = 1
+    if token:
+        options.initialization_data = {"token": token}
+    try:
+        found.append(len(ifrt_proxy.get_client(os.environ["TARGET"], options).devices()))
+    except Exception as error:
+        found.append(type(error).__name__)
+print(json.dumps(found))
+"""
+
+
+def test_on_a_port_it_asks_for_a_token(session: ClusterSession) -> None:
+    command = [sys.executable, "-m", "pathways_ray.cli", "proxy", "--port", "0", "--devices", "2", "--json"]
+    given = {"PATHWAYS_URL": session.url, "PATHWAYS_TOKEN": session.token}
+    with subprocess.Popen(
+        [*command, "--until-eof"],
+        env=os.environ | given,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        said = json.loads(server.stdout.readline())
+        env = said["env"] | {"RIGHT": said["env"]["PATHWAYS_PROXY_TOKEN"], "TARGET": said["target"]}
+        assert printed(run(env, "-c", REFUSED)) == ["JaxRuntimeError", "JaxRuntimeError", 2]
+
+
+def test_what_the_cluster_cannot_give_is_said_at_the_start(session: ClusterSession) -> None:
+    command = [sys.executable, "-m", "pathways_ray.cli", "proxy", "--devices", "99"]
+    given = {"PATHWAYS_URL": session.url, "PATHWAYS_TOKEN": session.token}
+    done = subprocess.run(command, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    assert "no island can hold a slice of shape (99,)" in done.stderr

@@ -1,0 +1,320 @@
+"""The core of a proxy: requests of a client in, commands out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from pathways_ray.errors import Failure
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.proxy import events as do
+from pathways_ray.proxy.arrays import Code, Sharding, Status
+from pathways_ray.proxy.codec import Reader, Writer
+from pathways_ray.proxy.core import FIRST_HANDLE, ProxyCore, status_of
+from pathways_ray.proxy.descriptors import messages
+
+M = messages()
+F32 = M.DTypeProto(kind=11)
+ROW, WHOLE = ArrayType((8,), "float32"), ArrayType((2,), "float32")
+SPLIT = Sharding((0, 1, 2, 3), (2, 2), (("f0", "f1"),))
+COPIES = Sharding((0, 1, 2, 3), (2, 2))
+
+
+class Client:
+    """A client of four devices; `ask` gives the answer and the other commands."""
+
+    def __init__(self) -> None:
+        self.core = ProxyCore(Reader(M), range(4))
+        self.ops = itertools.count(1)
+
+    def send(self, kind: str, **fields: Any) -> list[do.Command]:
+        body = getattr(M.IfrtRequest(), kind).__class__(**fields)
+        op = next(self.ops)
+        return self.core.handle(do.Requested(op, 1000 + op, kind, body))
+
+    def ask(self, kind: str, **fields: Any) -> tuple[do.Reply, list[do.Command]]:
+        commands = self.send(kind, **fields)
+        (reply,) = (command for command in commands if isinstance(command, do.Reply))
+        return reply, [command for command in commands if command is not reply]
+
+    def put(self, handle: int, sharding: Sharding = SPLIT, shape: tuple[int, ...] = (8,)) -> do.Upload:
+        """An array of the client, whose bytes have come."""
+        kind = ArrayType(shape, "float32")
+        self.core.handle(do.Stored(handle))
+        spec = M.ArraySpecProto(dtype=F32, shape=M.ShapeProto(dims=shape))
+        Writer(M).set_sharding(spec.sharding, sharding, len(shape))
+        shards = M.MakeArraysFromHostBufferShardsRequest
+        of_one = shards.MakeArraysFromHostBufferShardsSpec(array_spec=spec)
+        of_one.host_buffers.add(host_buffer_handle=handle, dtype=F32)
+        of_one.addressable_shard_indices.add(indices=range(len(sharding.devices)))
+        reply, commands = self.ask(
+            "make_arrays_from_host_buffer_shards_request", specs=[of_one], array_handles=[handle]
+        )
+        assert reply.status is None
+        (upload,) = commands
+        assert isinstance(upload, do.Upload)
+        assert upload.type == kind
+        return upload
+
+    def program(self, donated: tuple[int, ...] = (), outputs: int = 1) -> int:
+        """A program from one row to rows, over the four devices."""
+        (command,) = self.send("compile_request", program=M.Serialized(type_name="x"))
+        assert isinstance(command, do.Compile)
+        signature = do.Signature(
+            "jit_f", (ROW,), (ROW,) * outputs, (SPLIT,), (SPLIT,) * outputs, frozenset(donated), (0, 1, 2, 3), b"f"
+        )
+        (reply,) = self.core.handle(do.Compiled(command.executable, signature))
+        assert isinstance(reply, do.Reply)
+        assert reply.body["loaded_executable_handle"] == command.executable
+        return command.executable
+
+    def execute(
+        self, program: int, *arguments: int, results: tuple[int, ...] = ()
+    ) -> tuple[do.Reply, list[do.Command]]:
+        return self.ask(
+            "loaded_executable_execute_request",
+            loaded_executable_handle=program,
+            args_handles=arguments,
+            result_array_handle=results,
+        )
+
+
+def test_a_request_for_bytes_on_their_way_waits_and_so_do_those_behind_it() -> None:
+    """1. An array is to be made of bytes that have not come. 2. A deletion comes behind it. 3. The bytes come: both are
+    carried out, in order."""
+    client = Client()
+    spec = M.ShardingProto()
+    Writer(M).set_sharding(spec, Sharding.on(1), 1)
+    fields = {"dtype": F32, "shape": M.ShapeProto(dims=[8]), "sharding": spec, "host_buffer_handle": 5}
+    assert client.send("make_array_from_host_buffer_request", array_handle=5, **fields) == []
+    assert client.send("destruct_array_request", array_handle=[5]) == []
+    commands = client.core.handle(do.Stored(5))
+    assert [type(command) for command in commands] == [do.Upload, do.Reply, do.Reply, do.Free]
+    assert commands[0].pieces == (do.Piece(5, (), (0,)),)  # type: ignore[union-attr]
+
+
+def test_the_first_results_are_named_here_and_later_ones_by_the_client() -> None:
+    client = Client()
+    upload = client.put(1)
+    program = client.program()
+    reply, (launch,) = client.execute(program, 1)
+    assert isinstance(launch, do.Execute)
+    assert launch.arguments == (upload.buffer,)
+    (first,) = reply.body["handles"]
+    assert first > FIRST_HANDLE
+    reply, (launch,) = client.execute(program, first, results=(77,))
+    assert reply.body["handles"] is None
+    assert client.core.arrays.find(77).shards == tuple((launch.results[0], k) for k in range(4))  # type: ignore[union-attr]
+
+
+def test_shards_that_are_named_apart_and_put_together_again_are_the_same_buffer() -> None:
+    client = Client()
+    upload = client.put(1)
+    names = [11, 12, 13, 14]
+    client.ask("disassemble_into_single_device_arrays_request", array_handle=1, result_handles=names)
+    assert client.core.arrays.find(13).sharding == Sharding.on(2)
+    proto = M.ShardingProto()
+    Writer(M).set_sharding(proto, SPLIT, 1)
+    assembled = {"shape": M.ShapeProto(dims=[8]), "sharding": proto, "single_device_array_handles": names}
+    _, commands = client.ask("assemble_array_from_single_device_arrays_request", result_handle=2, **assembled)
+    assert commands == []
+    assert client.core.arrays.buffer_of(client.core.arrays.find(2)) == upload.buffer
+    client.send("destruct_array_request", array_handle=[1, *names])
+    freed = client.send("destruct_array_request", array_handle=[2])
+    assert do.Free((upload.buffer,)) in freed
+
+
+def test_a_computation_on_shards_of_several_buffers_regroups_them_once() -> None:
+    client = Client()
+    uploads = [client.put(k, Sharding.on(k), (2,)) for k in range(4)]
+    proto = M.ShardingProto()
+    Writer(M).set_sharding(proto, SPLIT, 1)
+    client.ask(
+        "assemble_array_from_single_device_arrays_request",
+        result_handle=9,
+        shape=M.ShapeProto(dims=[8]),
+        sharding=proto,
+        single_device_array_handles=range(4),
+    )
+    program = client.program()
+    _, commands = client.execute(program, 9)
+    regroup, launch = commands
+    assert isinstance(regroup, do.Regroup)
+    assert regroup.sources == tuple(upload.buffer for upload in uploads)
+    assert regroup.shards == ((0, 0), (1, 0), (2, 0), (3, 0))
+    assert launch.arguments == (regroup.buffer,)  # type: ignore[union-attr]
+    _, commands = client.execute(program, 9, results=(10,))
+    assert [type(command) for command in commands] == [do.Execute]
+
+
+def test_memory_is_given_away_only_by_the_last_that_has_it() -> None:
+    """1. A program that donates takes an array that another name has too: it is spared. 2. Then it takes one that
+    nothing else has."""
+    client = Client()
+    client.put(1)
+    client.ask("copy_arrays_request", array_handles=[1], result_handles=[2], memory_kind="pinned_host")
+    program = client.program(donated=(0,))
+    _, (spared,) = client.execute(program, 1)
+    assert spared.donated == ()  # type: ignore[union-attr]
+    _, commands = client.execute(program, 2, results=(3,))
+    assert commands[0].donated == (0,)  # type: ignore[union-attr]
+    reply, _ = client.execute(program, 2, results=(4,))
+    assert reply.status == Status(Code.INVALID_ARGUMENT, "argument 0 of jit_f has been deleted or donated")
+
+
+def test_what_fails_poisons_its_results_and_what_is_made_of_them() -> None:
+    client = Client()
+    client.put(1)
+    program = client.program()
+    client.execute(program, 1)
+    reply, _ = client.execute(program, 404, results=(2,))
+    assert reply.status is not None
+    assert reply.status.code == Code.NOT_FOUND
+    reply, commands = client.execute(program, 2, results=(3,))
+    assert reply.status is None
+    assert commands == []
+    reply, _ = client.ask("check_value_ready_request", value_handles=[3])
+    assert reply.status == Status(Code.NOT_FOUND, "there is no array with handle 404")
+
+
+def test_a_buffer_that_could_not_be_made_fails_those_that_wait_for_it() -> None:
+    client = Client()
+    upload = client.put(1)
+    broken = Status(Code.UNAVAILABLE, "HostLost: gone")
+    client.core.handle(do.Broken((upload.buffer,), broken))
+    reply, _ = client.ask("check_value_ready_request", value_handles=[1])
+    assert reply.status == broken
+
+
+def test_waiting_is_answered_when_it_is_over() -> None:
+    client = Client()
+    upload = client.put(1)
+    (wait,) = client.send("check_value_ready_request", value_handles=[1])
+    assert isinstance(wait, do.Await)
+    assert wait.buffers == (upload.buffer,)
+    (reply,) = client.core.handle(do.Settled(wait.ticket))
+    assert isinstance(reply, do.Reply)
+    assert (reply.kind, reply.context) == ("check_value_ready_response", 1000 + reply.op)
+    assert client.core.handle(do.Settled(wait.ticket)) == []
+
+
+def test_a_future_is_asked_for_once_and_those_of_deletions_are_not_counted() -> None:
+    client = Client()
+    client.put(1)
+    reply, _ = client.ask("delete_array_request", array_handle=[1])
+    assert not reply.counted
+    future = reply.body["deletion_future_handle"]
+    reply, _ = client.ask("check_future_request", future_handle=future)
+    assert (reply.status, reply.counted) == (None, False)
+    reply, _ = client.ask("check_future_request", future_handle=future)
+    assert reply.status is not None
+    assert reply.status.code == Code.NOT_FOUND
+    reply, _ = client.ask("is_array_deleted_request", array_handle=1)
+    assert reply.body == {"deleted": True}
+
+
+def test_a_program_that_cannot_be_compiled_says_why() -> None:
+    client = Client()
+    (command,) = client.send("compile_request", program=M.Serialized())
+    assert isinstance(command, do.Compile)
+    (reply,) = client.core.handle(do.Compiled(command.executable, Status(Code.INVALID_ARGUMENT, "no")))
+    assert reply.status == Status(Code.INVALID_ARGUMENT, "no")  # type: ignore[union-attr]
+    reply, _ = client.execute(command.executable)
+    assert reply.status is not None
+    assert reply.status.code == Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code", "text"),
+    [
+        ("bitcast_arrays_request", {"result_handles": [4]}, Code.UNIMPLEMENTED, "bitcast_arrays_request is not"),
+        ("copy_to_host_buffer_request", {"array_handle": 1}, Code.UNIMPLEMENTED, "is split over devices"),
+        (
+            "copy_arrays_request",
+            {"array_handles": [1], "result_handles": [4], "device_ids": [7]},
+            3,
+            "no devices \\[7\\]",
+        ),
+        (
+            "copy_arrays_request",
+            {"array_handles": [1], "result_handles": [4], "device_ids": [1]},
+            3,
+            "4 devices cannot",
+        ),
+        ("fully_replicated_shard_request", {"array_handle": 1, "result_handle": 4}, 3, "not whole on each"),
+        (
+            "disassemble_into_single_device_arrays_request",
+            {"array_handle": 1, "result_handles": [4]},
+            3,
+            "1 names for 4",
+        ),
+        (
+            "loaded_executable_metadata_request",
+            {"loaded_executable_handle": 5},
+            Code.NOT_FOUND,
+            "no program with handle 5",
+        ),
+        ("loaded_executable_fetch_execute_result_request", {"result_status_handle": 5}, Code.NOT_FOUND, "no execution"),
+        ("compile_request", {"host_callbacks": [b"x"]}, Code.UNIMPLEMENTED, "call back"),
+        ("get_default_device_assignment_request", {"num_replicas": 1, "num_partitions": 9}, 3, "9 devices are asked"),
+        ("", {}, Code.UNIMPLEMENTED, "is not among what"),
+    ],
+)
+def test_bad_requests_get_a_status_and_the_client_goes_on(kind: str, fields: Any, code: int, text: str) -> None:
+    client = Client()
+    client.put(1)
+    body = getattr(M.IfrtRequest(), kind).__class__(**fields) if kind else None
+    (reply,) = client.core.handle(do.Requested(50, 0, kind, body))
+    assert isinstance(reply, do.Reply)
+    assert reply.status is not None
+    assert reply.status.code == code
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(reply.status.message)
+    assert client.ask("is_array_deleted_request", array_handle=1)[0].body == {"deleted": False}
+
+
+def test_copies_on_other_devices_are_moved_and_have_memory_of_their_own() -> None:
+    client = Client()
+    upload = client.put(1, Sharding.on(0), (2,))
+    _, (move,) = client.ask("copy_arrays_request", array_handles=[1], result_handles=[2], device_ids=[3])
+    assert isinstance(move, do.Move)
+    assert (move.source, move.sharding) == (upload.buffer, Sharding.on(3))
+    reply, _ = client.ask("fully_replicated_shard_request", array_handle=2, result_handle=3)
+    assert reply.status is None
+
+
+def test_remapped_shards_stay_on_their_devices() -> None:
+    """Of an array over four devices, two arrays over two devices each are made, and nothing moves."""
+    client = Client()
+    client.put(1)
+    plan = M.RemapPlanProto()
+    specs = []
+    for devices in ((0, 1), (2, 3)):
+        spec = plan.output_specs.add(dtype=F32, shape=M.ShapeProto(dims=[4]))
+        specs.append(Sharding(devices, (2,), (("f0",),)))
+        Writer(M).set_sharding(spec.sharding, specs[-1], 1)
+    for out, start in enumerate((0, 2)):
+        plan.mappings.add(
+            in_array=0,
+            out_array=out,
+            from_start=[start],
+            from_end=[start + 2],
+            from_step=[1],
+            to_start=[0],
+            to_end=[2],
+            to_step=[1],
+        )
+    reply, commands = client.ask("remap_arrays_request", plan=plan, array_handles=[1], result_handles=[2, 3])
+    assert reply.status is None
+    assert commands == []
+    assert [client.core.arrays.find(k).sharding for k in (2, 3)] == specs
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("HostLost", Code.UNAVAILABLE), ("OutOfMemory", Code.RESOURCE_EXHAUSTED), ("ExecutionError", Code.INTERNAL)],
+)
+def test_failures_of_the_runtime_have_codes(kind: str, code: int) -> None:
+    assert status_of(Failure(kind, "so it is")) == Status(code, f"{kind}: so it is")
