@@ -2,7 +2,8 @@
 
 A client says what it uploads (`Put`), each host what has arrived there (`Stored`). A launch takes an upload once all
 hosts have it, as the client said: a gang of which only some hosts find their shards would leave the others in its
-collective. Hosts keep the first array under a number; so a number is not used again whose first upload was
+collective, and so would one that branches on an array that the client called replicated, and gave each host other bytes
+of. Hosts keep the first array under a number; so a number is not used again whose first upload was
 dropped while it was under way, since its removal may still be on the way to some of them.
 """
 
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import BufferType
-from pathways_ray.controller.state import Buffer, Send, SendClient, SendIsland, Session, Tables
+from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport.messages import BuffersLost, Drop, Put, Stored
@@ -53,7 +54,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),
             ]
         session.keep(message.buffer, Buffer(kind, 0))
-        session.arriving[message.buffer] = set(place.hosts)
+        session.arriving[message.buffer] = Arriving(set(place.hosts))
         early = session.early.pop(message.buffer, {})
         return [command for report in early.values() for command in stored(session, report)]
     return []
@@ -61,8 +62,8 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
 
 def stored(session: Session, message: Stored) -> list[Send]:
     """Notes that an upload has arrived on a host."""
-    number, hosts = message.buffer, session.arriving.get(message.buffer)
-    if hosts is None:
+    number, arriving = message.buffer, session.arriving.get(message.buffer)
+    if arriving is None:
         if number not in session.buffers and number not in session.burnt:
             session.early.setdefault(number, {})[message.host] = message
             if len(session.early) > MAX_EARLY:
@@ -76,8 +77,16 @@ def stored(session: Session, message: Stored) -> list[Send]:
             f"{message.type} on slice {message.slice}"
         )
         return lose(session, number, buffer, Failure("WireError", text, host=message.host))
-    hosts.discard(message.host)
-    if not hosts:
+    for position, digest in message.digests.items():
+        other, found = arriving.digests.setdefault(position, (message.host, digest))
+        if found != digest:
+            text = (
+                f"buffer {number}: hosts {other} and {message.host} hold the same part of it, and other bytes came to "
+                "one than to the other; upload it again"
+            )
+            return lose(session, number, buffer, Failure("WireError", text, host=message.host))
+    arriving.hosts.discard(message.host)
+    if not arriving.hosts:
         del session.arriving[number]
     return []
 
@@ -96,10 +105,10 @@ def overdue(tables: Tables, session: Session, arguments: Iterable[int], since: f
     commands: list[Send] = []
     failure = Failure("BufferLost", "an upload was given up")
     for number in arguments:
-        if (hosts := session.arriving.get(number)) is not None:
-            names = ", ".join(map(str, sorted(hosts)))
+        if (arriving := session.arriving.get(number)) is not None:
+            names = ", ".join(map(str, sorted(arriving.hosts)))
             text = f"buffer {number} has not come to host {names} in {UPLOAD_LIMIT_S:.0f} s; upload it again"
-            failure = Failure("BufferLost", text, host=min(hosts))
+            failure = Failure("BufferLost", text, host=min(arriving.hosts))
             commands += lose(session, number, session.buffers[number], failure)
     return Overdue(failure, commands)
 

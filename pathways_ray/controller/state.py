@@ -62,11 +62,20 @@ MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 
 
 @dataclass(slots=True)
+class Arriving:
+    """An upload on its way: the hosts that have yet to report it; by position in its mesh, a host that has reported a
+    box that others hold as well, and the digest of its bytes there."""
+
+    hosts: set[int]
+    digests: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Session:
     """One connection of a tenant.
 
     `places` remembers released slices too, since buffers may outlive them; `parts` has, for slices that are parts of
-    others, those. `arriving` has the buffers that its client uploads, with the hosts that have yet to report them;
+    others, those. `arriving` has the buffers that its client uploads and that some hosts have yet to report;
     `early` what hosts reported of buffers that the client has not named yet; `burnt` numbers of uploads that were
     dropped before they had arrived (see `buffers`). `held` are the bytes of its buffers on the devices of each slice,
     `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the tenant's quota,
@@ -83,7 +92,7 @@ class Session:
     parts: dict[int, int] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    arriving: dict[int, set[int]] = field(default_factory=dict)
+    arriving: dict[int, Arriving] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
     refused: list[RefusedResults] = field(default_factory=list)

@@ -106,13 +106,6 @@ class Checker:
     def uploaded_amiss(self, session: int, launch: int) -> None:
         self.launches[session, launch] = Launched(self.world.clock.now, True, True, amiss=True)
 
-    def donated(self, session: int, launch: int) -> None:
-        """If the donated result is a failure, its waiters may find it deleted and treat the launch as successful; the
-        later one fails."""
-        record = self.launches.get((session, launch))
-        if record is not None:
-            record.fails = False
-
     def outcome(self, session: int, launch: int, failure: Failure | None, by_client: bool = False) -> None:
         name = f"launch {launch} of session {session}"
         record = self.launches.get((session, launch))
@@ -140,7 +133,7 @@ class Checker:
         elif failure.kind == "ExecutionError" and "transferring" not in failure.message:
             if not record.may_fail:
                 self.report(f"{name} failed, and nothing it depends on does: {failure}")
-        elif (failure.kind == "BufferDeleted" and record.strange) or (failure.kind in OF_UPLOADS and record.amiss):
+        elif self._is_expected(record, failure):
             pass
         elif failure.kind in OF_FLAWS:
             if not self.world.settings.flaws or (failure.kind == "CompileError" and not record.may_fail):
@@ -152,6 +145,15 @@ class Checker:
             self.report(f"{name} failed with what should not happen: {failure}")
         elif not self._something_was_lost():
             self.report(f"{name} failed as if a process was lost, and none was: {failure}")
+
+    def _is_expected(self, record: Launched, failure: Failure) -> bool:
+        """Whether this is what the launch was made for, by its client."""
+        match failure.kind:
+            case "BufferDeleted" if record.strange:
+                return True
+            case "ProgramRefused":
+                return self.world.settings.divergent > 0 and record.may_fail
+        return failure.kind in OF_UPLOADS and record.amiss
 
     def _something_was_lost(self) -> bool:
         """Whether a process ended, or a stream broke, which is the same to those at its ends."""

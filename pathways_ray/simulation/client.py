@@ -22,12 +22,12 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
+from pathways_ray.simulation.client_data import AMISS, ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
-from pathways_ray.simulation.values import FLAWS, Outcome, mixed, run_alone
+from pathways_ray.simulation.values import DIVERGENT, FLAWS, Outcome, mixed, run_alone
 from pathways_ray.transport import messages as wire
 
 
@@ -42,11 +42,12 @@ class ClientEnvironment(DataEnvironment, Protocol):
 
 
 class SimulatedClient:
-    """One user with one session."""
+    """One user with one session. A `late` one opens it when there is a controller, whatever else there is."""
 
-    def __init__(self, world: ClientEnvironment, number: int) -> None:
+    def __init__(self, world: ClientEnvironment, number: int, late: bool = False) -> None:
         self.world = world
         self.number = number
+        self.late = late
         self.random = Random(world.random.getrandbits(60))
         self.process = world.network.process(f"client{number}", f"client{number}")
         self.core = ClientCore(0, limits.MAX_LAUNCHES_IN_FLIGHT)
@@ -62,7 +63,7 @@ class SimulatedClient:
         self.refused: set[int] = set()
         self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self._handle)
-        self.last_drop = 0.0
+        self.last_drop = self.last_failure = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
     @property
@@ -73,7 +74,7 @@ class SimulatedClient:
 
     def _open(self) -> None:
         controller = self.world.controller
-        if not self.world.is_whole():
+        if not (controller.process.alive if self.late else self.world.is_whole()):
             self.world.network.after(self.process, 0.5, self._open)
             return
         tenant = Tenant(f"tenant{self.number % 2}", weight=1.0 + self.number % 3, priority=self.number % 3)
@@ -83,8 +84,10 @@ class SimulatedClient:
 
     def _give_up(self) -> None:
         """The controller died with the call that was to open the session, or to make its slices."""
-        if not self.programs:
+        if not self.programs and not self.over:
             self._disconnected("the controller did not answer")
+            if self.session:
+                self.end.close()  # or the controller would keep the session, whose stream is as alive as this process
 
     def _opened(self, session: int, addresses: list[wire.HostAddress], controller: SimulatedController) -> None:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
@@ -131,6 +134,8 @@ class SimulatedClient:
             name = f"c{self.number}p{number}"
             if settings.flaws and self.random.random() < settings.flaws:
                 name += f".{self.random.choice(FLAWS)}"
+            if settings.divergent and self.random.random() < settings.divergent:
+                name += f".{DIVERGENT}"
             made = drawn(self.random, number, name, self.slices, poisoned, settings.apart)
             self.programs.append(made)
             self._handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
@@ -195,10 +200,7 @@ class SimulatedClient:
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
             checker.launched(self.session, launch, fails, doubtful)
-            for handle in results:
-                handle.launch = launch
         for handle in donated:
-            checker.donated(self.session, handle.launch)
             if handle.record.donated is None:
                 self._drop(handle)  # the launch failed at once
             else:
@@ -276,17 +278,17 @@ class SimulatedClient:
         self._do((message or events.ReleaseQueue(),))
 
     def _upload_amiss(self) -> None:
-        """A launch whose arguments are not on all hosts, or of a wrong type there; this client does not wait for any.
-        It has called the program before, so nobody can blame that."""
+        """A launch whose arguments are not on all hosts, or of a wrong type or with other bytes on one of several; this
+        client does not wait for any. It has called the program before, so nobody can blame that."""
         program = self.random.choice(self.programs)
         if not program.arguments:
             return
         given = self.core.new_buffers(len(program.arguments))
-        partly = self.random.random() < 0.5
+        how = self.random.choice(AMISS)
         for record, layout in zip(given, program.arguments, strict=True):
             placed, value = self._slice_of(layout), mixed(self.session, record.id)
             message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
-            self.data.upload_amiss(message, value, placed, partly)
+            self.data.upload_amiss(message, value, placed, how)
             self.end.send(message)
         results = self.core.new_buffers(len(program.results))
         launch = self.core.launch(program.number, given, results)
@@ -366,6 +368,7 @@ class SimulatedClient:
         for launch in launches:
             if launch not in self.core.pending:
                 self.world.checker.outcome(self.session, launch, failure, by_client)
+                self.last_failure = self.world.clock.now if failure is not None else self.last_failure
                 self.cancelled["all"] += failure is not None and failure.kind == "Cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -379,7 +382,8 @@ class SimulatedClient:
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             self.world.network.after(self.process, 0.5, self._leave_when_done)
             return
-        self.world.checker.check_kept(self.session, set(self.handles), self.last_drop)
+        # What was freed behind a launch that waited goes with the end of that one.
+        self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_failure))
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self._end(events.Closing())
         self._disconnected("it left")

@@ -21,6 +21,10 @@ from pathways_ray.simulation.values import Outcome
 from pathways_ray.transport.messages import HostAddress, Put
 
 
+AMISS = ("absent", "misfit", "other")
+"""An upload that a host does not get, gets as an array of another type, or with other bytes than the others."""
+
+
 @dataclass(eq=False)
 class Handle:
     """A handle of the user: the array it stands for, where that lies, and what it should be.
@@ -33,7 +37,6 @@ class Handle:
     layout: Layout
     expected: Outcome
     doubtful: bool = False
-    launch: int = 0
     fetches: int = 0
     revived: bool = False
 
@@ -107,13 +110,16 @@ class ClientData:
             answer = partial(post, process, self.process, self._upload_ended, record, host)
             post(self.process, process, self.world.hosts[host].put, self.session, message, value, placed, answer)
 
-    def upload_amiss(self, message: Put, value: int, placed: PlacedSlice, partly: bool) -> None:
-        """Uploads an array of another type than it was said to be to the last host of a slice; or nothing, `partly`."""
+    def upload_amiss(self, message: Put, value: int, placed: PlacedSlice, how: str) -> None:
+        """Uploads an array that is not as it was said to be on the last host of a slice, in one of the ways of
+        `AMISS`."""
         misfit = msgspec.structs.replace(message, type=ArrayType((3,), "float32"))
         for host in placed.hosts[:-1]:
             self.upload_to(host, message, value, placed)
-        if not partly:
+        if how == "misfit" or (how == "other" and len(placed.hosts) == 1):
             self.upload_to(placed.hosts[-1], misfit, value, placed)
+        elif how == "other":
+            self.upload_to(placed.hosts[-1], message, value + 1, placed)
 
     def upload_to(self, host: int, message: Put, value: int, placed: PlacedSlice) -> None:
         """Brings an array to one host, and does not ask what becomes of it."""

@@ -39,9 +39,6 @@ class Observer(Protocol):
     def uploaded_amiss(self, session: int, launch: int) -> None:
         """A client made a launch whose arguments are not on all hosts, or not of their type."""
 
-    def donated(self, session: int, launch: int) -> None:
-        """A client donated a result of a launch to a later one."""
-
     def compiles(self, host: int, program: str) -> None:
         """A host begins to compile a program that it will not come to the end of."""
 

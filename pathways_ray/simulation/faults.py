@@ -53,6 +53,10 @@ has it killed; commands to kill are lost meanwhile, if it says so. A host whose 
 it is gone for good, or boots again minutes later."""
 
 
+LASTING = ("vanish host", "outage")
+"""What may last for good. The rest of the cluster goes on meanwhile."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """At `time`, for `seconds`, to `where` (a node, or two joined by "|")."""
@@ -98,6 +102,8 @@ def draw(random: Random, settings: Settings) -> list[Fault]:
         else:
             longest = 25.0 if kind == "part" and random.random() < 0.2 else 8.0
             faults.append(Fault(time, kind, _link(random, nodes), _length(random, longest)))
+    for _ in range(settings.outages):
+        faults.append(Fault(1.0 + random.random() * FAULT_SPAN_S, "outage", random.choice(nodes["host"]), math.inf))
     return sorted(faults, key=lambda fault: (fault.time, fault.kind, fault.where))
 
 
@@ -160,6 +166,9 @@ class FaultEnvironment(Environment, Protocol):
     def vanish(self, process: Process, seconds: float) -> None:
         """A machine loses its power; after `seconds` a successor of the process starts."""
 
+    def come_late(self, count: int) -> None:
+        """Some more clients begin, as soon as there is a controller."""
+
     def lose_kills(self, until: float) -> None:
         """Until then, processes that are to be killed are not."""
 
@@ -185,7 +194,7 @@ class FaultInjector:
         self.struck = 0
         for fault in faults:
             world.clock.at(fault.time, self._strike, fault)
-            self._disturb(fault.time + (PING_LIMIT_S if fault.kind == "vanish host" else fault.seconds))
+            self._disturb(fault.time + (PING_LIMIT_S if fault.kind in LASTING else fault.seconds))
 
     def _disturb(self, until: float) -> None:
         self.world.disturbed_until = max(self.world.disturbed_until, until)
@@ -202,7 +211,9 @@ class FaultInjector:
                 self._strike_process(fault, process)
             return
         self._note(fault)
-        if fault.kind == "lose kill":
+        if fault.kind == "outage":
+            self._lose_power(fault)
+        elif fault.kind == "lose kill":
             self.world.lose_kills(self.world.clock.now + fault.seconds)
         elif fault.kind == "slow host":
             host = int(fault.where[4:])
@@ -210,6 +221,19 @@ class FaultInjector:
             self.world.clock.after(fault.seconds, self._end_slowness, host)
         else:
             self._strike_link(fault)
+
+    def _lose_power(self, fault: Fault) -> None:
+        """Hosts and the controller end at once. One host's machine stays dark, and the new controller never hears of
+        it; new clients come, and do not wait until all is well."""
+        world = self.world
+        for process in list(world.network.alive.values()):
+            if process.node.startswith("host") or process.node == "controller":
+                world.touched.add(process.node)
+                if process.node == fault.where and not process.paused:
+                    world.vanish(process, fault.seconds)
+                else:
+                    world.kill(process, "its machine lost its power")
+        world.come_late(2)
 
     def _end_slowness(self, host: int) -> None:
         self.world.slowness.pop(host, None)

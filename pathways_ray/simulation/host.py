@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pathways_ray import limits
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Failure, ProgramRefused
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
@@ -149,6 +149,8 @@ class SimulatedHost:
         for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
             functions[part.function]  # a real host would compile it
         parts = SimulatedParts(plan.plan, self.devices, self.transfer, self._made)
+        if refusal := parts.refusal():
+            raise ProgramRefused(refusal)
         if parts.flaw in (UNCOMPILED, DEADLY):
             self.world.checker.compiles(self.host, plan.plan.name)
             raise Flawed(parts.flaw)
@@ -210,8 +212,7 @@ class SimulatedHost:
 
     def _watch_first(self, key: Any) -> None:
         values = self.watched[key][0][1]
-        pending = [v for v in values if isinstance(v, Future) and not v.deleted]
-        when_all_ready(pending, lambda: self.process.run(self._complete, key))
+        when_all_ready(values, lambda: self.process.run(self._complete, key))
 
     def _complete(self, key: Any) -> None:
         queue = self.watched[key]
@@ -236,7 +237,9 @@ class SimulatedHost:
         array = Future.of(shards)
         array.misfit = message.type != ARRAY
         if self.store.add(session, message.buffer, array):
-            self.send(Stored(self.host, session, message.buffer, message.slice, message.type, message.spec))
+            where = message.slice, message.type, message.spec
+            shared = {0: value.to_bytes(8)} if len(placed.hosts) > 1 else {}
+            self.send(Stored(self.host, session, message.buffer, *where, shared))
             answer()
 
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
@@ -265,7 +268,7 @@ def _failure_of(values: list[Any]) -> Failure | None:
     for value in values:
         if isinstance(value, Failure):
             return value
-        if value.error is not None and not value.deleted:
+        if value.error is not None:
             error: Failure = value.error
             return error
     return None

@@ -25,6 +25,7 @@ from pathways_ray.simulation.values import (
     Future,
     agreed,
     flaw_of,
+    is_divergent,
     is_poisoned,
     named,
     run_recipe,
@@ -99,11 +100,12 @@ class SimulatedParts:
             seconds = math.inf
 
         def compute(inputs: list[int]) -> list[int] | Failure:
-            return Failure("ExecutionError", POISON) if is_poisoned(recipe) else run_recipe(recipe, inputs)
+            return Failure("ExecutionError", POISON) if is_poisoned(recipe) else [*run_recipe(recipe, inputs), 0]
 
-        return self._computation(
-            self.plan.placed(executable.slice), len(executable.outputs), executable.donated, compute, seconds
-        )
+        placed = self.plan.placed(executable.slice)
+        missing = is_divergent(recipe) and self.host == placed.hosts[-1]
+        outputs = len(executable.outputs) + 1  # and the end
+        return self._computation(placed, outputs, executable.donated, compute, seconds, missing)
 
     def reshard(self, edge: int) -> Computation:
         source = self.plan.placed(self.plan.edges[edge].source.slice)
@@ -130,6 +132,11 @@ class SimulatedParts:
 
         return made
 
+    def refusal(self) -> str:
+        """The reason for which this host does not compile the plan; "" if it does."""
+        last = (e for e in self.plan.executables if self.host == self.plan.placed(e.slice).hosts[-1])
+        return "a device may miss its collectives" if any(is_divergent(e.recipe) for e in last) else ""
+
     @property
     def flaw(self) -> str:
         """The flaw of the functions that this host compiles; "" if they have none."""
@@ -143,11 +150,13 @@ class SimulatedParts:
         donated: tuple[int, ...],
         compute: Callable[[list[int]], list[int] | Failure],
         seconds: float,
+        missing: bool = False,
     ) -> Computation:
+        """A gang's part here; one that is `missing` from its collective runs by itself."""
         node = self.node
         local = tuple(d.index for d in placed.devices if d.host == self.host)
         clique = tuple(d.host * 64 + d.index for d in placed.devices)
-        hosts = placed.hosts
+        hosts = (self.host,) if missing else placed.hosts
 
         def run(*inputs: Any) -> list[Future]:
             for value in inputs:

@@ -16,7 +16,8 @@ class Settings:
     """The cluster of a run, its clients and the number of its faults.
 
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
-    of the runtime get little time on crowded cores.
+    of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
+    of them for good. `divergent` is the chance that a program has collectives that one of its hosts does not enter.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -45,6 +46,8 @@ class Settings:
     hostile: int = 0
     starved_s: float = 0.0
     cancels: float = 0.0
+    outages: int = 0
+    divergent: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -81,6 +84,8 @@ class Settings:
             faults=faults,
             flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
             hostile=int(random.random() < 0.2),
+            divergent=Random(f"divergent {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
+            outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )
 
 

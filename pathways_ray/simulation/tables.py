@@ -44,7 +44,7 @@ def check_launches(launches: Launches) -> None:
         held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
         assert all(found >= 0 for found in session.held.values()), session.held
         assert session.device_bytes == held, (session.device_bytes, held)
-        assert all(session.lives(number) and hosts for number, hosts in session.arriving.items())
+        assert all(session.lives(number) and one.hosts for number, one in session.arriving.items())
         assert session.early.keys().isdisjoint(session.arriving)
         for number, buffer in session.buffers.items():
             assert not buffer.producer or buffer.producer in launches.in_flight, f"buffer {number} waits for no launch"

@@ -28,7 +28,12 @@ UNCOMPILED = "uncompiled"
 DEADLY = "deadly"
 """A host dies as it compiles a function with this in its name."""
 
+DIVERGENT = "divergent"
+"""The last host of its slice enters no collective of a function with this in its name. That host alone refuses to
+compile it: those that hold parts of a program need not find the same."""
+
 FLAWS = (ENDLESS, UNCOMPILED, DEADLY)
+"""What a program may have that keeps its hosts from others."""
 
 LOOP = "loop"
 """A function with this in its name is called again and again, with what it gave."""
@@ -69,6 +74,10 @@ def is_poisoned(recipe: Recipe) -> bool:
     return any(POISON in part.function for part in functions_in(recipe.parts))
 
 
+def is_divergent(recipe: Recipe) -> bool:
+    return any(DIVERGENT in part.function for part in functions_in(recipe.parts))
+
+
 def flaw_of(recipe: Recipe) -> str:
     """The one of `FLAWS` that a function of the recipe has; "" if none has one."""
     return next((flaw for part in functions_in(recipe.parts) for flaw in FLAWS if flaw in part.function), "")
@@ -104,6 +113,8 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
                 recipe = graph.recipes[node.recipe]
                 if failed is None and flaw_of(recipe):
                     failed = Failure("ExecutionError", "it never ends", node.name, node.where)
+                if failed is None and is_divergent(recipe):
+                    failed = Failure("ProgramRefused", "a device may miss its collectives", node.name, node.where)
                 if failed is None and is_poisoned(recipe):
                     failed = Failure("ExecutionError", POISON, node.name, node.where)
                 outputs = [failed] * len(node.outputs) if failed is not None else [*run_recipe(recipe, inputs)]

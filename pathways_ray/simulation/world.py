@@ -208,6 +208,9 @@ class World:
     def _boot(self) -> None:
         self.disturbed_until = max(self.disturbed_until, self.clock.now)
 
+    def come_late(self, count: int) -> None:
+        self.clients += [SimulatedClient(self, len(self.clients) + k, late=True) for k in range(count)]
+
     def lose_kills(self, until: float) -> None:
         self.kills_lost_until = until
 

@@ -281,7 +281,11 @@ class Begun(Message, tag=94):
 
 
 class Stored(Message, tag=61):
-    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec."""
+    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec.
+
+    `digests` are those of the boxes that other hosts hold as well, by the first position in the slice's mesh that has
+    the box.
+    """
 
     host: int
     session: int
@@ -289,6 +293,7 @@ class Stored(Message, tag=61):
     slice: int
     type: ArrayType
     spec: Spec
+    digests: dict[int, bytes] = {}
 
 
 class Inspected(Message, tag=191):

@@ -58,8 +58,10 @@ from pathways_ray.scheduler.events import Kill, ToController, ToHosts
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.restart import Restart
 from pathways_ray.simulation import faults, parts
+from pathways_ray.simulation import host as simulation_host
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.host import SimulatedHost
+from pathways_ray.simulation.parts import SimulatedParts
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.transport.messages import (
     BarrierReleased,
@@ -646,6 +648,19 @@ def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
 
 
+@bug(faults=0, poison=0.4)
+def a_failure_goes_unseen_when_its_result_was_donated(patch: Patch) -> None:
+    def finish(original: Original, self: PreparedProgram, slots: Any) -> list[Any]:
+        original(self, slots)
+        return [slots.values[slot] for slot in self.plan.awaited.values()]
+
+    def failure(original: Original, values: list[Any]) -> Failure | None:
+        return original([v for v in values if isinstance(v, Failure) or not v.deleted])
+
+    wrapped(patch, PreparedProgram, "finish", finish)
+    wrapped(patch, simulation_host, "_failure_of", failure)
+
+
 @bug(faults=0)
 def what_was_donated_is_never_freed(patch: Patch) -> None:
     patch.setattr(Donations, "consumed", lambda self, session, numbers: [])
@@ -704,10 +719,37 @@ def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
     wrapped(patch, buffers, "put", put)
 
 
+@bug(faults=0, shown=1, **(PAIRS | {"devices": 1, "launches": (40, 40)}))
+def uploads_that_differ_between_hosts_are_taken(patch: Patch) -> None:
+    def stored(original: Original, session: Any, message: Any) -> Any:
+        return original(session, msgspec.structs.replace(message, digests={}))
+
+    wrapped(patch, buffers, "stored", stored)
+
+
+@bug(faults=0, divergent=0.5, **PAIRS)
+def collectives_that_a_host_may_miss_are_compiled(patch: Patch) -> None:
+    patch.setattr(SimulatedParts, "refusal", lambda self: "")
+
+
+@bug(faults=0, divergent=0.5, **PAIRS)
+def a_program_that_one_host_refuses_is_launched_on_the_others(patch: Patch) -> None:
+    def ready(original: Original, self: Launches, message: Any, *rest: Any) -> Any:
+        return original(self, msgspec.structs.replace(message, failure=None), *rest)
+
+    wrapped(patch, Launches, "ready", ready)
+
+
 @bug(faults=20, seeds=300, lost_after_s=math.inf, **SINGLES)
 def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
     patch.setattr(restart, "KILL_PERIOD_S", math.inf)
+
+
+@bug(faults=0, seeds=60, outages=1, impatient=0.0, **SINGLES)
+def launches_wait_for_hosts_that_never_joined(patch: Patch) -> None:
+    """The controller's predecessor knew a host whose machine has vanished since."""
+    patch.setattr(Hosts, "expect", lambda self, islands: None)
 
 
 # --- blame ------------------------------------------------------------------------------------------------------------
@@ -767,6 +809,18 @@ def the_time_in_a_device_queue_counts(patch: Patch) -> None:
         return Heartbeat(found.host, slowness, (*found.running, *behind))
 
     wrapped(patch, Devices, "heartbeat", heartbeat)
+
+
+@bug(faults=0, seeds=100, shown=15, **FLAWED)
+def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
+    """And nobody becomes a suspect, to be tried alone."""
+
+    def died(original: Original, self: CircuitBreaker, host: int, candidates: Any, *rest: Any) -> Any:
+        return [struck for one in candidates for struck in original(self, host, [one], *rest)]
+
+    wrapped(patch, CircuitBreaker, "died", died)
+    patch.setattr(CircuitBreaker, "_has_shown", lambda self, candidate: False)
+    patch.setattr(CircuitBreaker, "is_suspect", lambda self, culprit: False)
 
 
 @bug(faults=0, **FLAWED)

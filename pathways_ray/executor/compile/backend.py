@@ -14,7 +14,7 @@ Function = Callable[..., Sequence[Any]]
 """A function of arrays that JAX traces."""
 
 Rebuild = Callable[[Callable[[Function], Function]], Any]
-"""Compiles a computation again, its function changed and with one more output than before, a replicated scalar."""
+"""Compiles a computation again, its function changed, whose last output is a replicated scalar."""
 
 
 class Backend(Protocol):
@@ -49,7 +49,7 @@ class Backend(Protocol):
         """Raises `CompileError` for a computation that would be wrong in a group of this number of hosts."""
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
-        """The computation as it is to be called; it runs on `devices` devices of this host."""
+        """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
 
 
 class AcceleratorBackend:

@@ -11,7 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 from jax import export
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
@@ -118,6 +118,12 @@ def _listed(types: Sequence[ArrayType]) -> str:
     return f"({shown}{', …' if len(types) > 8 else ''})"
 
 
+def with_end(run: Function) -> Function:
+    """The function with a last output, a scalar that depends on nothing. XLA fills all outputs of a computation at
+    once, or none, so it stands for the computation's end."""
+    return lambda *given: (*run(*given), jax.numpy.float32(0))
+
+
 Calls = Mapping[str, export.Exported]
 """The functions of a recipe by digest."""
 
@@ -218,25 +224,25 @@ class Compiler:
             jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(layout.spec)))
             for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
         ]
-        outputs = tuple(NamedSharding(mesh, partition_spec(p.spec)) for p in executable.output_layouts)
+        layouts = [*(p.spec for p in executable.output_layouts), ()]
+        outputs = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in layouts)
         options = self._options(recipe.parts)
 
-        def build(function: Function, *also: NamedSharding) -> Any:
+        def build(function: Function) -> Any:
             jitted = jax.jit(
                 function,
                 in_shardings=tuple(a.sharding for a in arguments),
-                out_shardings=outputs + also,
+                out_shardings=outputs,
                 donate_argnums=executable.donated,
                 keep_unused=True,
             )
             with jax.set_mesh(mesh):
                 return jitted.lower(*arguments).compile(compiler_options=options)
 
-        compiled = build(run)
+        compiled = build(with_end(run))
         self.backend.check(compiled, len(self.island))
         here = sum(device.host == self.host for device in placed.devices)
-        scalar = NamedSharding(mesh, PartitionSpec())
-        return self.backend.prepare(compiled, here, lambda change: build(change(run), scalar))
+        return self.backend.prepare(compiled, here, lambda change: build(change(run)))
 
     def _compile_as_is(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         """A module that brings its own shardings. It takes and gives all that the node does, in the same order."""
@@ -314,7 +320,9 @@ class Compiler:
             def build(function: Function) -> Any:
                 return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
 
-            return self.backend.prepare(build(run), 1, lambda change: build(change(run)))
+            plain = build(run)
+            made = self.backend.prepare(plain, 1, lambda change: build(change(run)))
+            return made if made is plain else lambda *given: made(*given)[:-1]
 
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled

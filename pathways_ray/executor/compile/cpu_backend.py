@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ class CpuBackend:
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         """XLA runs a computation inline on one device only."""
         if devices == 1 and would_block_dispatch(compiled):
-            return AsyncExecutable(rebuild(with_async_cost_hint))
+            return rebuild(with_async_cost_hint)
         return compiled
 
 
@@ -160,8 +160,8 @@ def would_block_dispatch(compiled: Any) -> bool:
 
 
 def with_async_cost_hint(run: Function) -> Callable[..., tuple[Any, ...]]:
-    """The function, with a last output that XLA counts as many operations, and that takes none: it is 0.0. The rest of
-    the computation is as it was."""
+    """The function, with a last output that XLA counts as many operations, and that takes none: it is 0.0, as that of
+    `compiler.with_end`. The rest of the computation is as it was."""
     import jax
     import jax.numpy as jnp
 
@@ -174,17 +174,3 @@ def with_async_cost_hint(run: Function) -> Callable[..., tuple[Any, ...]]:
         return (*run(*arguments), counted)
 
     return longer
-
-
-class AsyncExecutable:
-    """A computation compiled `with_async_cost_hint`, without its last output."""
-
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
-
-    def __call__(self, *arguments: Any) -> Sequence[Any]:
-        outputs: Sequence[Any] = self._compiled(*arguments)[:-1]
-        return outputs
-
-    def memory_analysis(self) -> Any:
-        return self._compiled.memory_analysis()

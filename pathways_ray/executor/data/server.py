@@ -218,7 +218,7 @@ class DataServer:
             upload = stream.uploads[request]
             if upload.missing <= 0:
                 if upload.size <= SMALL_BYTES:
-                    self._stored(stream, upload, upload.array(self.compiler))
+                    self._stored(stream, upload, *self._made(upload))
                     del stream.uploads[request]
                 else:
                     del stream.uploads[request]
@@ -231,21 +231,24 @@ class DataServer:
     async def _store(self, stream: _Stream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
-            array = await self._loop.run_in_executor(self.copying, upload.array, self.compiler)
+            made = await self._loop.run_in_executor(self.copying, self._made, upload)
         except _PUT_ERRORS as error:
             self._put_failed(stream, upload.message.request, upload, error)
         else:
-            self._stored(stream, upload, array)
+            self._stored(stream, upload, *made)
 
-    def _stored(self, stream: _Stream, upload: Upload, array: jax.Array) -> None:
+    def _made(self, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
+        return upload.array(self.compiler), upload.digests(self.data_secret)
+
+    def _stored(self, stream: _Stream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""
         message, name = upload.message, stream.name_of(upload.message)
         if not self.store.add(stream.session, message.buffer, array):
             taken = WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
             self._put_failed(stream, message.request, upload, taken)
             return
-        slice_id = message.placed.mesh.id
-        self.report(wire.Stored(self.host, stream.session, message.buffer, slice_id, message.type, message.spec))
+        where = message.placed.mesh.id, message.type, message.spec
+        self.report(wire.Stored(self.host, stream.session, message.buffer, *where, digests))
         stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
         stream.outbox.send(wire.PutDone(upload.message.request))
 
@@ -268,13 +271,13 @@ class DataServer:
         check_type(message.type)
         check_layout(message.type, message.spec, message.placed.mesh, "put")
         boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
-        local = [(boxes[k], d.index) for k, d in enumerate(message.placed.devices) if d.host == self.host]
-        asked = device_bytes([box for box, _ in local], message.type.dtype)
+        local = [boxes[k] for k, d in enumerate(message.placed.devices) if d.host == self.host]
+        asked = device_bytes(local, message.type.dtype)
         stream.quota.reserve(
             stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
-            stream.uploads[message.request] = Upload(message, local)
+            stream.uploads[message.request] = Upload(message, boxes, self.host)
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise

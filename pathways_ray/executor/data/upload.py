@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -12,14 +14,23 @@ from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
 
+DIGEST_BYTES = 16
+
 
 class Upload:
-    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end."""
+    """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end.
 
-    def __init__(self, message: wire.PutOpen, local: list[tuple[Box, int]]) -> None:
+    Args:
+        boxes: those of all devices of the slice.
+    """
+
+    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int) -> None:
         self.message = message
-        self.local = local
-        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in local))
+        placed = list(zip(boxes, message.placed.devices, strict=True))
+        self.local = [(box, device.index) for box, device in placed if device.host == host]
+        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in self.local))
+        elsewhere = {box for box, device in placed if device.host != host}
+        self._positions = {box: boxes.index(box) for box in self.boxes if box in elsewhere}
         self.dtype = dtype_of(message.type.dtype)
         self.shape = box_shape(self.boxes[0])
         size = math.prod(self.shape) * self.dtype.itemsize
@@ -41,6 +52,16 @@ class Upload:
         buffer[filled:end] = np.frombuffer(part.data, np.uint8)
         self.filled[part.box] = end
         self.missing -= len(part.data)
+
+    def digests(self, secret: str) -> dict[int, bytes]:
+        """The digests of the boxes that other hosts hold as well, by the first position in the mesh that has the box.
+        They are keyed, so that nobody can look for two arrays that have one digest."""
+        key = hashlib.sha256(f"uploads {secret}".encode()).digest()
+        return {
+            self._positions[box]: hashlib.blake2b(data.data, digest_size=DIGEST_BYTES, key=key).digest()
+            for box, data in zip(self.boxes, self.buffers, strict=True)
+            if box in self._positions
+        }
 
     def array(self, compiler: Compiler) -> jax.Array:
         arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
-
 from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
@@ -234,10 +232,7 @@ class Dispatcher:
 
     def _is_over(self, values: list[Any]) -> bool:
         """Whether values are ready, and none failed."""
-        try:
-            return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self._failure_of(values) is None
-        except RuntimeError:  # a later launch has taken the memory of one
-            return False
+        return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self._failure_of(values) is None
 
     def _watch(self, watcher: _Watcher) -> None:
         while True:
@@ -251,8 +246,7 @@ class Dispatcher:
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
-            # It may hold the last reference to big arrays; do not keep it until the next launch comes.
-            del watched
+            del watched  # or it would be kept until the next launch comes
             watcher.finished()
 
     def _taken(self, watched: _Watched) -> int:
@@ -313,10 +307,7 @@ class Dispatcher:
 
     def _is_complete(self, values: list[Any]) -> bool:
         """Whether devices are through with values, whatever came of them."""
-        try:
-            return all(isinstance(value, Failure) or value.is_ready() for value in values)
-        except RuntimeError:  # a later launch has taken the memory of one
-            return True
+        return all(isinstance(value, Failure) or value.is_ready() for value in values)
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
@@ -330,9 +321,6 @@ class Dispatcher:
             try:
                 value.block_until_ready()
             except Exception as error:
-                # A later launch may have taken the memory of a value that is not needed any more.
-                if isinstance(value, jax.Array) and value.is_deleted():
-                    continue
                 text = str(error) or type(error).__name__
                 return k, failure_in(text) or Failure("ExecutionError", text, host=self.host)
         return -1, None

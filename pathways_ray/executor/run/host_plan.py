@@ -127,9 +127,10 @@ class HostPlan:
         return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])
 
     @functools.cached_property
-    def awaited(self) -> tuple[int, ...]:
-        """The slots whose readiness ends a launch on this host."""
-        return tuple(slot for slot in self.plan.awaited if self._here[slot])
+    def awaited(self) -> dict[int, int]:
+        """The gangs whose ends are that of a launch on this host, each with a slot that it fills."""
+        made = {slot: step.gang for step in self.plan.steps if isinstance(step, Execute) for slot in step.outputs}
+        return {made[slot]: slot for slot in reversed(self.plan.awaited) if self._here[slot]}
 
     @functools.cached_property
     def overwritten(self) -> tuple[int, ...]:
@@ -169,10 +170,11 @@ class HostPlan:
         """The report of a launch that failed.
 
         Args:
-            place: of the value that failed, in `awaited`; all hosts that have a shard of it must fail with it.
+            place: of the gang that failed, in `awaited`; all hosts that have a part in it must fail with it.
             consumed: the arguments whose memory it took.
         """
-        hosts = self.plan.placed(self.plan.slots[self.awaited[place]]).hosts if self.multi_host else ()
+        slot = list(self.awaited.values())[place]
+        hosts = self.plan.placed(self.plan.slots[slot]).hosts if self.multi_host else ()
         return IslandLaunchFailed(sequence, self._attributed(failure), hosts, consumed)
 
     def _attributed(self, failure: Failure) -> Failure:

@@ -129,10 +129,10 @@ class PreparedProgram:
 
     def outputs(self, slots: Slots, first: int, last: int) -> list[Any]:
         """Values that are ready once everything is that the steps from `first` up to `last` enqueued; empty when they
-        enqueued nothing, or nothing of it is left in a slot."""
+        enqueued nothing."""
         for step in reversed(self.steps_of(slots.launch)[first:last]):
             if isinstance(step, ExecuteStep):
-                return [slots.values[slot] for slot in step.outputs if slots.values[slot] is not None]
+                return [slots.ends[step.gang]]
         return []
 
     def awaited(self, slots: Slots, position: int) -> list[Any]:
@@ -176,4 +176,4 @@ class PreparedProgram:
         launch, values = slots.launch, slots.values
         for slot, number in self.plan.results:
             self.store.put(launch.session, launch.results + number, values[slot])
-        return [values[slot] for slot in self.plan.awaited]
+        return [slots.ends[gang] for gang in self.plan.awaited]

@@ -18,7 +18,8 @@ from pathways_ray.transport.messages import IslandLaunch
 
 Computation = Callable[..., Any]
 """A compiled computation: takes arrays, gives a sequence of arrays (a reshard: one array), raises when it cannot be
-enqueued, which a `Failure` among its arguments makes sure of."""
+enqueued, which a `Failure` among its arguments makes sure of. What is executed gives a last array, its *end*, which is
+no output: it is ready, or fails, when the computation has, and no later one takes its memory."""
 
 Pieces = list[Any]
 
@@ -69,12 +70,12 @@ class Slots:
         count: slots of its plan.
 
     `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
-    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `consumed` are the slots whose
-    memory a computation has taken. `aborted` is set once the launch has ended elsewhere: nobody takes what it would
-    send.
+    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends`, by gang, its end;
+    `consumed` are the slots whose memory a computation has taken. `aborted` is set once the launch has ended elsewhere:
+    nobody takes what it would send.
     """
 
-    __slots__ = ("aborted", "consumed", "failed_inputs", "launch", "local", "pulled", "values")
+    __slots__ = ("aborted", "consumed", "ends", "failed_inputs", "launch", "local", "pulled", "values")
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
@@ -84,6 +85,7 @@ class Slots:
         self.failed_inputs: dict[int, Failure] = {}
         self.aborted: Failure | None = None
         self.consumed: tuple[int, ...] = ()
+        self.ends: dict[int, Any] = {}
 
 
 class ExecuteStep:
@@ -127,10 +129,11 @@ class ExecuteStep:
             if self.donated:
                 slots.consumed += tuple(self.inputs[k] for k in self.donated)
         except Exception as error:
-            outputs = [self.failure(inputs, error)] * len(self.outputs)
+            outputs = [self.failure(inputs, error)] * (len(self.outputs) + 1)
             taken = tuple(self.inputs[k] for k in self.donated if self.transfer.is_consumed(values[self.inputs[k]]))
             slots.consumed += taken
-        for slot, value in zip(self.outputs, outputs, strict=True):
+        *made, slots.ends[self.gang] = outputs
+        for slot, value in zip(self.outputs, made, strict=True):
             values[slot] = value
         for slot in self.drops:
             values[slot] = None

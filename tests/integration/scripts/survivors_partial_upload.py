@@ -1,4 +1,7 @@
-"""A client uploads an array to one host of two, and launches with it, on an island that another client uses too."""
+"""A client uploads an array to one host of two, and one that differs between them, and launches with each of them.
+
+Another client uses the island too.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,21 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         lambda v: jax.lax.psum(v, "x"), mesh=theirs.mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
     )
     gang = pw.compiled(body, slice=theirs, in_specs=P("x"), out_specs=P("x"))
+    # Whether the devices meet in the sum depends on an array that all of them are said to have alike.
+    branch = jax.shard_map(
+        lambda v, w: jax.lax.cond(v[0] > 0, lambda w: jax.lax.psum(w, "x"), lambda w: w * 2, w).sum(keepdims=True),
+        mesh=theirs.mesh, in_specs=(P(), P("x")), out_specs=P("x"), check_vma=False,
+    )  # fmt: skip
+    branching = pw.compiled(branch, slice=theirs, in_specs=(P(), P("x")), out_specs=P("x"))
     x = np.ones((2, 4), np.float32)
     assert np.asarray(gang(x)).tolist() == [[2.0] * 4] * 2
     kept = pw.put(np.ones(8, np.float32), mine).block_until_ready(timeout=60)
     links: Any = attacker._data
 
-    def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
-        host = placed.hosts[0]  # the other one gets nothing
-        upload, request = Upload({host}), next(links._requests)
+    def to(host: int, upload: Upload, array: Any, what: tuple[int, Any, Any, Any, str], acknowledge: Any) -> None:
+        """Uploads the part of an array that one host holds."""
+        buffer, kind, spec, placed, tag = what
+        request = next(links._requests)
         boxes = shard_boxes(kind, spec, placed.mesh)
         messages: list[Any] = [PutOpen(request, buffer, kind, spec, placed, tag)]
         here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
@@ -37,9 +47,33 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         link = links._link(host)
         link.uploads[request] = _Sent(upload, acknowledge)
         link.outbox.send_all(messages)
+
+    def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
+        upload = Upload({placed.hosts[0]})  # the other one gets nothing
+        to(placed.hosts[0], upload, array, (buffer, kind, spec, placed, tag), acknowledge)
         return upload
 
-    whole, links.upload = links.upload, half
+    def two_faced(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
+        upload = Upload(set(placed.hosts))
+        for k, host in enumerate(placed.hosts):
+            to(host, upload, array + k, (buffer, kind, spec, placed, tag), acknowledge)
+        return upload
+
+    zero = np.zeros(1, np.float32)
+    assert np.asarray(branching(zero, x)).tolist() == [[8.0], [8.0]]
+    whole = links.upload
+    begun = time.monotonic()
+    links.upload = two_faced
+    differing = pw.put(zero, theirs, P())
+    links.upload = whole
+    result = branching(differing, pw.put(x, theirs, P("x")))
+    try:
+        result.block_until_ready(timeout=60)
+    except pw.errors.WireError as error:
+        print(f"the attacker's launch ended after {time.monotonic() - begun:.1f} s: WireError: {error}")
+    assert np.asarray(branching(zero, x)).tolist() == [[8.0], [8.0]]
+
+    links.upload = half
     begun = time.monotonic()
     result = gang(pw.put(x, theirs, P("x")))
     links.upload = whole

@@ -143,8 +143,16 @@ class Harness:
         hosts = next((placed.hosts for placed in SLICES if placed.mesh.id == slice), ()) if arrives else ()
         return commands + [command for host in hosts for command in self.stored(host, buffer, slice, session)]
 
-    def stored(self, host: int, buffer: int, slice: int = 1, session: int = 1, kind: ArrayType = VECTOR) -> list[Send]:
-        return self.checked(self.launches.stored(Stored(host, session, buffer, slice, kind, ())))
+    def stored(
+        self,
+        host: int,
+        buffer: int,
+        slice: int = 1,
+        session: int = 1,
+        kind: ArrayType = VECTOR,
+        digests: dict[int, bytes] | None = None,
+    ) -> list[Send]:
+        return self.checked(self.launches.stored(Stored(host, session, buffer, slice, kind, (), digests or {})))
 
     def free(self, *buffers: int, session: int = 1) -> list[Send]:
         return self.checked(self.launches.admission.call(self.launches.sessions[session], Free(buffers)))

@@ -175,3 +175,33 @@ def test_a_number_whose_upload_was_freed_on_the_way_is_not_used_again() -> None:
     front.put(2, 4)
     front.free(2)
     assert front.put(2, 4) == [], "this one had arrived"
+
+
+def test_an_upload_that_differs_between_hosts_that_hold_the_same_part_fails_what_takes_it() -> None:
+    """
+    1. Hosts 0 and 1 hold the same part of an array; its client sent one of them other bytes. Neither alone is wrong.
+    2. What takes the array fails with the reason, and both hosts drop it. Another one, with equal bytes, is taken.
+    """
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.put(1, 4, arrives=False)
+    front.stored(0, 1, 4, digests={0: b"these"})
+    assert front.launch(1, (1,), 2) == []
+    commands = front.stored(1, 1, 4, digests={0: b"others"})
+    failure = to_client(commands, kind=LaunchFailed)[0].failure
+    assert failure.kind == "WireError"
+    assert "hosts 0 and 1 hold the same part of it" in failure.message
+    assert Drop(1, (1,)) in to_island(commands, 0, Drop)
+    front.put(3, 4, arrives=False)
+    front.stored(0, 3, 4, digests={0: b"these"})
+    front.stored(1, 3, 4, digests={0: b"these"})
+    assert len(to_island(front.launch(2, (3,), 4), 0, IslandLaunch)) == 1
+
+
+def test_hosts_that_report_before_the_client_does_are_compared_too() -> None:
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.stored(0, 1, 4, digests={0: b"these", 1: b"same"})
+    front.stored(1, 1, 4, digests={0: b"others", 1: b"same"})
+    (lost,) = to_client(front.put(1, 4, arrives=False), kind=BuffersLost)
+    assert "hold the same part of it" in lost.failure.message

@@ -162,7 +162,7 @@ class Host:
                 raise TypeError("a failure is no array")
             text = f"{name}({','.join(inputs)})"
             self.enqueued.append(text)
-            return [text] * len(executable.outputs)
+            return [text] * (len(executable.outputs) + 1)  # and the end
 
         return run
 

@@ -80,11 +80,11 @@ def exported(function: Any) -> bytes:
     return bytes(export.export(jax.jit(function))(jax.ShapeDtypeStruct((), np.uint64)).serialize())
 
 
-def program(number: int, function: Any, digest: str = "f") -> Program:
+def program(number: int, function: Any, digest: str = "f", donated: tuple[int, ...] = ()) -> Program:
     """A call of a function on device 0.0."""
     sketch = Sketch()
     here = sketch.slice("0.0")
-    result = sketch.call(digest, sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,))
+    result = sketch.call(digest, sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,), donated=donated)
     plan = sketch.planned(result).plans[0]
     return Program(number, msgspec.msgpack.encode(plan), {digest: exported(function)})
 
@@ -132,6 +132,35 @@ def test_a_lost_argument_fails_the_launch(host: Served) -> None:
     failed = host.next()
     assert isinstance(failed, IslandLaunchFailed)
     assert (failed.sequence, failed.failure.kind) == (30, "BufferLost")
+
+
+def test_a_launch_that_failed_says_so_though_a_later_one_has_taken_the_memory_of_its_result() -> None:
+    """
+    1. A launch takes a while. One behind it will ask for a terabyte, and a third one takes the memory of its result.
+    2. The second launch has failed, as the third one has that comes of it; a fourth one has not.
+    """
+    host = Served()
+
+    def slow(x: Any) -> Any:
+        return (jax.lax.fori_loop(0, 10**7, lambda _, y: y * 3 + 1, x),)
+
+    def big(x: Any) -> Any:
+        return (jax.numpy.sort(jax.numpy.arange(1 << 40, dtype=np.uint64) * x)[0],)
+
+    functions = [(slow, ()), (big, ()), (lambda x: (x + 1,), (0,))]
+    for number, (function, donated) in enumerate(functions, 1):
+        host.receive(program(number, function, f"f{number}", donated))
+        ready = host.next()
+        assert isinstance(ready, Ready)
+        assert ready.failure is None
+    launches = [IslandLaunch(1, 1, 1, (1,), 2), IslandLaunch(2, 1, 2, (2,), 3), IslandLaunch(3, 1, 3, (3,), 4)]
+    host.receive(*launches, IslandLaunch(4, 1, 1, (1,), 5))
+    assert host.ended(1) == [1]
+    failed = [host.next(), host.next()]
+    assert [message.sequence for message in failed] == [2, 3]
+    assert "emory" in failed[0].failure.message
+    assert failed[1].consumed == (3,)
+    assert host.ended(1) == [4]
 
 
 def test_a_program_that_cannot_be_compiled_is_reported(host: Served) -> None:
