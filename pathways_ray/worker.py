@@ -1,7 +1,8 @@
 """Worker processes: what a client's bytes may make slow, big or crash is done in a fork with limits, not in a server.
 
 A `Worker` has a process that has loaded its code, and forks once for each question. The fork answers and ends; it has
-limits on time and memory, no open files but its pipe, and nothing of one question is left when the next one comes.
+limits on time and memory, no open files but its pipe, and nothing of one question is left when the next one comes. Who
+serves may confine its forks further.
 
 Frames on the pipes: 8 bytes of length, then the bytes; the first byte of an answer says whether the fork gave it.
 """
@@ -28,13 +29,22 @@ _OUT_OF_MEMORY = 77
 
 class Limits(NamedTuple):
     """Limits of one question: seconds of a core, seconds that pass (for a fork that does nothing), and the bytes of
-    memory beyond what the process has."""
+    memory beyond what the process has, and of the answer."""
 
     cpu_s: int
     time_s: float
     memory_bytes: int
     bytes_per_second: int = 0
     """Bytes of a question that give it a further second of a core; 0: none."""
+    answer_bytes: int = 1 << 30
+
+
+class NotConfined(Exception):
+    """This machine does not take the confinement that a fork should have."""
+
+
+Confine = Callable[[int, int, int], None]
+"""Leaves the process one pipe, bytes of memory beyond what it has, and seconds of a core. Raises `NotConfined`."""
 
 
 class WorkerEnded(Exception):
@@ -48,11 +58,21 @@ class Worker:
     Args:
         command: what Python runs; it has to call `serve`.
         environment: variables beside those of this process. Secrets of this one are left out.
+        reply_limit_s: the worker itself is killed when it has not replied in this time, in which it may have to start.
+        reply_bytes: a longer reply is none.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str] | None = None,
+        reply_limit_s: float = 300.0,
+        reply_bytes: int = 1 << 30,
+    ) -> None:
         self.command = command
         self.environment = environment or {}
+        self.reply_limit_s = reply_limit_s
+        self.reply_bytes = reply_bytes
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -81,14 +101,19 @@ class Worker:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
+        too_late = threading.Timer(self.reply_limit_s, process.kill)
+        too_late.daemon = True
+        too_late.start()
         try:
             _write(process.stdin, question)
-            reply = _read_frame(process.stdout)
+            reply = _read_frame(process.stdout, self.reply_bytes)
             if not reply:
                 raise BrokenPipeError(f"worker {' '.join(self.command)} does not run")
         except OSError:
             self._stop()
             raise
+        finally:
+            too_late.cancel()
         return reply
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -127,12 +152,12 @@ def _write(file: IO[bytes], data: bytes) -> None:
     file.flush()
 
 
-def _read_frame(file: IO[bytes]) -> bytes | None:
-    """The next frame, or None at the end."""
+def _read_frame(file: IO[bytes], most: int | None = None) -> bytes | None:
+    """The next frame; None at the end, or for one of more bytes than `most`."""
     header = file.read(8)
-    if len(header) < 8:
-        return None
     size = int.from_bytes(header, "big")
+    if len(header) < 8 or (most is not None and size > most):
+        return None
     data = file.read(size)
     return data if len(data) == size else None
 
@@ -140,7 +165,28 @@ def _read_frame(file: IO[bytes]) -> bytes | None:
 # --- the worker's process ---------------------------------------------------------------------------------------------
 
 
-def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0) -> None:
+def confine(pipe: int, memory_bytes: int, cpu_s: int) -> None:
+    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)
+        os.dup2(0, 2)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1 << 20)
+    with open("/proc/self/statm") as file:
+        there = int(file.read().split()[0]) * resource.getpagesize()
+    for kind, limit in (
+        (resource.RLIMIT_AS, there + memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, limit))
+
+
+def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, confine: Confine = confine) -> None:
     """Answers questions from standard input until its end, each in a fork with these limits."""
     # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -152,68 +198,55 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0) -
         child = os.fork()
         if child == 0:
             os.close(inside)
-            _confine(outside, len(question), limits)
+            size = len(question)
+            more = size // limits.bytes_per_second if limits.bytes_per_second else 0
             try:
-                data = answer(question)
+                confine(outside, limits.memory_bytes + 8 * size, limits.cpu_s + more)
+                data = _ANSWERED + answer(question)
             except MemoryError:
                 os._exit(_OUT_OF_MEMORY)
-            with os.fdopen(outside, "wb") as file:
-                _write(file, data)
+            except NotConfined as error:
+                data = _ENDED + str(error).encode()
+            rest = memoryview(len(data).to_bytes(8, "big") + data)
+            while rest:
+                rest = rest[os.write(outside, rest) :]
             os._exit(0)
         os.close(outside)
         del question
         _write(replies, _answer_of(child, inside, limits))
 
 
-def _confine(pipe: int, size: int, limits: Limits) -> None:
-    """Leaves this process its pipe, and little memory and time; it can start and write nothing."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
-        os.dup2(0, 2)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1024)
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * resource.getpagesize()
-    more = size // limits.bytes_per_second if limits.bytes_per_second else 0
-    for kind, limit in (
-        (resource.RLIMIT_AS, there + limits.memory_bytes + 8 * size),
-        (resource.RLIMIT_CPU, limits.cpu_s + more),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, limit))
-
-
 def _answer_of(child: int, pipe: int, limits: Limits) -> bytes:
     """The answer of a fork, or how it ended without one. Ends the fork."""
     deadline = time.monotonic() + limits.time_s
-    parts: list[bytes] = []
+    said = bytearray()
     late = False
-    while True:
+    while len(said) <= limits.answer_bytes:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         late = not ready
         part = os.read(pipe, 1 << 16) if ready else b""
         if not part:
             break
-        parts.append(part)
+        said += part
     os.close(pipe)
-    if late:
-        os.kill(child, signal.SIGKILL)
-    said = b"".join(parts)
-    whole = len(said) >= 8 and len(said) - 8 == int.from_bytes(said[:8], "big")
-    if whole:
+    whole = len(said) >= 9 and len(said) - 8 == int.from_bytes(said[:8], "big")
+    if whole or late or said:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if whole:
-        return _ANSWERED + said[8:]
+        return bytes(said[8:])
+    return _ENDED + _how_it_ended(status, late, len(said), limits).encode()
+
+
+def _how_it_ended(status: int, late: bool, said: int, limits: Limits) -> str:
+    """The reason for which a fork gave no answer; `said` are the bytes that it gave."""
     if late:
-        return _ENDED + f"it took longer than {limits.time_s:.0f} s".encode()
+        return f"it took longer than {limits.time_s:.0f} s"
+    if said:
+        return f"its answer has no end, or more than {limits.answer_bytes >> 20} MiB"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
-        return _ENDED + f"it took more than {limits.cpu_s} s of a core".encode()
+        return f"it took more than {limits.cpu_s} s of a core"
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OUT_OF_MEMORY:
-        return _ENDED + f"it needed more than {limits.memory_bytes >> 20} MiB of memory".encode()
+        return f"it needed more than {limits.memory_bytes >> 20} MiB of memory"
     name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
-    return _ENDED + f"its process crashed: {name}".encode()
+    return f"its process crashed: {name}"

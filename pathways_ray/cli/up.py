@@ -55,6 +55,14 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
     help="Seconds that a launch may keep its devices; tenants may have limits of their own.",
 )
 @click.option(
+    "--compile-limit",
+    "compile_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=limits.COMPILE_LIMIT_S,
+    show_default=True,
+    help="Seconds that a host may compile one program.",
+)
+@click.option(
     "--silence-limit",
     "silence_limit_s",
     type=click.FloatRange(min=0, min_open=True),

@@ -84,7 +84,7 @@ class Options:
             raise UsageError(f"isolation must be 'shared' or 'process', not {self.isolation!r}")
         if self.isolation == "process" and not self.tenants:
             raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
-        for name in ("launch_limit_s", "silence_limit_s"):
+        for name in ("launch_limit_s", "compile_limit_s", "silence_limit_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
         if self.name:

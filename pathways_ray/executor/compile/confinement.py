@@ -7,14 +7,14 @@ two architectures below; elsewhere there are limits of resources only, and hosts
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import platform
-import resource
 import struct
 import sys
+
+from pathways_ray import worker
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -89,10 +89,6 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables, and the kernel's name for the architecture."""
 
 
-class NotConfined(Exception):
-    """The process is not confined, so it must not read what a client sent."""
-
-
 class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -136,25 +132,9 @@ def confine(pipe: int, memory_bytes: int, cpu_s: int) -> None:
         cpu_s: seconds of a core.
 
     Raises:
-        NotConfined: the kernel knows no such filters.
+        worker.NotConfined: the kernel knows no such filters.
     """
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
-        os.dup2(0, 2)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1 << 20)
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * resource.getpagesize()
-    for kind, limit in (
-        (resource.RLIMIT_AS, there + memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, limit))
+    worker.confine(pipe, memory_bytes, cpu_s)
     if sys.platform == "linux" and platform.machine() in _MACHINES:
         _set_filter(filter_of(platform.machine()))
 
@@ -167,6 +147,6 @@ def _set_filter(instructions: bytes) -> None:
         _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(found), unused, unused
     ):
         number = ctypes.get_errno()
-        raise NotConfined(
-            f"the host cannot check it: its kernel takes no filter of system calls ({os.strerror(number)})"
+        raise worker.NotConfined(
+            f"the host cannot confine their reader: its kernel takes no filter of system calls ({os.strerror(number)})"
         )

@@ -1,35 +1,27 @@
-"""The checker of a host: processes that read functions from clients, and may crash.
+"""The checker of a host: a worker that reads functions from clients, in forks that may crash.
 
 MLIR's reader trusts its input: of functions with a few bits turned, about one in a hundred ends the process that reads
-it, or keeps it busy without end. So a host has a *checker*, a process that has loaded the readers and forks once for
-each program. The fork reads (`allowlist`), sends its verdicts, and ends; it has limits on time and memory, no open
-files but its pipe and no way to open others (`confinement`), and nothing of one client is left when the next one's
+it, or keeps it busy without end. So a host has a *checker*, a `Worker` that has loaded the readers and forks once for
+each program. The fork reads (`allowlist`), sends its verdicts, and ends; beside the limits of every worker it has no
+way to open files, connections or processes (`confinement`), and nothing of one client is left when the next one's
 program is read.
 
-Frames on the pipes: 8 bytes of length, then MessagePack: in, whether the client is trusted and a list of functions;
-out, a list of verdicts, each with the number of devices that the function was made for.
+A question is whether the client is trusted, and a list of functions, in MessagePack; the answer is a list of verdicts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile import confinement
 from pathways_ray.transport.messages import encode
+from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
 
 CPU_LIMIT_S = 4
 BYTES_PER_SECOND = 4 << 20
@@ -55,9 +47,10 @@ Verdict: TypeAlias = tuple[str, int]
 
 _VERDICTS = msgspec.msgpack.Decoder(list[Verdict])
 _QUESTION = msgspec.msgpack.Decoder(tuple[bool, list[bytes]])
-_SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
-CRASHED = "the process that read the program's functions crashed, or did not come to an end"
+UNREAD = "its functions could not be read"
+COMMAND = ("-m", "pathways_ray.executor.compile.sandbox")
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Sandbox:
@@ -68,17 +61,15 @@ class Sandbox:
         command: what Python runs as the checker.
     """
 
-    def __init__(self, host: int, command: Sequence[str] = ("-m", "pathways_ray.executor.compile.sandbox")) -> None:
+    def __init__(self, host: int, command: Sequence[str] = COMMAND) -> None:
         self.host = host
-        self.command = command
+        self.worker = Worker(command, ENVIRONMENT, REPLY_LIMIT_S, MAX_REPLY_BYTES)
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[tuple[bool, str], Verdict] = OrderedDict()
 
     def start(self) -> None:
         """Starts the process ahead of the first program, without waiting for it."""
-        with self._lock:
-            self._running()
+        self.worker.start()
 
     def check(
         self, name: str, digests: Sequence[str], functions: Mapping[str, bytes], trusted: bool = False, devices: int = 0
@@ -99,10 +90,7 @@ class Sandbox:
         with self._lock:
             if any((trusted, digest) not in self._known for digest in digests):
                 unknown = [digest for digest in functions if (trusted, digest) not in self._known]
-                verdicts = self._ask(trusted, [functions[digest] for digest in unknown])
-                if len(verdicts) != len(unknown):
-                    # Not remembered: one of them is the cause, and the others may be in programs of other clients.
-                    raise ProgramRefused(f"{name} is refused on host {self.host}: {CRASHED}")
+                verdicts = self._ask(name, trusted, [functions[digest] for digest in unknown])
                 self._known.update(zip([(trusted, digest) for digest in unknown], verdicts, strict=True))
             for digest in digests:
                 self._known.move_to_end((trusted, digest))
@@ -114,94 +102,36 @@ class Sandbox:
             while len(self._known) > max(MAX_VERDICTS, len(functions)):
                 self._known.popitem(last=False)
 
-    def _ask(self, trusted: bool, blobs: list[bytes]) -> list[Verdict]:
-        """The verdicts; an empty list when the process that read crashed."""
-        for attempt in range(2):
-            process = self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            too_late = threading.Timer(REPLY_LIMIT_S, process.kill)
-            too_late.start()
-            try:
-                _write(process.stdin, encode((trusted, blobs)))
-                reply = _read_frame(process.stdout, MAX_REPLY_BYTES)
-                if reply is None:
-                    raise BrokenPipeError
-                return _VERDICTS.decode(reply)
-            except (OSError, msgspec.MsgspecError) as error:
-                self._stop()
-                if attempt:
-                    raise CompileError(f"host {self.host} cannot check functions: its checker does not run") from error
-            finally:
-                too_late.cancel()
-        raise AssertionError
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._stop()
-            environment = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
-            environment |= {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                [sys.executable, *self.command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+    def _ask(self, name: str, trusted: bool, blobs: list[bytes]) -> list[Verdict]:
+        """A verdict for each function. Of a program that cannot be read none is remembered: one of its functions is the
+        cause, and the others may be in programs of other clients."""
+        try:
+            verdicts = _VERDICTS.decode(self.worker.ask(encode((trusted, blobs))))
+            if len(verdicts) != len(blobs):
+                raise WorkerEnded(f"{len(verdicts)} verdicts came for {len(blobs)} functions")
+            return verdicts
+        except (WorkerEnded, msgspec.MsgspecError) as error:
+            raise ProgramRefused(f"{name} is refused on host {self.host}: {UNREAD}: {error}") from None
+        except OSError as error:
+            raise CompileError(f"host {self.host} cannot check functions: its checker does not run") from error
 
     def close(self) -> None:
-        with self._lock:
-            self._stop()
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    file.write(len(data).to_bytes(8, "big"))
-    file.write(data)
-    file.flush()
-
-
-def _read_frame(file: IO[bytes], limit: int | None = None) -> bytes | None:
-    """The next frame, or None at the end, or for one of more bytes than the limit."""
-    header = file.read(8)
-    size = int.from_bytes(header, "big")
-    if len(header) < 8 or (limit is not None and size > limit):
-        return None
-    data = file.read(size)
-    return data if len(data) == size else None
+        self.worker.close()
 
 
 # --- the checker's process --------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Reads frames from standard input until its end."""
+    """Reads functions from standard input until its end."""
     allowlist = load()
-    # jax warns of forks by threaded processes. None of the threads here has work, or holds a lock.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    replies = sys.stdout.buffer
-    while (frame := _read_frame(sys.stdin.buffer)) is not None:
-        inside, outside = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(inside)
-            _read_functions(outside, frame, allowlist.verdicts)
-            os._exit(0)
-        os.close(outside)
-        del frame
-        _write(replies, _verdict_of(child, inside))
+
+    def answer(question: bytes) -> bytes:
+        trusted, blobs = _QUESTION.decode(question)
+        return encode(allowlist.verdicts(blobs, trusted))
+
+    limits = Limits(CPU_LIMIT_S, READ_LIMIT_S, MEMORY_BYTES, BYTES_PER_SECOND, MAX_REPLY_BYTES)
+    serve(answer, limits, confine=confinement.confine)
 
 
 def load() -> Any:
@@ -214,37 +144,6 @@ def load() -> Any:
     allowlist.verdicts([b""])
     confinement.prepare()
     return allowlist
-
-
-def _read_functions(pipe: int, frame: bytes, verdicts: Callable[[list[bytes], bool], list[Verdict]]) -> None:
-    """The work of a fork: reads functions, and writes what it finds to the pipe."""
-    trusted, blobs = _QUESTION.decode(frame)
-    try:
-        confinement.confine(pipe, MEMORY_BYTES + 8 * len(frame), CPU_LIMIT_S + len(frame) // BYTES_PER_SECOND)
-        found = verdicts(blobs, trusted)
-    except confinement.NotConfined as error:
-        found = [(str(error), 0)] * len(blobs)
-    data = encode(found)
-    rest = memoryview(len(data).to_bytes(8, "big") + data)
-    while rest:
-        rest = rest[os.write(pipe, rest) :]
-
-
-def _verdict_of(child: int, pipe: int) -> bytes:
-    """The verdicts of a fork, as a frame's content; an empty list when it crashed or took too long. Ends the fork."""
-    deadline = time.monotonic() + READ_LIMIT_S
-    said = bytearray()
-    while len(said) <= MAX_REPLY_BYTES:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(pipe, 1 << 16) if ready else b""
-        if not part:
-            break
-        said += part
-    os.close(pipe)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    whole = len(said) >= 8 and len(said) - 8 == int.from_bytes(said[:8], "big")
-    return bytes(said[8:]) if whole else encode([])
 
 
 if __name__ == "__main__":

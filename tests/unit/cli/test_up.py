@@ -7,6 +7,7 @@ import ray
 from click.testing import CliRunner
 
 from pathways_ray.cli import commands
+from pathways_ray.deployment.options import Options
 
 NOWHERE = "127.0.0.1:1"
 """An address without a Ray cluster, which whatever gets so far complains of."""
@@ -33,3 +34,13 @@ def test_an_up_that_cannot_be_is_refused_in_one_line(options: tuple[str, ...], s
     (line,) = found.stderr.splitlines()
     assert line.startswith("pathways: ")
     assert not ray.is_initialized()
+
+
+def test_limits_reach_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(Options, "check", lambda self: seen.append(self))
+    given = ("--launch-limit", "90", "--compile-limit", "30", "--silence-limit", "12", "--lost-after", "300")
+    CliRunner().invoke(commands, ["up", "--address", NOWHERE, *given])
+    (options,) = seen
+    limits = (options.launch_limit_s, options.compile_limit_s, options.silence_limit_s, options.lost_after_s)
+    assert limits == (90.0, 30.0, 12.0, 300.0)
