@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -28,11 +29,9 @@ from pathways_ray.transport.tls import Trust
 _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen."""
 
-RECONNECT_LIMIT_S = 30.0
-"""A put or fetch waits this long for a host that is down."""
-
-NEWS_LIMIT_S = 10.0
-"""How long a broken stream waits for news of its host before it is opened again."""
+RECONNECT_LIMIT_S = 10.0
+"""A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet. Other
+calls of its thread wait meanwhile."""
 
 
 Acknowledge = Callable[[Upload, int, Failure | None], None]
@@ -209,11 +208,13 @@ class DataLinks:
         """The stream to a host; waits for a host that is starting again."""
         with self._changed:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
-            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
-            self._changed.wait_for(lambda: self._closed or self._address(host), RECONNECT_LIMIT_S)
+            known = RECONNECT_LIMIT_S + time.monotonic()
+            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), RECONNECT_LIMIT_S)
+            self._changed.wait_for(lambda: self._closed or self._address(host), known - time.monotonic())
             address = self._addresses.get(host)
             if address is None or not address.address:
-                raise from_failure(Failure("HostLost", f"host {host} is down", host=host))
+                text = f"host {host} is down, and was not back in {RECONNECT_LIMIT_S:.0f} s; call again once it is"
+                raise from_failure(Failure("HostLost", text, host=host))
             link = self._links.get(host)
             if link is None or link.dead is not None:
                 link = self._links[host] = _Link(self, address)

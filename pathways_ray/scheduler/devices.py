@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pathways_ray.ir.plan import Device
+from pathways_ray.scheduler.estimates import MovingAverage
 
 SINGLE_TENANT_WINDOW_S = 0.2
 """Estimated work on a device that may be with the hosts while one tenant has the island to itself."""
@@ -62,13 +63,19 @@ class DeviceSet:
             group.computations += computations
             group.seconds += estimate
 
-    def has_room(self, estimate: float, computations: int, contended: bool) -> bool:
-        """Whether one more launch may go to the hosts, on each of its devices."""
+    def has_room(self, length: MovingAverage, computations: int, contended: bool) -> bool:
+        """Whether one more launch may go to the hosts, on each of its devices.
+
+        One whose length nobody knows has to wait until they have no other: its tenant would get more than its share, by
+        all that went before the first one was measured.
+        """
+        if contended and not length.seconds:
+            return not any(group.launches for group in self.groups)
         window = CONTENDED_WINDOW_S if contended else SINGLE_TENANT_WINDOW_S
         for group in self.groups:
             if group.launches and (
                 group.computations + computations > MAX_DEVICE_COMPUTATIONS
-                or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + estimate > window)
+                or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + length.estimate > window)
             ):
                 return False
         return True

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 UNMEASURED_S = 0.005
 """Estimate for a program until its first launch has been measured."""
 
+SHORTEST_S = 1e-6
+
 WEIGHT = 0.1
 """Weight of the latest launch in the average: ten launches after a change, two thirds of it are in the estimate."""
 
@@ -23,6 +25,6 @@ class MovingAverage:
         return self.seconds or UNMEASURED_S
 
     def measure(self, seconds: float) -> None:
-        """Takes in what a launch took."""
-        before = self.seconds
+        """Takes in what a launch took: something, since 0 stands for a program that nobody has measured."""
+        before, seconds = self.seconds, max(seconds, SHORTEST_S)
         self.seconds = before + WEIGHT * (seconds - before) if before else seconds

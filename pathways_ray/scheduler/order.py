@@ -153,23 +153,24 @@ class IslandOrder:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
         return program.cross_island or program.devices.has_room(
-            program.seconds.estimate, program.computations, self.ledger.active > 1
+            program.seconds, program.computations, self.ledger.active > 1
         )
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
         assert isinstance(launch, wire.IslandLaunch)
         program = self._program_of(launch)
-        estimate = program.seconds.estimate
+        estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:
             self.cross_island.popleft()
         else:
             program.devices.add(estimate, program.computations)
-        self.ledger.start(queue.usage, estimate * program.width)
+        self.ledger.start(queue.usage, charge)
         if self.policy is not fifo:
             session, left = self.quantum
             self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
-        self.outstanding[launch.sequence] = Outstanding(set(self.members.hosts), launch, program, queue.usage, estimate)
+        hosts, usage = set(self.members.hosts), queue.usage
+        self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge)
         self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
         commands.append(ToHosts(launch))
         self._flush(queue, commands, self.now)
@@ -250,7 +251,7 @@ class IslandOrder:
         if record.failed is None:
             actual = record.device_us * 1e-6
             program.seconds.measure(actual)
-        self.ledger.settle(record.usage, record.estimate * program.width, actual * program.width)
+        self.ledger.settle(record.usage, record.charge, actual * program.width)
         self.ledger.leave(record.usage)
 
     def clear(self) -> None:

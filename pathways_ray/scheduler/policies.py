@@ -6,8 +6,9 @@ runtime. A policy may use everything in a candidate, but its callers (`order.Isl
 which candidates there are, and keep launches over several islands in one order. So no policy can make launches wait for
 each other; a bad one is only unfair.
 
-Device time is counted in device seconds: seconds on the devices, times their number. A launch is charged with an
-estimate when it is sent to the hosts, and with the difference when they report what it took.
+Device time is counted in device seconds: seconds on the devices, times their number. A launch is charged with what
+earlier ones of its program took when it is sent to the hosts, and with the difference when they report what it took. A
+guess for those that nobody has measured would raise the clock, at which newcomers begin, by time that nobody had.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.client import data as data_module
 from pathways_ray.client.data import DataLinks, FetchPlan, _Fetching
 from pathways_ray.errors import Failure, HostLost
 from pathways_ray.ir.plan import Device, PlacedSlice
@@ -116,3 +117,22 @@ def test_a_message_that_makes_no_sense_ends_what_waits() -> None:
     cover = FetchPlan.of_array(ArrayType((4,), "float32"), ((),), on_hosts(1))
     with links_to(hosts) as data, pytest.raises(HostLost, match="its messages cannot be read"):
         data.fetch(1, cover, lambda: None)
+
+
+def test_a_put_to_a_host_that_does_not_come_back_is_a_typed_error_in_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. The stream to a host breaks, and nothing is heard of the host: a put waits for news.
+    2. Half the limit later the host is known to be down; it is waited for no longer than what is left of the limit.
+    """
+    monkeypatch.setattr(data_module, "RECONNECT_LIMIT_S", 1.0)
+    hosts = Hosts(1)
+    hosts.go.set()
+    array, kind = np.ones(4, np.float32), ArrayType((4,), "float32")
+    with links_to(hosts) as data:
+        data.upload(1, array, kind, ((),), on_hosts(1), "tag", lambda *_: None)
+        data._links[0].end("its connection broke")
+        threading.Timer(0.5, data.host_changed, (HostAddress(0, 1, ""),)).start()
+        begun = time.monotonic()
+        with pytest.raises(HostLost, match="host 0 is down, and was not back in 1 s"):
+            data.upload(2, array, kind, ((),), on_hosts(1), "tag", lambda *_: None)
+        assert time.monotonic() - begun >= 0.9

@@ -142,6 +142,7 @@ def test_a_host_that_does_not_run_does_not_compile() -> None:
 def test_a_host_that_dies_names_what_it_compiled_and_the_first_on_each_of_its_devices() -> None:
     made = island(0, 1, a=("0.0",), b=("0.0", "0.1"), c=("0.1",), d=("1.0",))
     for sequence, program in enumerate((1, 2, 3, 4), 1):
+        made.order.programs[program].seconds.measure(0.001)  # otherwise they would go one after the other
         launch(made, sequence, program)
     made.from_host(0, 1, Compiling(0, 3))
     made.from_host(1, 1, Compiling(1, 4))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device
 from pathways_ray.scheduler.devices import DeviceSet, DeviceTable
+from pathways_ray.scheduler.estimates import MovingAverage
+from tests.unit.scheduler.island import devices
 
 SETS = st.sets(st.integers(0, 5), min_size=1)
 
@@ -42,3 +44,13 @@ def test_programs_on_the_same_devices_share_a_set_and_big_sets_are_one_group() -
     assert len(whole.groups) == 1
     half = table.set_of(many[:1024])
     assert [len(one.groups) for one in (whole, half)] == [2, 1]
+
+
+def test_a_launch_of_unknown_length_goes_alone_where_several_tenants_have_launches() -> None:
+    unknown, known = MovingAverage(), MovingAverage(0.001)
+    here = DeviceTable().set_of(devices("0.0"))
+    assert here.has_room(unknown, 1, contended=True)
+    here.add(0.001, 1)
+    assert not here.has_room(unknown, 1, contended=True)
+    assert here.has_room(known, 1, contended=True)
+    assert here.has_room(unknown, 1, contended=False)
