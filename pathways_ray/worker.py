@@ -59,7 +59,7 @@ class Worker:
         command: what Python runs; it has to call `serve`.
         environment: variables beside those of this process. Secrets of this one are left out.
         reply_limit_s: the worker itself is killed when it has not replied in this time, in which it may have to start.
-        reply_bytes: a longer reply is none.
+        reply_bytes: a worker that says more is killed as well.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ _WAIT_SLICE_S = 0.5
 """Waits wake up this often, so that Ctrl-C is seen."""
 
 RECONNECT_LIMIT_S = 10.0
-"""A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet. Other
-calls of its thread wait meanwhile."""
+"""A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet.
+Other calls of its thread wait meanwhile."""
 
 
 Acknowledge = Callable[[Upload, int, Failure | None], None]

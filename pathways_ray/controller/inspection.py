@@ -100,7 +100,7 @@ def _causes(
         "absent": tuple(host.host for host in launches.membership.away(program)),
         "unready": tuple(sorted(program.hosts - program.ready)),
         "uploads": tuple(
-            Upload(n, tuple(sorted(session.arriving[n])), session.buffers[n].type.array_bytes) for n in uploads
+            Upload(n, tuple(sorted(session.arriving[n].hosts)), session.buffers[n].type.array_bytes) for n in uploads
         ),
         "lacking": lacking,
         "before": len(before),

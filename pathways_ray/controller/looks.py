@@ -225,8 +225,8 @@ class Looks:
     def _why_upload(self, call: int, request: wire.Look) -> list[Command]:
         state, number = self.launches.sessions.get(request.of), request.number
         name = f"upload {request.of}.{number}"
-        hosts = state.arriving.get(number) if state is not None else None
-        if state is None or not hosts:
+        arriving = state.arriving.get(number) if state is not None else None
+        if state is None or not arriving:
             return self._answer(call, Why(name, (Link(f"the controller knows of no upload of array {number}"),)))
         island = state.places[state.buffers[number].type.slice].island
 

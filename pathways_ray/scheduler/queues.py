@@ -75,7 +75,7 @@ class Queues:
             items.popleft()
         del self.waiting[queue.session]
         if queue.ended:
-            del self.sessions[queue.session]
+            self.sessions.pop(queue.session, None)
 
     def clear(self) -> None:
         """Forgets all launches that wait. Drops are moot: the hosts start empty."""

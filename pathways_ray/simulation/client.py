@@ -281,8 +281,6 @@ class SimulatedClient:
         """A launch whose arguments are not on all hosts, or of a wrong type or with other bytes on one of several; this
         client does not wait for any. It has called the program before, so nobody can blame that."""
         program = self.random.choice(self.programs)
-        if not program.arguments:
-            return
         given = self.core.new_buffers(len(program.arguments))
         how = self.random.choice(AMISS)
         for record, layout in zip(given, program.arguments, strict=True):
@@ -294,9 +292,7 @@ class SimulatedClient:
         launch = self.core.launch(program.number, given, results)
         self.world.checker.uploaded_amiss(self.session, next(reversed(self.core.pending)))
         self._do((launch or events.ReleaseQueue(),))
-        for record in (*given, *results):
-            freed = self.core.free(record)
-            self._do((freed,) if freed is not None else ())
+        self._do([freed for record in (*given, *results) if (freed := self.core.free(record)) is not None])
         self.last_drop = self.world.clock.now
 
     # --- arrays -------------------------------------------------------------------------------------------------------

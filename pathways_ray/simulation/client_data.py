@@ -20,7 +20,6 @@ from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.values import Outcome
 from pathways_ray.transport.messages import HostAddress, Put
 
-
 AMISS = ("absent", "misfit", "other")
 """An upload that a host does not get, gets as an array of another type, or with other bytes than the others."""
 

@@ -293,7 +293,7 @@ class Stored(Message, tag=61):
     slice: int
     type: ArrayType
     spec: Spec
-    digests: dict[int, bytes] = {}
+    digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
 class Inspected(Message, tag=191):
