@@ -652,7 +652,7 @@ def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
 def a_failure_goes_unseen_when_its_result_was_donated(patch: Patch) -> None:
     def finish(original: Original, self: PreparedProgram, slots: Any) -> list[Any]:
         original(self, slots)
-        return [slots.values[slot] for slot in self.plan.awaited.values()]
+        return [slots.values[slot] for slot in self.plan.awaited]
 
     def failure(original: Original, values: list[Any]) -> Failure | None:
         return original([v for v in values if isinstance(v, Failure) or not v.deleted])

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
+
 from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler
@@ -307,7 +309,10 @@ class Dispatcher:
 
     def _is_complete(self, values: list[Any]) -> bool:
         """Whether devices are through with values, whatever came of them."""
-        return all(isinstance(value, Failure) or value.is_ready() for value in values)
+        try:
+            return all(isinstance(value, Failure) or value.is_ready() for value in values)
+        except RuntimeError:  # of one that no gang made, a later launch has taken the memory
+            return True
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""
@@ -321,6 +326,9 @@ class Dispatcher:
             try:
                 value.block_until_ready()
             except Exception as error:
+                # Of a value that no gang made, a later launch may have taken the memory.
+                if isinstance(value, jax.Array) and value.is_deleted():
+                    continue
                 text = str(error) or type(error).__name__
                 return k, failure_in(text) or Failure("ExecutionError", text, host=self.host)
         return -1, None

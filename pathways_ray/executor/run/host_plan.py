@@ -10,7 +10,7 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
-from pathways_ray.ir.plan import Device, Execute, IslandPlan, Reshard
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard
 from pathways_ray.transport.messages import Gang, IslandLaunch, IslandLaunchFailed
 
 NO_LIMIT = 1 << 60
@@ -127,10 +127,21 @@ class HostPlan:
         return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])
 
     @functools.cached_property
-    def awaited(self) -> dict[int, int]:
-        """The gangs whose ends are that of a launch on this host, each with a slot that it fills."""
-        made = {slot: step.gang for step in self.plan.steps if isinstance(step, Execute) for slot in step.outputs}
-        return {made[slot]: slot for slot in reversed(self.plan.awaited) if self._here[slot]}
+    def awaited(self) -> tuple[int, ...]:
+        """The slots whose readiness ends a launch on this host: of each gang the first of its outputs, in whose place
+        its end is waited for."""
+        found = (root for slot in self.plan.awaited if self._here[slot] for root in self._roots(slot) or [slot])
+        return tuple(dict.fromkeys(found))
+
+    def _roots(self, slot: int) -> list[int]:
+        """The first outputs of the gangs that make a value, as far as they run here; none where something else does."""
+        for step in self.plan.steps:
+            if isinstance(step, Execute) and slot in step.outputs:
+                return [step.outputs[0]]
+            if isinstance(step, Regroup) and slot == step.target:
+                sources = [self._roots(source) for source in step.sources if self._here[source]]
+                return [root for roots in sources for root in roots] if all(sources) else []
+        return []
 
     @functools.cached_property
     def overwritten(self) -> tuple[int, ...]:
@@ -170,11 +181,10 @@ class HostPlan:
         """The report of a launch that failed.
 
         Args:
-            place: of the gang that failed, in `awaited`; all hosts that have a part in it must fail with it.
+            place: of the value that failed, in `awaited`; all hosts that have a shard of it must fail with it.
             consumed: the arguments whose memory it took.
         """
-        slot = list(self.awaited.values())[place]
-        hosts = self.plan.placed(self.plan.slots[slot]).hosts if self.multi_host else ()
+        hosts = self.plan.placed(self.plan.slots[self.awaited[place]]).hosts if self.multi_host else ()
         return IslandLaunchFailed(sequence, self._attributed(failure), hosts, consumed)
 
     def _attributed(self, failure: Failure) -> Failure:

@@ -132,7 +132,7 @@ class PreparedProgram:
         enqueued nothing."""
         for step in reversed(self.steps_of(slots.launch)[first:last]):
             if isinstance(step, ExecuteStep):
-                return [slots.ends[step.gang]]
+                return [slots.ends[step.outputs[0]]]
         return []
 
     def awaited(self, slots: Slots, position: int) -> list[Any]:
@@ -176,4 +176,4 @@ class PreparedProgram:
         launch, values = slots.launch, slots.values
         for slot, number in self.plan.results:
             self.store.put(launch.session, launch.results + number, values[slot])
-        return [slots.ends[gang] for gang in self.plan.awaited]
+        return [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]

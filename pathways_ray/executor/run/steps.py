@@ -70,9 +70,9 @@ class Slots:
         count: slots of its plan.
 
     `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
-    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends`, by gang, its end;
-    `consumed` are the slots whose memory a computation has taken. `aborted` is set once the launch has ended elsewhere:
-    nobody takes what it would send.
+    `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends` the ends of gangs, by the
+    slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `aborted` is set once
+    the launch has ended elsewhere: nobody takes what it would send.
     """
 
     __slots__ = ("aborted", "consumed", "ends", "failed_inputs", "launch", "local", "pulled", "values")
@@ -132,7 +132,7 @@ class ExecuteStep:
             outputs = [self.failure(inputs, error)] * (len(self.outputs) + 1)
             taken = tuple(self.inputs[k] for k in self.donated if self.transfer.is_consumed(values[self.inputs[k]]))
             slots.consumed += taken
-        *made, slots.ends[self.gang] = outputs
+        *made, slots.ends[self.outputs[0]] = outputs
         for slot, value in zip(self.outputs, made, strict=True):
             values[slot] = value
         for slot in self.drops:
