@@ -13,6 +13,8 @@ in line. Who is blamed is decided so that a program that only ran beside another
   host is back, and there was one candidate, it gets a strike. Several have to show again that they can run.
 
 A strike of which it is not known that the program was the cause goes when the program has shown that it can do this.
+Hosts that die within `TOGETHER_S` count as one such death: a program on several islands would be refused for one cut of
+their power.
 Programs are told apart by their tenant and by what they compute: another name does not help, and no tenant's deed falls
 back on another one.
 """
@@ -28,6 +30,9 @@ from pathways_ray.errors import Failure
 
 MAX_DEATHS = 3
 """A program with this many strikes is refused."""
+
+TOGETHER_S = 10.0
+"""Longer than it takes to see that a host is gone. A host that is back by then and dies again counts again."""
 
 MAX_RECORDS = 1 << 16
 """Programs of which something is known, besides those with strikes."""
@@ -57,11 +62,14 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Strike:
-    """A death that a program is blamed for. `sure` if nothing else can have been its cause."""
+    """A death that a program is blamed for. `sure` if nothing else can have been its cause; otherwise `hosts` may have
+    died with the first one."""
 
     reason: str
     compiling: bool
     sure: bool
+    at: float = 0.0
+    hosts: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -99,10 +107,10 @@ class CircuitBreaker:
         get a strike."""
         self.pending.pop(host, None)
         if decided:
-            return [self._strike(one, reason, True, now) for one in candidates]
+            return [self._strike(one, reason, True, now, host) for one in candidates]
         doubtful = [one for one in candidates if not self._has_shown(one)]
         if len(doubtful) == 1:
-            return [self._strike(doubtful[0], reason, False, now)]
+            return [self._strike(doubtful[0], reason, False, now, host)]
         for one in doubtful:
             self._record(one.culprit).suspect = True
         if not doubtful:
@@ -113,7 +121,7 @@ class CircuitBreaker:
         """A host is back and knows that its last process died of a signal of its own."""
         candidates = self.pending.pop(host, ())
         if len(candidates) == 1:
-            self._strike(candidates[0], f"host {host} died of {signal}", True, now)
+            self._strike(candidates[0], f"host {host} died of {signal}", True, now, host)
             return
         for one in candidates:
             record = self._record(one.culprit)
@@ -170,11 +178,15 @@ class CircuitBreaker:
             record = self.records[culprit] = Record()
         return record
 
-    def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float) -> Candidate:
+    def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float, host: int) -> Candidate:
         culprit, name, compiling = candidate
         record = self._record(culprit)
         record.suspect = True
-        record.strikes.append(Strike(reason, compiling, sure))
+        last = record.strikes[-1] if record.strikes else None
+        if last is not None and not (sure or last.sure) and now - last.at < TOGETHER_S and host not in last.hosts:
+            last.hosts.add(host)
+            return candidate
+        record.strikes.append(Strike(reason, compiling, sure, now, {host}))
         if len(record.strikes) >= MAX_DEATHS and culprit not in self.refused:
             reasons = "; ".join(strike.reason for strike in record.strikes)
             text = (

@@ -123,3 +123,21 @@ def test_only_so_many_programs_are_remembered_and_those_with_strikes_longest() -
         made.compiled(Culprit("t", str(k)))
     assert len(made.records) == MAX_RECORDS
     assert made.records[A].strikes
+
+
+def test_hosts_that_die_together_count_as_one_death() -> None:
+    """
+    1. A program that nobody has seen succeed is compiled on three islands as all lose their power: one strike.
+    2. Hosts that are back and die again count again, each time once.
+    """
+    made = CircuitBreaker()
+    for round_number in range(MAX_DEATHS):
+        assert not made.refused, f"after {round_number} deaths"
+        for host in range(3):
+            made.died(host, [compiled(A)], "it ended", False, 20.0 * round_number)
+        assert len(made.records[A].strikes) == round_number + 1
+    assert set(made.refused) == {A}
+    soon = CircuitBreaker()
+    for second in range(MAX_DEATHS):
+        soon.died(0, [compiled(A)], "it ended", False, float(second))
+    assert set(soon.refused) == {A}, "one host that dies again and again"
