@@ -4,10 +4,12 @@
     back:  host -> client has the value, when it asks for it at once; host -> scheduler -> controller -> client knows
 
 The round trip is one launch at a time of a function of one node that adds 1 to its argument: until the value, asked for
-at once, is at the client; and, for itself, until the client knows that the launch is over. Its parts are read off one
+at once, is at the client; and, for itself, until the client knows that the launch is over. Beside each, in turn, the
+floor: 40 bytes through three relay processes and back (`benchmarks/relays.py`). Its parts are read off one
 clock: the client's, and the host's trace of what ran. The stream is as many launches as `launches` says, none waited
 for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts execute runs
-of small launches as one computation, and once without (`fusion=False`), where each is one call of JAX.
+of small launches as one computation, and once without (`fusion=False, coalesce=False`), where each is a message and one
+call of JAX.
 
 Run it with `python -m benchmarks.hotpath --json hotpath.json`; it takes about a minute.
 """
@@ -29,6 +31,7 @@ from benchmarks import measure
 from benchmarks.cores import devices_apart
 from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.printing import Table, shows
+from benchmarks.relays import Relays
 
 PROCESSES = {"client": "", "controller": "ray::Controller", "scheduler": "ray::IslandScheduler", "host": "ray::HostEx"}
 TRACED = 300
@@ -72,6 +75,11 @@ def run(settings: Settings, progress: Progress) -> Result:
             {"name": f"blocking round trip, {row['devices']} devices", "unit": "us", **row["round_trip_us"]["value"]}
             for row in rows
             if row["fusion"]
+        ]
+        + [
+            {"name": f"the same, of the floor, {row['devices']} devices", "unit": "x", **row["of_floor"]}
+            for row in rows
+            if row["fusion"]
         ],
     }
 
@@ -82,14 +90,17 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
 
     import pathways_ray as pw
 
-    with pw.init(devices_per_host=devices, fusion=fusion) as session:
+    with (
+        pw.init(devices_per_host=devices, fusion=fusion, coalesce=fusion) as session,
+        contextlib.closing(Relays()) as relays,
+    ):
         where = pw.virtual_slice((devices,), ("x",))
         step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"))
         start = pw.put(np.zeros(devices, np.float32), slice=where, spec=P("x"))
         stream(step, start, min(settings.launches, 2000), devices)  # everything is compiled, runs of launches too
         trips, streams = [], []
         for _ in range(settings.rounds):
-            trips.append(round_trips(step, start, settings.round_trips))
+            trips.append(round_trips(step, start, relays, settings.round_trips))
             with cpu(session) as used:
                 began = time.perf_counter()
                 stream(step, start, settings.launches, devices)
@@ -97,9 +108,11 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
             streams.append({"elapsed": elapsed, **used})
         parts = traced(session, step, start, min(TRACED, settings.round_trips))
     per_launch = {name: measure.spread([1e6 * one[name] / settings.launches for one in streams]) for name in streams[0]}
-    known, value = ([one[k] for one in trips] for k in (0, 1))
+    known, value, floor = ([one[k] for one in trips] for k in (0, 1, 2))
+    ratios = [statistics.median(one) / statistics.median(other) for one, other in zip(value, floor, strict=True)]
     return {
-        "round_trip_us": {"known": spread_of(known), "value": spread_of(value)},
+        "round_trip_us": {"known": spread_of(known), "value": spread_of(value), "floor": spread_of(floor)},
+        "of_floor": measure.spread(ratios),
         "parts_us": parts,
         "stream_us_per_launch": per_launch,
     }
@@ -112,9 +125,10 @@ def spread_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
     return {**measure.spread(medians), "median": statistics.median(together), "p99": measure.p99(together)}
 
 
-def round_trips(step: Any, start: Any, count: int) -> tuple[list[float], list[float]]:
-    """Microseconds from a call until the client knows that it is over, and of another one until it has the value."""
-    known, valued = [], []
+def round_trips(step: Any, start: Any, relays: Relays, count: int) -> tuple[list[float], list[float], list[float]]:
+    """Microseconds from a call until the client knows that it is over; of another one until it has the value; and of
+    bytes through relays."""
+    known, valued, floor = [], [], []
     for _ in range(count):
         began = time.perf_counter()
         step(start).block_until_ready()
@@ -122,7 +136,8 @@ def round_trips(step: Any, start: Any, count: int) -> tuple[list[float], list[fl
         began = time.perf_counter()
         np.asarray(step(start))
         valued.append(1e6 * (time.perf_counter() - began))
-    return known, valued
+        floor.append(1e6 * relays.round_trip())
+    return known, valued, floor
 
 
 def stream(step: Any, start: Any, count: int, devices: int) -> None:
@@ -184,6 +199,7 @@ show = shows(
         "rows",
         *("devices", "fusion", *(f"parts_us.{name}.median:.0f" for name in PARTS)),
         *("round_trip_us.value:.0f", "round_trip_us.value.p99:.0f", "round_trip_us.known.median:.0f"),
+        *("round_trip_us.floor.median:.0f", "of_floor:.2f"),
     ),
     Table(
         "stream of launches: us per launch, CPU by process",

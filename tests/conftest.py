@@ -8,6 +8,8 @@ from hypothesis import settings
 # Read when jax and ray are imported, which no module does before this one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Who waits for something and is not woken hangs, here and in all processes that tests start.
+os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
 
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
 # ignored.

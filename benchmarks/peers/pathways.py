@@ -23,7 +23,7 @@ from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP, START, WORK, Syste
 class Pathways(System):
     """
     Args:
-        fusion: of the runtime that is started.
+        fusion: of the runtime that is started; without it launches are not coalesced either.
         session: runs on the session that is open instead; it must have enough free devices.
     """
 
@@ -43,7 +43,9 @@ class Pathways(System):
         n = hosts * devices
         self._stack = contextlib.ExitStack()
         if not self._session:
-            started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+            started = pw.init(
+                hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion, coalesce=self._fusion
+            )
             self._stack.enter_context(started)
         where = self._stack.enter_context(pw.virtual_slice((n,), ("x",)))
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pathways_ray.client.siblings import Results
 from pathways_ray.errors import Failure
 from pathways_ray.observe.why import Why
 
@@ -51,7 +52,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     While a launch that it was donated to has no outcome it is DELETED, and `donated` has the state that it returns to
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
     that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
-    that makes it was cancelled after it had begun.
+    that makes it was cancelled after it had begun. `results` are all those of that launch, where there are several.
     """
 
     id: int
@@ -63,6 +64,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     dropped: bool = False
     undecided: bool = False
     late: bool = False
+    results: Results | None = None
 
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""
@@ -92,6 +94,8 @@ class BufferOwner(Protocol):
     """The part of a session that buffers and arrays use."""
 
     def free(self, record: BufferRecord) -> None: ...
+
+    def delete(self, record: BufferRecord) -> None: ...
 
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None: ...
 
@@ -125,7 +129,7 @@ class Buffer:
         if record.state is not DELETED:
             record.state = DELETED
             record.why_deleted = why
-            self.session.free(record)
+            self.session.delete(record)
 
     def __del__(self) -> None:
         self.record.dropped = True  # before the look: who takes a donated one back looks here after changing the state

@@ -88,6 +88,7 @@ class Coalescer:
         min_occurrences: see `MIN_OCCURRENCES`.
         lengths: see `LENGTHS`.
         fusion: whether hosts compose nodes into one computation; else composed programs have no loops.
+        enabled: whether launches are coalesced at all.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class Coalescer:
         min_occurrences: int = MIN_OCCURRENCES,
         lengths: tuple[int, ...] = LENGTHS,
         fusion: bool = True,
+        enabled: bool = True,
     ) -> None:
+        self._enabled = enabled
         self._new_program = new_program
         self._min_occurrences = min_occurrences
         self._lengths = lengths
@@ -142,7 +145,7 @@ class Coalescer:
 
     def coalesce(self, messages: list[Message]) -> list[Message]:
         """The same batch with segments of chains as one launch each, in an order with the same effect."""
-        if len(messages) < self._lengths[-1]:
+        if len(messages) < self._lengths[-1] or not self._enabled:
             return messages
         found: list[Message] = []
         at = 0

@@ -53,16 +53,17 @@ class ClientCore:
         session: its number.
         max_launches: launches without an outcome that the controller allows.
         fusion: whether hosts compose nodes into one computation.
+        coalesce: whether launches that repeat each other leave as one.
 
     The session has `coalescer` coalesce the messages that leave in one batch.
 
     `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason.
     """
 
-    def __init__(self, session: int, max_launches: int, fusion: bool = True) -> None:
+    def __init__(self, session: int, max_launches: int, fusion: bool = True, coalesce: bool = True) -> None:
         self.session = session
         self.max_launches = max_launches
-        self.coalescer = Coalescer(self.new_program, fusion=fusion)
+        self.coalescer = Coalescer(self.new_program, fusion=fusion, enabled=coalesce)
         self.story = Story(f"client of session {session}")
         self.queue: deque[_Queued] = deque()
         self.remove_head: Callable[[], object] = self.queue.popleft

@@ -1,33 +1,48 @@
 """The client's data streams: arrays to hosts and from hosts, never by way of the controller.
 
 One stream per host, opened when first needed. Uploads are acknowledged by each host that holds part of the array;
-fetches ask for as few shards as cover the array.
+fetches ask for as few shards as cover the array. A big array on its way to or from a host of this machine goes in a
+file in memory (`transport.shared_memory`), other arrays in parts over the stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pathways_ray import limits
+from pathways_ray.client.array_pieces import Copies, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload
+from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.errors import Failure, PathwaysError, from_failure
-from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape, shard_boxes, shard_shape
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.regions import Box, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
-from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
+from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
+from pathways_ray.waits import slice_s
 
-_WAIT_SLICE_S = 0.5
-"""Waits wake up this often, so that Ctrl-C is seen."""
+_WAIT_SLICE_S = slice_s()
+"""Waits look again this often, whether woken or not."""
+
+SHARED_BYTES = 1 << 18
+"""A smaller array goes over the stream sooner than a file in memory is made."""
+
+DOOR_LIMIT_S = 2.0
+"""A stream that was just opened waits this long for its host to say where its local socket is."""
+
+MAX_FILES = 16
+"""Fetches that wait with a file in memory; further ones go over the stream. Each is a descriptor of this process."""
 
 RECONNECT_LIMIT_S = 10.0
 """A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet.
@@ -45,61 +60,6 @@ class _Sent(NamedTuple):
     acknowledge: Acknowledge
 
 
-class _Fetching:
-    """Shards on their way to the client, from one host."""
-
-    def __init__(self, devices: tuple[int, ...]) -> None:
-        self.missing = set(devices)
-        self.parts: dict[int, bytearray] = {}
-        self.failure: Failure | None = None
-
-    def add(self, part: wire.FetchPart) -> None:
-        buffer = self.parts.get(part.device)
-        if buffer is None:
-            buffer = self.parts[part.device] = bytearray(part.total)
-        buffer[part.offset : part.offset + len(part.data)] = part.data
-        if part.offset + len(part.data) >= part.total:
-            self.missing.discard(part.device)
-
-
-class FetchPlan:
-    """Shards that make up what is fetched: their boxes, devices, and the requests to each host."""
-
-    @classmethod
-    def of_array(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> FetchPlan:
-        """The fewest shards that cover an array."""
-        ordinals: dict[Box, int] = {}
-        for ordinal, box in enumerate(shard_boxes(kind, spec, placed.mesh)):
-            ordinals.setdefault(box, ordinal)
-        return cls(kind, [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()])
-
-    @classmethod
-    def of_shard(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice, place: int) -> FetchPlan:
-        """One shard, on device number `place`."""
-        shape = shard_shape(kind, spec, placed.mesh)
-        return cls(ArrayType(shape, kind.dtype), [(tuple((0, size) for size in shape), placed.devices[place])])
-
-    def __init__(self, kind: ArrayType, shards: list[tuple[Box, Device]]) -> None:
-        self.shape, self.dtype, self.shards = kind.shape, dtype_named(kind.dtype), shards
-        by_host: dict[int, list[int]] = {}
-        for _, device in self.shards:
-            by_host.setdefault(device.host, []).append(device.index)
-        self.by_host = {host: tuple(indices) for host, indices in by_host.items()}
-
-    def assembled(self, received: dict[int, _Fetching]) -> np.ndarray[Any, Any]:
-        """The array, from what each host sent."""
-
-        def shard(box: Box, device: Device) -> np.ndarray[Any, Any]:
-            return np.frombuffer(received[device.host].parts[device.index], self.dtype).reshape(box_shape(box))
-
-        if len(self.shards) == 1:
-            return shard(*self.shards[0])
-        whole = np.empty(self.shape, self.dtype)
-        for box, device in self.shards:
-            whole[tuple(slice(a, b) for a, b in box)] = shard(box, device)
-        return whole
-
-
 class _Link:
     """The stream to one incarnation of a host."""
 
@@ -109,8 +69,10 @@ class _Link:
         self.epoch = address.epoch
         self.outbox = thread_links.Outbox()
         self.uploads: dict[int, _Sent] = {}
-        self.fetches: dict[int, _Fetching] = {}
+        self.fetches: dict[int, Fetching] = {}
         self.dead: Failure | None = None
+        self._local: LocalSocket | None = None
+        self._settled = threading.Event()
         metadata = {"session": str(owner.session), "authorization": owner.token}
         self._wire = thread_links.ThreadLink(
             address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
@@ -140,6 +102,20 @@ class _Link:
                     fetching.add(message)
                     if not fetching.missing:
                         self.owner.wake()
+            case wire.FetchDone(request):
+                if request in self.fetches:
+                    self.fetches[request].in_file = True
+                    self.fetches[request].missing.clear()
+                    self.owner.wake()
+            case wire.LocalDoor():
+                if message.name:
+                    with contextlib.suppress(NotLocal):
+                        local = LocalSocket(Invitation(message.name, message.tag, message.answer))
+                        self.owner.reader.add(local.connection, self._take_local)
+                        self._local = local
+                self._settled.set()
+                if self.dead is not None:  # it ended meanwhile
+                    self.end(self.dead)
             case wire.DataFailed(request, failure):
                 if request in self.uploads:
                     self._uploaded(request, failure)
@@ -157,11 +133,43 @@ class _Link:
         if isinstance(reason, str):
             reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
         self.dead = self.dead or reason
+        self._settled.set()
+        local, self._local = self._local, None
+        if local is not None:
+            self.owner.reader.remove(local.connection)
+            local.close()
         for request in list(self.uploads):
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
             fetching.failure = fetching.failure or self.dead
         self.owner.wake()
+
+    def _take_local(self, data: bytes) -> None:
+        try:
+            for message in wire.FROM_HOST_DATA.decode_batch(data):
+                self._on_message(message)
+        except PathwaysError as error:
+            self.end(str(error))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether questions go by the local socket."""
+        return self._local is not None
+
+    def takes_files(self, size: int) -> bool:
+        """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""
+        if size < SHARED_BYTES:
+            return False
+        self._settled.wait(DOOR_LIMIT_S)
+        return self._local is not None
+
+    def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
+        """Hands a message and a file to the host; False where that cannot be, and will not be again."""
+        local = self._local
+        if local is None or not local.send(wire.encode(message), file):
+            self._local = None
+            return False
+        return True
 
     def close(self) -> None:
         self._wire.close()
@@ -185,10 +193,13 @@ class DataLinks:
         self._requests = itertools.count(1)
         self._changed = threading.Condition()
         self._closed = False
+        self._files = threading.BoundedSemaphore(MAX_FILES)
+        self.reader = LocalReader()
 
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+        self.reader.wake()
 
     def host_changed(self, address: wire.HostAddress) -> None:
         """A host went down (empty address), or came up under a new epoch."""
@@ -246,61 +257,118 @@ class DataLinks:
         Raises:
             HostLost: a host of the slice is down and does not come back in time.
         """
-        upload = Upload(set(placed.hosts))
-        sent = _Sent(upload, acknowledge)
+        sent = _Sent(Upload(set(placed.hosts)), acknowledge)
         boxes = shard_boxes(kind, spec, placed.mesh)
-        copies = {box: _copy_of(array, box) for box in dict.fromkeys(boxes)}  # replicas on several hosts share one
-        asked: list[tuple[_Link, int, list[wire.Message]]] = []
+        copies = Copies(array)
+        asked: list[tuple[_Link, wire.PutOpen, tuple[Box, ...], SharedFile | list[wire.Message]]] = []
         for host in placed.hosts:
-            request = next(self._requests)
-            messages: list[wire.Message] = [wire.PutOpen(request, buffer, kind, spec, placed, tag)]
-            held = dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host)
-            for number, box in enumerate(held):
-                data = copies[box]
-                for offset in range(0, len(data), limits.PART_BYTES):
-                    # A view: a part is copied when it is encoded, right before it leaves.
-                    part = cast(bytes, data[offset : offset + limits.PART_BYTES])
-                    messages.append(wire.PutPart(request, number, offset, part))
-            asked.append((self._link(host), request, messages))
+            opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag)
+            held = tuple(dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host))
+            link = self._link(host)
+            file = copies.file(held) if link.takes_files(copies.size(held)) else None
+            asked.append((link, opening, held, file or copies.messages(opening, held)))
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
-        for link, request, messages in asked:
-            link.uploads[request] = sent
-            link.outbox.send_all(messages)
+        for link, opening, held, what in asked:
+            link.uploads[opening.request] = sent
+            if isinstance(what, SharedFile) and not link.send_local(opening, what):
+                what = copies.messages(opening, held)
+            if not isinstance(what, SharedFile):
+                link.outbox.send_all(what)
             if link.dead is not None:
                 link.end("it went while an array was on its way")
-        return upload
+        return sent.upload
 
     # --- fetch --------------------------------------------------------------------------------------------------------
 
-    def fetch(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> np.ndarray[Any, Any]:
-        """The whole array as NumPy. `check` raises when there is no more point in waiting."""
-        asked: list[tuple[_Link, int, _Fetching]] = []
+    def fetch(
+        self,
+        buffer: int,
+        cover: FetchPlan,
+        check: Callable[[], None],
+        also: Mapping[int, FetchPlan] | None = None,
+        early: dict[int, np.ndarray[Any, Any]] | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """The whole array as NumPy.
+
+        Args:
+            check: raises when there is no more point in waiting.
+            also: further buffers, on the same devices, which may come along.
+            early: takes those that did.
+        """
+        along = {number: (next(self._requests), plan, dict[int, Fetching]()) for number, plan in (also or {}).items()}
+        asked: list[tuple[_Link, int, Fetching, bool]] = []
+        file: SharedFile | None = None
         try:
-            for host, devices in cover.by_host.items():
+            links = {}
+            for host in cover.by_host:
                 check()
-                link = self._link(host)
-                request, fetching = next(self._requests), _Fetching(devices)
+                links[host] = self._link(host)
+            # A file takes a whole array: of a lone shard the host does not know that it is all that was asked for.
+            shared = cover.whole and all(link.takes_files(cover.nbytes) for link in links.values())
+            if shared and self._files.acquire(blocking=False):
+                file = self._new_file(cover.nbytes)
+            for host, devices in cover.by_host.items():
+                link, request, fetching = links[host], next(self._requests), Fetching(devices)
                 link.fetches[request] = fetching
-                asked.append((link, request, fetching))
-                link.outbox.send(wire.Fetch(request, buffer, devices))
+                for other, _, received in along.values():
+                    received[host] = link.fetches[other] = Fetching(devices)
+                question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
+                asked.append((link, request, fetching, link.is_local))
+                if not (link.is_local and link.send_local(question, file)):
+                    link.outbox.send(question)
                 if link.dead is not None:
                     fetching.failure = link.dead
-            self._wait_for([fetching for _, _, fetching in asked], check)
+            self._wait_for([fetching for _, _, fetching, _ in asked], check)
         finally:
-            for link, request, fetching in asked:
+            for link, request, fetching, by_local in asked:
                 link.fetches.pop(request, None)
-                if fetching.missing and fetching.failure is None:
+                for other, _, _ in along.values():
+                    link.fetches.pop(other, None)
+                if not fetching.missing or fetching.failure is not None:
+                    continue
+                # By the way that the question took: it must not be overtaken.
+                if not (by_local and link.send_local(wire.CancelFetch(request))):
                     link.outbox.send(wire.CancelFetch(request))
-        return cover.assembled({link.host: fetching for link, _, fetching in asked})
+            if file is not None:
+                self._files.release()
+        for number, (_, plan, received) in along.items():
+            if early is not None and not any(fetching.missing for fetching in received.values()):
+                early[number] = plan.assembled(received)
+        return cover.assembled({link.host: fetching for link, _, fetching, _ in asked}, file)
 
-    def _wait_for(self, fetches: list[_Fetching], check: Callable[[], None]) -> None:
-        with self._changed:
-            while any(f.missing for f in fetches):
-                for fetching in fetches:
-                    if fetching.failure is not None:
-                        raise from_failure(fetching.failure)
-                check()
-                self._changed.wait(_WAIT_SLICE_S)
+    def _new_file(self, size: int) -> SharedFile | None:
+        """A file in memory, as one of `MAX_FILES`."""
+        try:
+            return SharedFile.create(size)
+        except OSError:
+            self._files.release()
+            return None
+
+    def _wait_for(self, fetches: list[Fetching], check: Callable[[], None]) -> None:
+        """Waits for fetches: one of the threads that wait reads the local sockets for all."""
+
+        def is_over() -> bool:
+            if not any(fetching.missing for fetching in fetches):
+                return True
+            for fetching in fetches:
+                if fetching.failure is not None:
+                    raise from_failure(fetching.failure)
+            check()
+            return False
+
+        leading = self.reader.leading
+        while not is_over():
+            if leading.acquire(blocking=False):
+                try:
+                    self.reader.lead(is_over, _WAIT_SLICE_S)
+                finally:
+                    leading.release()
+                    with self._changed:  # another one leads
+                        self._changed.notify_all()
+                continue
+            with self._changed:
+                if leading.locked() and not is_over():
+                    self._changed.wait(_WAIT_SLICE_S)
 
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""
@@ -312,9 +380,3 @@ class DataLinks:
         for link in links:
             link.end(why)
             link.close()
-
-
-def _copy_of(array: np.ndarray[Any, Any], box: Box) -> memoryview:
-    """The bytes of a box, in C order, in memory of their own."""
-    piece = np.array(array[tuple(slice(a, b) for a, b in box)], order="C")
-    return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")

@@ -18,12 +18,13 @@ from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.siblings import Siblings
 from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, WaitTimeout, from_failure
 from pathways_ray.transport.messages import Free, Message
+from pathways_ray.waits import slice_s
 
-WAIT_SLICE_S = 0.5
-"""Waits wake up this often, so that Ctrl-C is seen and a dead reader leaves no thread waiting."""
-
+WAIT_SLICE_S = slice_s()
+"""Waits look again this often, lest a thread that died leaves another one waiting."""
 
 CANCEL_LIMIT_S = 10.0
 """A call to cancel waits this long for the controller's word."""
@@ -38,6 +39,7 @@ class Driver:
         self.changed = threading.Condition()
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
+        self.siblings = Siblings()
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -59,9 +61,20 @@ class Driver:
         self.wait_until(lambda: record.state is not PENDING, CANCEL_LIMIT_S)
         return record.failure is not None and record.failure.kind == "Cancelled" and not record.late
 
+    def delete(self, record: BufferRecord) -> None:
+        """Takes the deletion of a buffer that other threads may wait for."""
+        self.free(record)
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Has all threads that wait look at what has become of their buffers."""
+        self.do((events.Wake(fetches=True),))
+
     def free(self, record: BufferRecord) -> None:
         """Takes the end of a handle. Safe in a destructor: waits for no lock."""
         message = self.core.free(record)
+        if self.siblings.values:
+            self.siblings.forget(record.id)
         if message is not None:
             self.connection.outbox.send_later(message)
         else:

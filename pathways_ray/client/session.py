@@ -21,13 +21,15 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
+from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.data import DataLinks, FetchPlan
+from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.events import Closing, Forked, Placed, Registered
+from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.proxy_process import ProxyProcess
+from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.client.why import why
 from pathways_ray.errors import (
@@ -36,7 +38,6 @@ from pathways_ray.errors import (
     PathwaysError,
     UsageError,
     WaitTimeout,
-    from_failure,
 )
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
@@ -45,9 +46,6 @@ from pathways_ray.transport import messages as wire
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
-
-_CAUSE_LIMIT_S = 10.0
-"""A fetch that failed waits this long for the controller to name the cause."""
 
 _CLOSE_LIMIT_S = 5.0
 """Closing waits this long for the controller's answer; the stream's end has the same effect."""
@@ -81,8 +79,9 @@ class Session:
         self._core, self._connection, self._data = core, connection, data
         self._ca = ca
         self._driver = Driver(core, connection, data)
+        self._fetches = Fetches(core, data, self._driver)
         # For handles (`BufferOwner`), without a call between.
-        self.free, self.cancel = self._driver.free, self._driver.cancel
+        self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
         self.watch = self._driver.watchers.append
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
@@ -101,7 +100,7 @@ class Session:
         connection = Connection(url, token, ca)
         try:
             opened = connection.open_session(name, timeout)
-            core = ClientCore(opened.session, opened.max_launches, opened.fusion)
+            core = ClientCore(opened.session, opened.max_launches, opened.fusion, opened.coalesce)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
             platforms = tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms)
             session = cls(core, connection, data, platforms, opened.trusted, ca)
@@ -267,6 +266,12 @@ class Session:
                 driver.release_queue()
         if core.queue:
             driver.sweep()
+        if len(made) > 1:
+            siblings = Results(program, made[0].id, results)
+            for record in made:
+                record.results = siblings
+        if donated:  # other threads may wait for them
+            driver.wake_all()
         return arrays
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
@@ -304,7 +309,7 @@ class Session:
     def settle(self, record: BufferRecord) -> None:
         """Waits until it is known whether a failed launch took the memory of a donated array."""
         if record.undecided:
-            self._driver.wait_until(lambda: not record.undecided, _CAUSE_LIMIT_S)
+            self._driver.wait_until(lambda: not record.undecided, CAUSE_LIMIT_S)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -324,35 +329,18 @@ class Session:
 
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
-        self._driver.check_not_ended()
-        record, kind = array._buffer.record, array._type
-        if self._core.queue:
-            self.flush()
-        if kind.cover is None:
-            assert kind.slice is not None
-            kind.cover = FetchPlan.of_array(kind.array, kind.spec, kind.slice.placed)
-        return self._fetched(record, kind.cover)
+        self._before_fetch()
+        return self._fetches.value(array._buffer.record, array._type)
 
     def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
         """The shard of an array on device number `place` of its slice."""
+        self._before_fetch()
+        return self._fetches.shard(array._buffer.record, array._type, place)
+
+    def _before_fetch(self) -> None:
         self._driver.check_not_ended()
         if self._core.queue:
             self.flush()
-        kind = array._type
-        assert kind.slice is not None
-        plan = FetchPlan.of_shard(kind.array, kind.spec, kind.slice.placed, place)
-        return self._fetched(array._buffer.record, plan)
-
-    def _fetched(self, record: BufferRecord, plan: FetchPlan) -> np.ndarray[Any, Any]:
-        try:
-            return self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record))
-        except PathwaysError as error:
-            # The host saw a symptom; the controller knows the cause, and names it shortly after.
-            if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
-                self._driver.wait_until(lambda: record.failure, _CAUSE_LIMIT_S)
-            if record.failure is not None:
-                raise from_failure(record.failure) from None
-            raise
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

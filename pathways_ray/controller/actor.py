@@ -44,6 +44,7 @@ from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
+from pathways_ray.waits import tick_s
 
 METRICS_LIMIT_S = 5.0
 
@@ -83,6 +84,7 @@ class Controller:
         isolation: bool = False,
         silence_limit_s: float = SILENCE_LIMIT_S,
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
+        coalesce: bool = True,
     ) -> None:
         self.runtime = runtime
         self.metrics_at = metrics_at
@@ -102,6 +104,7 @@ class Controller:
         about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.requests.isolation.enabled = isolation
+        self.core.requests.coalesce = coalesce
         self.core.story.sink = ProcessLog(runtime, "controller").write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
@@ -160,7 +163,7 @@ class Controller:
         while True:
             self.handle(events.Tick(slowness()))
             self.front.refresh()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s(TICK_S))
 
     def _serve_metrics(self, address: str, port: int) -> str:
         async def status() -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Requests:
     logs: tuple[str, str] | None = None
     link_port: int = 0
     isolation: Isolation = field(default_factory=Isolation)
+    coalesce: bool = True
     waiting: dict[int, Continuation] = field(default_factory=dict)
     calling: dict[str, int] = field(default_factory=dict)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
@@ -221,6 +222,7 @@ class Requests:
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
             link_port=self.link_port,
             trusted=client.tenant.trusted,
+            coalesce=self.coalesce,
         )
         return reply, []
 

@@ -159,6 +159,7 @@ class Starting:
             options.isolation == "process",
             options.silence_limit_s,
             options.launch_limit_s,
+            options.coalesce,
             max_concurrency=4,
         )
 

@@ -20,6 +20,7 @@ def init(
     address: str | None = None,
     dispatch: str = "parallel",
     fusion: bool = True,
+    coalesce: bool = True,
     policy: str = "fifo",
     check_order: bool = False,
     launch_limit_s: float = limits.LAUNCH_LIMIT_S,
@@ -45,6 +46,7 @@ def init(
             `pw.Island` in place of a number says it for each island; the other two are of no use then.
         dispatch: "parallel", or "sequential": a node's host work starts when the node before it is enqueued.
         fusion: compose chains of nodes on one slice into one computation; results are the same bits.
+        coalesce: have calls that repeat each other leave as one message; results are the same bits.
         policy: whose launch goes next when several clients have some: "fifo", "share" (device time in proportion to
             tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
         check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
@@ -84,6 +86,7 @@ def init(
     chosen = options.Options(
         dispatch=dispatch,
         fusion=fusion,
+        coalesce=coalesce,
         policy=policy,
         check_order=check_order,
         launch_limit_s=launch_limit_s,

@@ -51,6 +51,7 @@ class Options:
 
     dispatch: str = "parallel"
     fusion: bool = True
+    coalesce: bool = True
     policy: str = "fifo"
     check_order: bool = False
     launch_limit_s: float = limits.LAUNCH_LIMIT_S

@@ -29,6 +29,7 @@ from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.messages import HostInfo, encode
+from pathways_ray.waits import tick_s
 
 KILL_LIMIT_S = 5.0
 """A task that kills a process on another machine has run within this time, or does not run."""
@@ -204,7 +205,7 @@ class ResourceManager:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s(TICK_S))
             self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> None:

@@ -24,6 +24,7 @@ from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
+from pathways_ray.waits import tick_s
 
 
 class IslandScheduler:
@@ -149,7 +150,7 @@ class IslandScheduler:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s(TICK_S))
             self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> list[events.Command]:

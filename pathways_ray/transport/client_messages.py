@@ -175,6 +175,7 @@ class SessionOpened(Message, tag=71):
     max_launches: int
     link_port: int = 0
     trusted: bool = False
+    coalesce: bool = True
 
 
 class CreateSlice(Message, tag=72):

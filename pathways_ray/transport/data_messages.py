@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
+from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
@@ -34,11 +39,16 @@ class PutPart(Message, tag=51):
 
 
 class Fetch(Message, tag=52):
-    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready."""
+    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready.
+
+    `also` are further requests and their buffers, for the same devices: they are answered before this one as far as
+    they are small and computed, and not at all otherwise.
+    """
 
     request: int
     buffer: int
     devices: tuple[int, ...]
+    also: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=limits.MAX_SIBLINGS)] = ()
 
 
 class CancelFetch(Message, tag=53):
@@ -48,6 +58,16 @@ class CancelFetch(Message, tag=53):
 
 
 ToHostData = PutOpen | PutPart | Fetch | CancelFetch
+"""By the local socket, where there is one, come `PutOpen` with a file in memory that has all boxes, `Fetch` with one
+that takes the array, and `CancelFetch` for such a fetch."""
+
+
+class LocalDoor(Message, tag=54):
+    """The first message: where a client on the same machine can hand over files in memory (`local_sockets`)."""
+
+    name: str
+    tag: bytes
+    answer: bytes
 
 
 class PutDone(Message, tag=55):
@@ -73,7 +93,13 @@ class DataFailed(Message, tag=57):
     failure: Failure
 
 
-FromHostData = PutDone | FetchPart | DataFailed
+class FetchDone(Message, tag=58):
+    """The shards that were asked for are in the file that came with the question."""
+
+    request: int
+
+
+FromHostData = PutDone | FetchPart | DataFailed | LocalDoor | FetchDone
 
 
 TO_HOST_DATA: Codec[ToHostData] = Codec(ToHostData)

@@ -50,6 +50,7 @@ from pathways_ray.transport.messages import (
     Free,
     Launch,
     LaunchFailed,
+    LocalDoor,
     Message,
     OpenSession,
     Put,
@@ -235,7 +236,8 @@ class Raw:
         shown = {"session": str(self.id), "authorization": self.opened.data_token, **other}
 
         def decoded(batches: list[bytes]) -> list[Message]:
-            return [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
+            found = [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
+            return [message for message in found if not isinstance(message, LocalDoor)]
 
         enough = (lambda batches: len(decoded(batches)) >= answers) if answers else None
         sent = [encode(messages)]

@@ -17,6 +17,7 @@ from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec, canonical_spec
+from pathways_ray.transport.messages import FROM_HOST_DATA, LocalDoor
 
 VECTOR = ArrayType((8,), "uint64")
 SCALAR = ArrayType((), "uint64")
@@ -116,3 +117,8 @@ def _layouts(slice: int, specs: str | Sequence[Spec], count: int) -> tuple[Layou
 def calls(graph: Graph) -> list[str]:
     """The names of the compute nodes, in order."""
     return [node.name for node in graph.nodes if isinstance(node, Compute)]
+
+
+def requests_in(batch: bytes) -> list[int]:
+    """The requests that a batch of a host's data stream answers."""
+    return [message.request for message in FROM_HOST_DATA.decode_batch(batch) if not isinstance(message, LocalDoor)]

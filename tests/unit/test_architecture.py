@@ -29,6 +29,7 @@ PURE = {
     "pathways_ray/client/core.py",
     "pathways_ray/client/donations.py",
     "pathways_ray/client/events.py",
+    "pathways_ray/client/siblings.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/profiling/order_check.py",
@@ -87,7 +88,7 @@ SHELLS = {
 # The floors of each package, from the ground up. A folder, or a module beside folders, imports from lower floors only.
 FLOORS = {
     "pathways_ray": [
-        {"compat", "errors", "limits", "liveness", "machine_load", "story"},
+        {"compat", "errors", "limits", "liveness", "machine_load", "story", "waits"},
         {"ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,35 +28,30 @@ from pathways_ray.errors import (
     PathwaysError,
     QuotaExceeded,
     WireError,
-    from_failure,
     to_failure,
 )
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.client_stream import MAX_WORKERS, ClientStream, FetchRequest
 from pathways_ray.executor.data.device_transfer import failure_in
-from pathways_ray.executor.data.shards import is_computed, shard_bytes
-from pathways_ray.executor.data.upload import Upload
-from pathways_ray.executor.data.upload_quota import Name, UploadQuota, check_type, device_bytes
+from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
+from pathways_ray.executor.data.upload import SharedUpload, Upload
+from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
-from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.capabilities import Grant, grant_of, is_slice_tag, session_of
+from pathways_ray.transport.capabilities import grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
+from pathways_ray.transport.local_sockets import LocalServer
+from pathways_ray.transport.shared_memory import SharedFile
 
 CLOSE_LIMIT_S = 1.0
 """The end of a stream waits this long for its last messages to go out."""
 
-MAX_WORKERS = 4
-"""Shards of one client that are waited for and copied at a time."""
-
 MAX_BACKLOG_PARTS = 8
 """Parts of fetched arrays that wait for a client to read those before."""
-
-SMALL_BYTES = 1 << 14
-"""A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
-read. A put of no more than this goes to the devices within the event loop."""
 
 MAX_STREAMS = 8
 """Streams of one session. A client has one for each host, and another one while a broken one is given up."""
@@ -64,40 +60,11 @@ MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
 
 
+MAX_FILES = 16
+"""Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
+them goes over the link."""
+
 _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
-
-
-class _Stream:
-    """One stream of a client, with its permissions, its uploads and its fetches."""
-
-    def __init__(self, link: links.AsyncLink, grant: Grant, quota: UploadQuota) -> None:
-        self.grant = grant
-        self.quota = quota
-        self.outbox = outboxes.AsyncOutbox()
-        self.uploads: dict[int, Upload] = {}
-        self.fetches: dict[int, _Fetch] = {}
-        self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
-        self.turns = asyncio.Semaphore(MAX_WORKERS)
-        self.link = link
-
-    @property
-    def session(self) -> int:
-        return self.grant.session
-
-    def name_of(self, put: wire.PutOpen) -> Name:
-        """The name of what is put, in the tenant's quota."""
-        return self.session, put.buffer
-
-
-class _Fetch:
-    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task."""
-
-    __slots__ = ("come", "message", "task")
-
-    def __init__(self, message: wire.Fetch, come: Callable[[], None]) -> None:
-        self.message = message
-        self.come = come
-        self.task: asyncio.Task[None] | None = None
 
 
 class DataServer:
@@ -115,10 +82,11 @@ class DataServer:
         self.host = host
         self.compiler = compiler
         self.store = store
+        self.reader = ShardReader(host, compiler.devices, store)
         self.data_secret = data_secret
         self.report = report
         self.quotas: dict[str, UploadQuota] = {}
-        self.streams: set[_Stream] = set()
+        self.streams: set[ClientStream] = set()
         self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
         self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
@@ -129,6 +97,8 @@ class DataServer:
 
     async def _main(self, listen: ListenConfig) -> None:
         try:
+            self._loop = asyncio.get_running_loop()
+            self.local: LocalServer[ClientStream] = LocalServer(self._take_local)
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(listen.data),
@@ -136,7 +106,6 @@ class DataServer:
                 tls=listen.tls,
                 silence=limits.DATA_SILENCE_S,
             )
-            self._loop = asyncio.get_running_loop()
             self.store.on_end = self._session_ended
         finally:
             self._started.set()
@@ -157,8 +126,9 @@ class DataServer:
             link.refuse("wrong data token, or its session has ended")
         if sum(stream.session == grant.session for stream in self.streams) >= MAX_STREAMS:
             link.refuse(f"the session has {MAX_STREAMS} data streams to this host, the most that it may have")
-        stream = _Stream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
+        stream = ClientStream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)
+        stream.outbox.send(wire.LocalDoor(*self.local.invite(stream)))
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
@@ -180,7 +150,25 @@ class DataServer:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(pump, CLOSE_LIMIT_S)
 
-    def _end(self, stream: _Stream) -> None:
+    def _take_local(
+        self, stream: ClientStream, connection: socket.socket, data: bytes, file: SharedFile | None
+    ) -> None:
+        """Takes a message of the local socket, and the file that came with it."""
+        try:
+            message = wire.TO_HOST_DATA.decode(data)
+            if isinstance(message, wire.Fetch):
+                self._fetch(stream, message, connection, file if stream.files < MAX_FILES else None)
+            elif isinstance(message, wire.CancelFetch):
+                self._withdraw(stream, message.request)
+            elif isinstance(message, wire.PutOpen) and file is not None:
+                self._upload(stream, message, file)
+            else:
+                raise WireError(f"{type(message).__name__} came by the local socket, with no file in memory")
+        except WireError as error:
+            stream.link.close(str(error))
+
+    def _end(self, stream: ClientStream) -> None:
+        self.local.dismiss(stream)
         for request in list(stream.fetches):
             self._withdraw(stream, request)
         stream.workers.shutdown(wait=False, cancel_futures=True)
@@ -206,18 +194,20 @@ class DataServer:
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
-    def _upload(self, stream: _Stream, message: wire.PutOpen | wire.PutPart) -> None:
+    def _upload(
+        self, stream: ClientStream, message: wire.PutOpen | wire.PutPart, file: SharedFile | None = None
+    ) -> None:
         request = message.request
         try:
             if isinstance(message, wire.PutOpen):
-                self._open(stream, message)
+                self._open(stream, message, file)
             elif request in stream.uploads:
                 stream.uploads[request].add(message)
             else:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                if upload.size <= SMALL_BYTES:
+                if upload.size <= SMALL_BYTES and file is None:
                     self._stored(stream, upload, *self._made(upload))
                     del stream.uploads[request]
                 else:
@@ -228,7 +218,7 @@ class DataServer:
         except _PUT_ERRORS as error:
             self._put_failed(stream, request, stream.uploads.pop(request, None), error)
 
-    async def _store(self, stream: _Stream, upload: Upload) -> None:
+    async def _store(self, stream: ClientStream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
             made = await self._loop.run_in_executor(self.copying, self._made, upload)
@@ -240,7 +230,7 @@ class DataServer:
     def _made(self, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
         return upload.array(self.compiler), upload.digests(self.data_secret)
 
-    def _stored(self, stream: _Stream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
+    def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""
         message, name = upload.message, stream.name_of(upload.message)
         if not self.store.add(stream.session, message.buffer, array):
@@ -252,13 +242,13 @@ class DataServer:
         stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
         stream.outbox.send(wire.PutDone(upload.message.request))
 
-    def _put_failed(self, stream: _Stream, request: int, failed: Upload | None, error: Exception) -> None:
+    def _put_failed(self, stream: ClientStream, request: int, failed: Upload | None, error: Exception) -> None:
         if failed is not None:
             stream.quota.release(stream.name_of(failed.message))
         stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
-    def _open(self, stream: _Stream, message: wire.PutOpen) -> None:
-        """Makes room for an array, once it is clear that it may come."""
+    def _open(self, stream: ClientStream, message: wire.PutOpen, file: SharedFile | None) -> None:
+        """Makes room for an array, once it is clear that it may come; one in a file has it."""
         if not is_slice_tag(self.data_secret, stream.session, message.placed, message.slice_tag):
             raise AuthenticationError(
                 f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the tag is wrong"
@@ -277,7 +267,8 @@ class DataServer:
             stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
-            stream.uploads[message.request] = Upload(message, boxes, self.host)
+            made = Upload(message, boxes, self.host) if file is None else SharedUpload(message, boxes, self.host, file)
+            stream.uploads[message.request] = made
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise
@@ -292,96 +283,110 @@ class DataServer:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, stream: _Stream, message: wire.Fetch) -> None:
+    def _fetch(
+        self,
+        stream: ClientStream,
+        message: wire.Fetch,
+        local: socket.socket | None = None,
+        file: SharedFile | None = None,
+    ) -> None:
         """Has the thread that stores the array answer, or this one if it is there."""
         request = message.request
         if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
             stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
-        fetching = stream.fetches[request] = _Fetch(message, lambda: self._present(stream, fetching))
+        fetching = FetchRequest(message, lambda: self._present(stream, fetching), local, file)
+        stream.fetches[request] = fetching
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
-    def _is_small(self, value: Any, message: wire.Fetch) -> bool:
-        return bool(value.nbytes <= SMALL_BYTES) and len(message.devices) <= len(self.compiler.devices)
+    def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
+        few = len(fetching.message.devices) <= len(self.compiler.devices)
+        return fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES)
 
-    def _withdraw(self, stream: _Stream, request: int) -> None:
+    def _withdraw(self, stream: ClientStream, request: int) -> None:
         """Ends a fetch, whether it was answered or its client has given it up."""
         fetching = stream.fetches.pop(request, None)
         if fetching is not None:
+            fetching.file = None  # its callback keeps the request for the collector
             self.store.forget(stream.session, fetching.message.buffer, fetching.come)
             if fetching.task is not None:
                 fetching.task.cancel()
 
-    def _present(self, stream: _Stream, fetching: _Fetch) -> None:
+    def _present(self, stream: ClientStream, fetching: FetchRequest) -> None:
         """Reads at once what is small and computed; a worker of the stream waits for the rest.
 
         At once is in the thread that dispatches for all tenants: a client with many fetches gets them from workers.
         """
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
-        few = len(stream.fetches) <= MAX_WORKERS
+        few = len(stream.fetches) <= MAX_WORKERS and not message.also
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            if few and hasattr(value, "is_ready") and self._is_small(value, message) and is_computed(value):
+            if few and hasattr(value, "is_ready") and self._is_small(value, fetching) and is_computed(value):
                 self._read(stream, fetching)
             else:
                 stream.workers.submit(self._read, stream, fetching)
 
-    def _read(self, stream: _Stream, fetching: _Fetch) -> None:
+    def _read(self, stream: ClientStream, fetching: FetchRequest) -> None:
         """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
         message = fetching.message
         try:
-            value = self._value(stream.session, message.buffer)
-            if self._is_small(value, message):
-                found = [(device, bytes(self._shard_bytes(value, device))) for device in message.devices]
-                answer = [wire.FetchPart(message.request, device, 0, len(data), data) for device, data in found]
-                self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
+            value = self.reader.value(stream.session, message.buffer)
+            if self._is_small(value, fetching):
+                found = self.reader.parts(message.request, value, message.devices)
+                answer = [*self.reader.siblings(stream.session, message), *found]
+                self._reply(stream, fetching, answer)
             else:
                 self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._answer, stream, fetching, [self._failed(message, error)])
+            self._reply(stream, fetching, [self._failed(message, error)])
+
+    def _reply(self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message]) -> None:
+        """Answers at once, in this thread, a question that came by a local socket; the loop answers the others."""
+        number, local = fetching.message.request, fetching.local
+        wanted = stream.fetches.get(number) is fetching
+        if wanted and local is not None and self.local.send(local, wire.encode(answer)):
+            stream.fetches.pop(number, None)
+            fetching.file = None
+            return
+        self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
 
     def _failed(self, message: wire.Fetch, error: Exception) -> wire.DataFailed:
         return wire.DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
 
-    def _value(self, session: int, buffer: int) -> Any:
-        """The value of a buffer in the store (it may still be computed). Raises its failure."""
-        value = self.store.get(session, buffer)
-        if value is None:
-            raise from_failure(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
-        if isinstance(value, Failure):
-            raise from_failure(value)
-        return value
-
-    def _answer(self, stream: _Stream, fetching: _Fetch, messages: Sequence[wire.Message]) -> None:
+    def _answer(self, stream: ClientStream, fetching: FetchRequest, messages: Sequence[wire.Message]) -> None:
         if stream.fetches.get(fetching.message.request) is fetching:
             del stream.fetches[fetching.message.request]
+            fetching.file = None
             for message in messages:
                 stream.outbox.send(message)
 
-    def _in_parts(self, stream: _Stream, fetching: _Fetch, value: Any) -> None:
+    def _in_parts(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
         if stream.fetches.get(fetching.message.request) is fetching:
             fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
 
-    async def _send(self, stream: _Stream, fetching: _Fetch, value: Any) -> None:
+    async def _send(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
         message = fetching.message
         try:
             async with stream.turns:
-                for device in message.devices:
+                in_file = fetching.file is not None and await self._loop.run_in_executor(
+                    stream.workers, self.reader.write, value, message.devices, fetching.file
+                )
+                if in_file:
+                    stream.outbox.send(wire.FetchDone(message.request))
+                for device in message.devices if not in_file else ():
                     await self._send_shard(stream, message.request, value, device)
         except Exception as error:
             stream.outbox.send(self._failed(message, error))
+        fetching.file = None
         if stream.fetches.get(message.request) is fetching:
             del stream.fetches[message.request]
 
-    async def _send_shard(self, stream: _Stream, request: int, value: Any, device: int) -> None:
-        data = await self._loop.run_in_executor(stream.workers, self._shard_bytes, value, device)
+    async def _send_shard(self, stream: ClientStream, request: int, value: Any, device: int) -> None:
+        data = await self._loop.run_in_executor(stream.workers, self.reader.bytes, value, device)
         total = len(data)
         for offset in range(0, max(total, 1), limits.PART_BYTES):
             part = data[offset : offset + limits.PART_BYTES]
             stream.outbox.send(wire.FetchPart(request, device, offset, total, bytes(part)))
             await asyncio.sleep(0)
             await stream.outbox.room(MAX_BACKLOG_PARTS)
-
-    def _shard_bytes(self, value: Any, device: int) -> memoryview[int]:
-        return shard_bytes(value, self.compiler.devices, device, self.host)

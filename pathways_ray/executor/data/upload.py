@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from pathways_ray.compat import array_of
 from pathways_ray.errors import WireError
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.shared_memory import ALIGNMENT, SharedFile, offsets
 
 DIGEST_BYTES = 16
 
@@ -34,10 +37,14 @@ class Upload:
         self.dtype = dtype_of(message.type.dtype)
         self.shape = box_shape(self.boxes[0])
         size = math.prod(self.shape) * self.dtype.itemsize
-        self.buffers = [np.empty(size, np.uint8) for _ in self.boxes]
+        self.size = self.missing = size * len(self.boxes)
+        self._allocate(size)
+
+    def _allocate(self, size: int) -> None:
+        """Makes room for boxes of this size."""
+        self.buffers = [_aligned(size) for _ in self.boxes]
         # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
         self.filled = [0] * len(self.boxes)
-        self.size = self.missing = size * len(self.boxes)
 
     def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):
@@ -64,7 +71,34 @@ class Upload:
         }
 
     def array(self, compiler: Compiler) -> jax.Array:
+        """The array on the devices. Those of CPU hosts use the memory that its bytes came to."""
         arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
-        shards = [jax.device_put(arrays[box], compiler.devices[index]) for box, index in self.local]
         sharding = compiler.sharding(self.message.placed, self.message.spec)
-        return jax.make_array_from_single_device_arrays(self.message.type.shape, sharding, shards)
+        shards, devices = [arrays[box] for box, _ in self.local], [compiler.devices[index] for _, index in self.local]
+        return array_of(self.message.type.shape, sharding, shards, devices)
+
+
+class SharedUpload(Upload):
+    """An array that came whole, in a file in memory of which its client has the other end."""
+
+    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, file: SharedFile) -> None:
+        self._file = file
+        super().__init__(message, boxes, host)
+
+    def _allocate(self, size: int) -> None:
+        self._places, self._bytes = offsets([size] * len(self.boxes))
+        self.missing = 0
+        self._file.check(self._bytes)
+
+    def array(self, compiler: Compiler) -> jax.Array:
+        self._file.seal()
+        whole, size = self._file.bytes(self._bytes), self.size // len(self.boxes)
+        self.buffers = [whole[place : place + size] for place in self._places]
+        return super().array(compiler)
+
+
+def _aligned(size: int) -> np.ndarray[Any, Any]:
+    """Bytes that begin where XLA takes them as they are, instead of copying them."""
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size]

@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client.array_pieces import Copies
 from pathways_ray.client.buffer import Upload
-from pathways_ray.client.data import _copy_of, _Sent
+from pathways_ray.client.data import _Sent
 from pathways_ray.ir.regions import shard_boxes
-from pathways_ray.transport.messages import PutOpen, PutPart
+from pathways_ray.transport.messages import PutOpen
 
 with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="attacker") as attacker:
     mine, theirs = victim.virtual_slice((1,), ("x",)), attacker.virtual_slice((2,), ("x",))
@@ -40,13 +41,11 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         buffer, kind, spec, placed, tag = what
         request = next(links._requests)
         boxes = shard_boxes(kind, spec, placed.mesh)
-        messages: list[Any] = [PutOpen(request, buffer, kind, spec, placed, tag)]
         here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
-        for number, box in enumerate(dict.fromkeys(here)):
-            messages.append(PutPart(request, number, 0, bytes(_copy_of(array, box))))
+        opening = PutOpen(request, buffer, kind, spec, placed, tag)
         link = links._link(host)
         link.uploads[request] = _Sent(upload, acknowledge)
-        link.outbox.send_all(messages)
+        link.outbox.send_all(Copies(array).messages(opening, tuple(dict.fromkeys(here))))
 
     def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
         upload = Upload({placed.hosts[0]})  # the other one gets nothing

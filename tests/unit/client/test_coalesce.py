@@ -357,3 +357,18 @@ def test_coalesced_launches_have_the_effect_of_single_ones(batches: list[list[Me
 
 def test_lengths_go_down() -> None:
     assert list(LENGTHS) == sorted(LENGTHS, reverse=True)
+
+
+def test_nothing_is_coalesced_where_that_is_switched_off() -> None:
+    """Not even what repeats itself often enough; nor is a program for it asked for."""
+    client = Client()
+    client.coalescer = Coalescer(itertools.count(100).__next__, 1, enabled=False)
+    for number, made in client.graphs.items():
+        client.coalescer.register(number, made)
+    for first in (10_000, 20_000, 30_000):
+        messages = loop(first, 64, start=first - 1)
+        assert client.sends(*messages) == messages
+        for message in messages:
+            client.ends(message)
+        client.prepare()
+    assert not client.lengths

@@ -15,7 +15,8 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.client import data as data_module
-from pathways_ray.client.data import DataLinks, FetchPlan, _Fetching
+from pathways_ray.client.array_pieces import Fetching, FetchPlan
+from pathways_ray.client.data import DataLinks
 from pathways_ray.errors import Failure, HostLost
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
@@ -33,7 +34,7 @@ def test_parts_of_a_fetch_take_time_in_proportion_to_the_array() -> None:
     def seconds_for(mib: int) -> float:
         best = float("inf")
         for _ in range(3):
-            fetching, begun = _Fetching((0,)), time.thread_time()
+            fetching, begun = Fetching((0,)), time.thread_time()
             for offset in range(0, mib * MIB, limits.PART_BYTES):
                 fetching.add(FetchPart(1, 0, offset, mib * MIB, part))
             best = min(best, time.thread_time() - begun)

@@ -17,7 +17,6 @@ from pathways_ray.transport.batcher import (
     joined_batches,
 )
 from pathways_ray.transport.messages import (
-    FROM_HOST_DATA,
     TO_CLIENT,
     Completed,
     FetchPart,
@@ -25,6 +24,7 @@ from pathways_ray.transport.messages import (
     Message,
     encode,
 )
+from tests.unit.helpers import requests_in
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65_535, 65_536, 70_000])
@@ -51,13 +51,13 @@ def test_a_batch_is_closed_before_it_gets_too_big() -> None:
     made = list(batches(part(size, k) for k in range(10)))
     assert [len(batch) // size for batch in made] == [2] * 5
     assert all(len(batch) <= MAX_BATCH_BYTES + 16 for batch in made)
-    numbers = [message.request for batch in made for message in FROM_HOST_DATA.decode_batch(batch)]
+    numbers = [request for batch in made for request in requests_in(batch)]
     assert numbers == list(range(10))
 
 
 def test_a_message_that_is_too_big_goes_alone() -> None:
     made = list(batches([part(10, 0), part(MAX_BATCH_BYTES + 1, 1), part(10, 2)]))
-    assert [[m.request for m in FROM_HOST_DATA.decode_batch(batch)] for batch in made] == [[0], [1], [2]]
+    assert [requests_in(batch) for batch in made] == [[0], [1], [2]]
 
 
 def test_messages_that_just_fit_share_a_batch() -> None:
@@ -94,7 +94,7 @@ def test_batches_are_joined_without_decoding_them(counts: tuple[int, ...]) -> No
 def test_joined_batches_do_not_get_too_big() -> None:
     size = 3 << 20
     made = list(joined_batches([encode([part(size, k)]) for k in range(5)]))
-    assert [[m.request for m in FROM_HOST_DATA.decode_batch(batch)] for batch in made] == [[0, 1], [2, 3], [4]]
+    assert [requests_in(batch) for batch in made] == [[0, 1], [2, 3], [4]]
 
 
 def test_messages_are_taken_in_order_some_at_a_time_and_composed_where_they_may_be() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from pathways_ray.transport import batcher, links, outboxes
 from pathways_ray.transport.links import AsyncLink
-from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
+from pathways_ray.transport.messages import TO_CLIENT, Completed, FetchPart, encode
+from tests.unit.helpers import requests_in
 
 LIMIT_S = 20.0
 PATH = "/a.Test/Link"
@@ -106,7 +107,7 @@ def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
             while len(found) < sent:
                 data = await there.read()
                 assert data is not None
-                found += [m.request for m in FROM_HOST_DATA.decode_batch(data)]
+                found += requests_in(data)
             assert found == list(range(sent))
             await outbox.room(2)
             carried.cancel()
@@ -151,14 +152,14 @@ def test_a_fan_carries_the_same_to_all_and_a_slow_end_holds_up_nobody() -> None:
                     fan.send(FetchPart(k, 0, 0, len(part), part))
                     data = await end.read()
                     assert data is not None
-                    assert [m.request for m in FROM_HOST_DATA.decode_batch(data)] == [k]
+                    assert requests_in(data) == [k]
             assert slow.full
             assert not quick.full
             found: list[int] = []
             while len(found) < 24:
                 data = await b.read()
                 assert data is not None
-                found += [m.request for m in FROM_HOST_DATA.decode_batch(data)]
+                found += requests_in(data)
             assert found == list(range(24))
             for task in tasks:
                 task.cancel()

@@ -5,29 +5,36 @@ The store is filled by hand, where a host's dispatcher would.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
 from pathways_ray import limits
-from pathways_ray.client.data import DataLinks, FetchPlan
+from pathways_ray.client import data as client_data
+from pathways_ray.client.array_pieces import Fetching, FetchPlan
+from pathways_ray.client.data import DataLinks
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.server import DataServer
+from pathways_ray.executor.data.shard_reader import SMALL_BYTES
+from pathways_ray.executor.data.upload import Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
     CancelFetch,
@@ -35,12 +42,15 @@ from pathways_ray.transport.messages import (
     Fetch,
     FetchPart,
     HostAddress,
+    LocalDoor,
     Message,
     PutDone,
     PutOpen,
     PutPart,
     Stored,
+    encode,
 )
+from pathways_ray.transport.shared_memory import SharedFile
 from tests.unit.helpers import placed
 
 SECRET = "the data secret"
@@ -70,13 +80,17 @@ class Wire:
         self.outbox = thread_links.Outbox()
         self.link = thread_links.ThreadLink(host.server.address, streams.DATA_STREAM, shown, self.outbox)
         self.came: queue.SimpleQueue[Message | LinkLost] = queue.SimpleQueue()
+        self.doors: queue.SimpleQueue[LocalDoor] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         try:
             for data in self.link:
                 for message in FROM_HOST_DATA.decode_batch(data):
-                    self.came.put(message)
+                    if isinstance(message, LocalDoor):
+                        self.doors.put(message)
+                    else:
+                        self.came.put(message)
         except LinkLost as error:
             self.came.put(error)
 
@@ -114,7 +128,7 @@ def eventually(what: Callable[[], bool]) -> None:
 
 SMALL = np.arange(4, dtype=np.float32)
 OVER = Failure("SessionClosed", "the session ended: it was shut down")
-BIG = np.arange(data_server.SMALL_BYTES, dtype=np.float32)
+BIG = np.arange(SMALL_BYTES, dtype=np.float32)
 
 
 @pytest.mark.parametrize("value", [SMALL, BIG, np.zeros((0, 3), np.int8), np.float32(3)], ids=["4", "big", "0", "1"])
@@ -240,13 +254,13 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
 ) -> None:
     """On a host that is the thread that dispatches for all tenants. It copies for a lone fetch, which is quicker."""
     copied: list[threading.Thread] = []
-    copy = host.server._shard_bytes
+    copy = host.server.reader.bytes
 
     def noted(value: Any, device: int) -> memoryview[int]:
         copied.append(threading.current_thread())
         return copy(value, device)
 
-    monkeypatch.setattr(host.server, "_shard_bytes", noted)
+    monkeypatch.setattr(host.server.reader, "bytes", noted)
     wire.send(*[Fetch(k, 11, (0,)) for k in range(asked)])
     eventually(lambda: host.store.waiting() == asked)
     host.put(11, SMALL)
@@ -274,7 +288,8 @@ def data(host: Host) -> Iterator[DataLinks]:
 class Asked:
     """A fetch in a thread of its own; `check` raises what the test says."""
 
-    def __init__(self, data: DataLinks, buffer: int) -> None:
+    def __init__(self, data: DataLinks, buffer: int, *others: Any) -> None:
+        self.others = others
         self.stop: PathwaysError | None = None
         self.result: Any = None
         self.error: PathwaysError | None = None
@@ -288,7 +303,7 @@ class Asked:
 
     def _run(self) -> None:
         try:
-            self.result = self._data.fetch(self._buffer, COVER, self._check)
+            self.result = self._data.fetch(self._buffer, COVER, self._check, *self.others)
         except PathwaysError as error:
             self.error = error
 
@@ -396,7 +411,7 @@ def test_a_big_array_goes_to_the_devices_while_others_are_served(
     hold, array = threading.Event(), upload_module.Upload.array
 
     def slow(upload: Any, compiler: Compiler) -> jax.Array:
-        assert upload.size <= data_server.SMALL_BYTES or hold.wait(LIMIT_S)
+        assert upload.size <= SMALL_BYTES or hold.wait(LIMIT_S)
         return array(upload, compiler)
 
     monkeypatch.setattr(upload_module.Upload, "array", slow)
@@ -438,3 +453,199 @@ def test_a_session_has_a_limit_of_streams(host: Host, monkeypatch: pytest.Monkey
     assert again.next() == FetchPart(4, 0, 0, SMALL.nbytes, SMALL.tobytes())
     for made in (*wires, again):
         made.link.close()
+
+
+def test_small_results_come_along_and_others_do_not(host: Host, wire: Wire) -> None:
+    """They come before the one that was asked for, whose answer wakes the client. The others are not spoken of."""
+    host.put(1, SMALL)
+    host.put(2, SMALL + 1)
+    host.put(3, BIG)
+    host.put(4, Failure("ComputationFailed", "it failed"))
+    wire.send(Fetch(10, 1, (0,), ((11, 3), (12, 4), (13, 2), (14, 5))))
+    assert wire.next() == FetchPart(13, 0, 0, SMALL.nbytes, (SMALL + 1).tobytes())
+    assert wire.next() == FetchPart(10, 0, 0, SMALL.nbytes, SMALL.tobytes())
+    wire.send(Fetch(15, 1, (0,)))
+    assert wire.next() == FetchPart(15, 0, 0, SMALL.nbytes, SMALL.tobytes())
+
+
+def test_a_client_gets_sixty_results_with_one_question(host: Host, data: DataLinks) -> None:
+    """They are stored one after the other, as a launch ends; the question is there before."""
+    early: dict[int, np.ndarray[Any, Any]] = {}
+    asked = Asked(data, 1, dict.fromkeys(range(2, 61), COVER), early)
+    eventually(lambda: host.store.waiting() == 1)
+    for number in range(60, 0, -1):
+        host.put(number, SMALL + number)
+    asked.end()
+    np.testing.assert_array_equal(asked.result, SMALL + 1)
+    assert {number: value[0] for number, value in early.items()} == {number: number for number in range(2, 61)}
+    assert not any(link.fetches for link in data._links.values())
+
+
+# --- arrays in files in memory ----------------------------------------------------------------------------------------
+
+
+def local(wire: Wire) -> LocalSocket:
+    """The local socket of a stream."""
+    door = wire.doors.get(timeout=LIMIT_S)
+    return LocalSocket(Invitation(door.name, door.tag, door.answer))
+
+
+def in_file(value: np.ndarray[Any, Any], size: int = 0) -> SharedFile:
+    file = SharedFile.create(size or value.nbytes)
+    file.write(value, 0)
+    return file
+
+
+def whole(kind: ArrayType) -> FetchPlan:
+    return FetchPlan.of_array(kind, (("x",),), PLACED)
+
+
+LARGE = np.arange(1 << 17, dtype=np.float32)
+LARGE_KIND = ArrayType(LARGE.shape, "float32")
+
+
+def test_a_big_array_goes_there_and_back_in_files(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of it goes over the stream. The caller may change it afterwards, and what comes back is the caller's."""
+    parts: list[Message] = []
+    monkeypatch.setattr(Upload, "add", lambda self, part: parts.append(part))
+    monkeypatch.setattr(Fetching, "add", lambda self, part: parts.append(part))
+    value, done = LARGE.copy(), threading.Event()
+    data.upload(1, value, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
+    value[:] = 0
+    assert done.wait(LIMIT_S)
+    found = data.fetch(1, whole(LARGE_KIND), lambda: None)
+    np.testing.assert_array_equal(found, LARGE)
+    found[:] = 1
+    np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
+    assert not parts
+
+
+@pytest.mark.parametrize("end", ["client", "host"])
+def test_without_memory_for_files_arrays_go_in_parts(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    host.put(1, LARGE)
+    if end == "client":
+        monkeypatch.setattr(SharedFile, "create", full)
+        done = threading.Event()
+        data.upload(2, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
+        assert done.wait(LIMIT_S)
+        np.testing.assert_array_equal(host.store.get(SESSION, 2), LARGE)
+    else:
+        monkeypatch.setattr(SharedFile, "write_box", full)
+    np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
+
+
+def test_a_client_on_another_machine_sends_parts(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: Any) -> Any:
+        raise NotLocal("connection refused")
+
+    monkeypatch.setattr(client_data, "LocalSocket", away)
+    host.put(1, LARGE)
+    np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
+
+
+def test_what_devices_compute_with_cannot_be_changed_by_its_client(host: Host, wire: Wire) -> None:
+    """
+    1. A client keeps its own descriptor of an upload. Once the host has it, the client cannot write to it any more.
+    2. It keeps a mapping that it may write to: the upload is refused.
+    """
+    socket, file = local(wire), in_file(LARGE)
+    opening = PutOpen(1, 1, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED))
+    assert socket.send(encode(opening), file)
+    assert wire.next() == PutDone(1)
+    with pytest.raises(PermissionError):
+        os.pwrite(file.descriptor, b"x", 0)
+    kept = in_file(LARGE)
+    mapping = kept.bytes(LARGE.nbytes, writable=True)
+    assert socket.send(encode(msgspec.structs.replace(opening, request=2, buffer=2)), kept)
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert "cannot be sealed" in refused.failure.message
+    assert host.store.get(SESSION, 2) is None
+    mapping[:] = 0
+    np.testing.assert_array_equal(host.store.get(SESSION, 1), LARGE)
+
+
+@pytest.mark.parametrize("size", [4, 1 << 22])
+def test_a_file_of_the_wrong_size_is_refused_and_takes_nothing_of_the_quota(host: Host, wire: Wire, size: int) -> None:
+    socket = local(wire)
+    opening = PutOpen(1, 1, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED))
+    assert socket.send(encode(opening), SharedFile.create(size))
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert f"a file in memory of {size} bytes came for an array of {LARGE.nbytes}" in refused.failure.message
+    assert all(quota.is_empty for quota in host.server.quotas.values())
+    host.put(2, LARGE)
+    assert socket.send(encode(Fetch(2, 2, (0,))), SharedFile.create(size))
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert "bytes came for an array" in refused.failure.message
+
+
+def test_an_upload_in_a_file_needs_the_same_rights(host: Host, wire: Wire) -> None:
+    socket = local(wire)
+    assert socket.send(encode(PutOpen(1, 1, LARGE_KIND, (("x",),), PLACED, "guessed")), in_file(LARGE))
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert refused.failure.kind == "AuthenticationError"
+
+
+@pytest.mark.parametrize(
+    "message", [PutDone(1), CancelFetch(1), PutPart(1, 0, 0, b"x")], ids=lambda m: type(m).__name__
+)
+def test_what_does_not_belong_on_a_local_socket_ends_the_stream(host: Host, wire: Wire, message: Message) -> None:
+    socket = local(wire)
+    assert socket.send(encode(message))
+    if isinstance(message, CancelFetch):  # of a fetch that is over: nothing happens
+        host.put(2, SMALL)
+        wire.send(Fetch(2, 2, (0,)))
+        assert wire.next() == FetchPart(2, 0, 0, SMALL.nbytes, SMALL.tobytes())
+        return
+    with pytest.raises(LinkLost):
+        wire.next()
+
+
+def test_questions_with_files_hold_few_descriptors_of_the_host(host: Host, wire: Wire) -> None:
+    """
+    1. A client asks with many files for buffers that are not there.
+    2. The host keeps some of them; with the stream they are gone, and so are questions that are taken back.
+    """
+    socket = local(wire)
+    before = len(os.listdir("/proc/self/fd"))
+    for request in range(1, 101):
+        assert socket.send(encode(Fetch(request, request, (0,))), SharedFile.create(LARGE.nbytes))
+    eventually(lambda: host.store.waiting() == 100)
+    assert len(os.listdir("/proc/self/fd")) <= before + data_server.MAX_FILES
+    host.put(100, LARGE)
+    assert isinstance(wire.next(), FetchPart)  # over the limit: it comes over the stream
+    for request in range(1, 100):
+        assert socket.send(encode(CancelFetch(request)))
+    eventually(lambda: host.store.waiting() == 0)
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, data: DataLinks) -> None:
+    """
+    1. Ten threads ask for values that are not there. One of them reads for all.
+    2. The values come, in another order; a question among them is taken back.
+    """
+    host.put(1, SMALL)
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    eventually(lambda: data._links[0].is_local)
+    asked = [Asked(data, number) for number in range(2, 12)]
+    eventually(lambda: host.store.waiting() == 10)
+    asked[5].stop = SessionClosed("over")
+    data.wake()
+    asked[5].end()
+    assert isinstance(asked[5].error, SessionClosed)
+    for number in (11, 3, 5, 2, 4, 6, 8, 9, 10):
+        host.put(number, SMALL + number)
+    for number, one in enumerate(asked, 2):
+        one.end()
+        if number != 7:
+            np.testing.assert_array_equal(one.result, SMALL + number)
+    assert host.store.waiting() == 0

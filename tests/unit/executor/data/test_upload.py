@@ -1,11 +1,21 @@
-"""Uploads on a host: what they say of the parts that other hosts hold as well."""
+"""Uploads: on the devices in memory that is not copied again; what they say of parts that other hosts hold as well."""
 
 from __future__ import annotations
 
-from pathways_ray.executor.data.upload import Upload
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data.upload import SharedUpload, Upload
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import shard_boxes
-from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import PutOpen, PutPart
+from pathways_ray.transport.shared_memory import SharedFile
 from tests.unit.helpers import placed
 
 WHERE = placed(1, ["0.0", "0.1", "1.0", "1.1"], (2, 2))
@@ -44,3 +54,54 @@ def test_a_part_of_one_host_alone_has_no_digest() -> None:
 
 def test_who_does_not_know_the_secret_cannot_make_a_digest() -> None:
     assert digests(0, (), b"abcd") != digests(0, (), b"abcd", secret="another")
+
+
+# --- on the devices ---------------------------------------------------------------------------------------------------
+
+
+DEVICES = jax.local_devices()[:1]
+COMPILER = Compiler(0, DEVICES, {0: DEVICES})
+PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
+BIG = np.arange(1 << 18, dtype=np.float32)
+
+
+def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Array]:
+    kind = ArrayType(value.shape, value.dtype.name)
+    message = PutOpen(1, 1, kind, (("x",),), PLACED, "")
+    boxes = shard_boxes(kind, (("x",),), PLACED.mesh)
+    if shared:
+        file = SharedFile.create(-(-value.nbytes // 64) * 64)
+        file.write(value, 0)
+        upload: Upload = SharedUpload(message, boxes, 0, file)
+    else:
+        upload = Upload(message, boxes, 0)
+        upload.add(PutPart(1, 0, 0, value.tobytes()))
+    return upload, upload.array(COMPILER)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["in parts", "in a file"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint16", "int64", "float64", "complex128", "bfloat16", "float8_e4m3fn"]
+)
+def test_each_dtype_comes_to_the_devices(dtype: str, shared: bool) -> None:
+    value = np.arange(64).astype(getattr(ml_dtypes, dtype, dtype))
+    _, array = uploaded(value, shared)
+    assert array.dtype == value.dtype
+    assert np.asarray(array).tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["in parts", "in a file"])
+def test_a_big_array_is_not_copied_again(shared: bool) -> None:
+    upload, array = uploaded(BIG, shared)
+    assert array.unsafe_buffer_pointer() == upload.buffers[0].ctypes.data
+
+
+def test_memory_of_a_file_outlives_the_upload_and_is_not_written_to() -> None:
+    """It may be read only: a computation to which it is donated works on a copy."""
+    _, array = uploaded(BIG, shared=True)
+    kept = jax.device_put(array, DEVICES[0])
+    step = jax.jit(lambda v: v.at[3].set(-1.0), donate_argnums=0)
+    changed = np.asarray(step(array))
+    assert changed[3] == -1
+    np.testing.assert_array_equal(kept if not kept.is_deleted() else BIG, BIG)
+    np.testing.assert_array_equal(changed[4:], BIG[4:])

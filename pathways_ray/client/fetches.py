@@ -1,0 +1,81 @@
+"""Values of arrays, as a session fetches them: with the cause where that fails, and small results beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.array_pieces import FetchPlan
+from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data import DataLinks
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.siblings import Results
+from pathways_ray.errors import PathwaysError, from_failure
+
+CAUSE_LIMIT_S = 10.0
+"""A fetch that failed waits this long for the controller to name the cause."""
+
+
+class Fetches:
+    """The fetches of one session."""
+
+    def __init__(self, core: ClientCore, data: DataLinks, driver: Driver) -> None:
+        self._core, self._data, self._driver = core, data, driver
+
+    def value(self, record: BufferRecord, kind: ArgumentType) -> np.ndarray[Any, Any]:
+        """The value of an array. Small results of its launch may come along, for when they are asked for."""
+        if record.results is None:
+            return self._fetch(record, _plan_of(kind))
+        siblings = self._driver.siblings
+        found: np.ndarray[Any, Any] | None = siblings.take(record.id)
+        if found is not None:
+            self._driver.check_fetch(record)
+            return found
+        plan = _plan_of(kind)
+        early: dict[int, np.ndarray[Any, Any]] = {}
+        found = self._fetch(record, plan, self._along(record.results, record, plan), early)
+        if early:
+            siblings.keep(record.results, early)
+            for number in early:
+                if number not in self._core.buffers:  # its last handle went meanwhile
+                    siblings.forget(number)
+        return found
+
+    def shard(self, record: BufferRecord, kind: ArgumentType, place: int) -> np.ndarray[Any, Any]:
+        """The shard of an array on device number `place` of its slice."""
+        assert kind.slice is not None
+        return self._fetch(record, FetchPlan.of_shard(kind.array, kind.spec, kind.slice.placed, place))
+
+    def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
+        try:
+            return self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record), *along)
+        except PathwaysError as error:
+            # The host saw a symptom; the controller knows the cause, and names it shortly after.
+            if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
+                self._driver.wait_until(lambda: record.failure, CAUSE_LIMIT_S)
+            if record.failure is not None:
+                raise from_failure(record.failure) from None
+            raise
+
+    def _along(self, results: Results, record: BufferRecord, plan: FetchPlan) -> dict[int, FetchPlan]:
+        """The results that a question for one of them brings along: those that are on the same devices."""
+        found: dict[int, FetchPlan] = {}
+        for number in self._driver.siblings.of(results, record.id):
+            other = self._core.buffers.get(number)
+            if other is not None and other.state is not DELETED and other.failure is None:
+                one = _plan_of(results.kinds[number - results.first])
+                if one.by_host == plan.by_host:
+                    found[number] = one
+        return found
+
+
+def _plan_of(kind: ArgumentType) -> FetchPlan:
+    """The way in which arrays of a type are fetched."""
+    if kind.cover is None:
+        assert kind.slice is not None
+        kind.cover = FetchPlan.of_array(kind.array, kind.spec, kind.slice.placed)
+    found: FetchPlan = kind.cover
+    return found

@@ -1,0 +1,95 @@
+"""Reading of the local sockets by the threads that wait: a small value reaches its thread without a change of threads.
+
+One of the threads that wait leads: it reads the sockets of all hosts, for itself and for the others, until it has what
+it waits for; then another one leads. What ends a wait otherwise (a failure, a deletion, an answer over a data stream)
+wakes the leader through a descriptor that it polls as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from pathways_ray.transport.local_sockets import MAX_MESSAGE_BYTES
+
+Take = Callable[[bytes], None]
+
+
+class LocalReader:
+    """The local sockets of a session's hosts, of which at most one thread reads."""
+
+    def __init__(self) -> None:
+        self.leading = threading.Lock()
+        self._leader = 0
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._sockets: dict[int, tuple[socket.socket, Take]] = {}
+        self._received: deque[tuple[socket.socket, Take, bytes]] = deque()
+
+    def add(self, connection: socket.socket, take: Take) -> None:
+        """Reads a socket from now on; `take` gets each batch that comes."""
+        self._sockets[connection.fileno()] = connection, take
+        self._poll.register(connection, select.POLLIN)
+        self.wake()
+
+    def remove(self, connection: socket.socket) -> None:
+        """Reads it no more; before it is closed."""
+        self._forget(connection.fileno())
+
+    def _forget(self, number: int) -> None:
+        if self._sockets.pop(number, None) is not None:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(number)
+
+    def wake(self) -> None:
+        """Has the leader look at what it waits for."""
+        if self._leader not in (0, threading.get_ident()):
+            os.eventfd_write(self._wake, 1)
+
+    def lead(self, is_over: Callable[[], object], limit_s: float) -> None:
+        """Reads until something is over, or was woken, or `limit_s` seconds have passed. The caller has `leading`.
+
+        Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
+        """
+        self._leader = threading.get_ident()
+        try:
+            while True:
+                while self._received:
+                    connection, take, data = self._received[0]
+                    if data:
+                        take(data)
+                    else:
+                        self.remove(connection)
+                    self._received.popleft()
+                if is_over():
+                    return
+                for number, _ in self._poll.poll(1000 * limit_s) or ((-1, 0),):
+                    if number in self._sockets:
+                        self._read(number)
+                        continue
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                    if not self._received:
+                        return
+        finally:
+            self._leader = 0
+
+    def _read(self, number: int) -> None:
+        """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""
+        try:
+            connection, take = self._sockets[number]
+            came = map(connection.recv, (MAX_MESSAGE_BYTES,), (socket.MSG_DONTWAIT,))
+            self._received.extend(zip((connection,), (take,), came, strict=True))
+        except BlockingIOError:
+            return
+        except (OSError, KeyError):  # the host is gone, which its data stream tells
+            self._forget(number)
+
+    def __del__(self) -> None:
+        os.close(self._wake)

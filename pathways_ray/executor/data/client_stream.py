@@ -1,0 +1,67 @@
+"""A client as a host's data server knows it: its stream, its uploads and its fetches."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from pathways_ray.executor.data.upload import Upload
+from pathways_ray.executor.data.upload_quota import Name, UploadQuota
+from pathways_ray.transport import links, outboxes
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport.capabilities import Grant
+from pathways_ray.transport.shared_memory import SharedFile
+
+MAX_WORKERS = 4
+"""Shards of one client that are waited for and copied at a time."""
+
+
+class ClientStream:
+    """One stream of a client, with its permissions, its uploads and its fetches."""
+
+    def __init__(self, link: links.AsyncLink, grant: Grant, quota: UploadQuota) -> None:
+        self.grant = grant
+        self.quota = quota
+        self.outbox = outboxes.AsyncOutbox()
+        self.uploads: dict[int, Upload] = {}
+        self.fetches: dict[int, FetchRequest] = {}
+        self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
+        self.turns = asyncio.Semaphore(MAX_WORKERS)
+        self.link = link
+
+    @property
+    def session(self) -> int:
+        return self.grant.session
+
+    @property
+    def files(self) -> int:
+        """Files in memory that fetches hold open."""
+        return sum(fetching.file is not None for fetching in self.fetches.values())
+
+    def name_of(self, put: wire.PutOpen) -> Name:
+        """The name of what is put, in the tenant's quota."""
+        return self.session, put.buffer
+
+
+class FetchRequest:
+    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task.
+
+    Where it came by a local socket: `local` is that connection, and `file` takes a big array.
+    """
+
+    __slots__ = ("come", "file", "local", "message", "task")
+
+    def __init__(
+        self,
+        message: wire.Fetch,
+        come: Callable[[], None],
+        local: socket.socket | None = None,
+        file: SharedFile | None = None,
+    ) -> None:
+        self.message = message
+        self.come = come
+        self.local = local
+        self.file = file
+        self.task: asyncio.Task[None] | None = None

@@ -1,0 +1,92 @@
+"""The shards of a host as bytes: read for those who fetch them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.errors import Failure, GraphError, from_failure
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport.shared_memory import SharedFile
+
+SMALL_BYTES = 1 << 14
+"""A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
+read. A put of no more than this goes to the devices within the event loop."""
+
+
+class ShardReader:
+    """Reads the buffers of a host, from any thread.
+
+    Args:
+        host: its number.
+        devices: its devices.
+    """
+
+    def __init__(self, host: int, devices: Sequence[jax.Device], store: BufferStore) -> None:
+        self.host, self.devices, self.store = host, devices, store
+
+    def value(self, session: int, buffer: int) -> Any:
+        """The value of a buffer in the store (it may still be computed). Raises its failure."""
+        value = self.store.get(session, buffer)
+        if value is None:
+            raise from_failure(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))
+        if isinstance(value, Failure):
+            raise from_failure(value)
+        return value
+
+    def parts(self, request: int, value: Any, devices: Sequence[int]) -> list[wire.FetchPart]:
+        """The answer to a question for a small array."""
+        found = [(device, bytes(self.bytes(value, device))) for device in devices]
+        return [wire.FetchPart(request, device, 0, len(data), data) for device, data in found]
+
+    def siblings(self, session: int, message: wire.Fetch) -> list[wire.FetchPart]:
+        """The small results that come along with the answer to a question."""
+        parts: list[wire.FetchPart] = []
+        for request, buffer in message.also:
+            value: Any = self.store.get(session, buffer)
+            if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):
+                with contextlib.suppress(Exception):  # a question for it tells what is wrong
+                    parts += self.parts(request, value, message.devices)
+        return parts
+
+    def write(self, value: Any, devices: Sequence[int], file: SharedFile) -> bool:
+        """Writes shards to their places in a file that has room for the whole array; False where the system has not."""
+        file.check(math.prod(value.shape) * value.dtype.itemsize)
+        for device in devices:
+            index, data = self._shard(value, device)
+            box = tuple(place.indices(size)[:2] for place, size in zip(index, value.shape, strict=True))
+            try:
+                file.write_box(data, box, value.shape)
+            except OSError:
+                return False
+        return True
+
+    def bytes(self, value: Any, device: int) -> memoryview[int]:
+        """Waits for the shard on a device of this host and copies it to host memory, in C order."""
+        array = np.ascontiguousarray(self._shard(value, device)[1])
+        return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+    def _shard(self, value: Any, device: int) -> tuple[tuple[slice, ...], np.ndarray[Any, Any]]:
+        """Waits for the shard on a device of this host; its place in the array, and its elements."""
+        if not 0 <= device < len(self.devices):
+            raise GraphError(f"host {self.host} has {len(self.devices)} devices, no number {device}")
+        wanted = self.devices[device]
+        for shard in value.addressable_shards:
+            if shard.device == wanted:
+                shard.data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
+                return shard.index, np.asarray(shard.data)
+        raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
+
+
+def is_computed(value: Any) -> bool:
+    """Whether nothing of a value has to be waited for. Its memory may be gone, to a launch: reading it says so."""
+    try:
+        return bool(value.is_ready())
+    except (RuntimeError, ValueError):
+        return True

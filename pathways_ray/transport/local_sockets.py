@@ -1,0 +1,211 @@
+"""Local sockets: how a client hands files in memory to a host of its machine, each with the message that is about it.
+
+A host listens at a name that only processes of its machine (to be exact: of its network namespace) can reach. It tells
+the name over a data link that is open already, with two random tags: the client shows the first, the host answers the
+second. So each knows that the other is the end of that link, and nobody who finds the name learns or gets anything. A
+client that cannot reach the name is on another machine, and its arrays go over the link.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from pathways_ray.transport.shared_memory import SharedFile
+
+MAX_MESSAGE_BYTES = 1 << 17
+"""A longer message goes over the link, and its array with it."""
+
+ANSWER_LIMIT_S = 2.0
+"""A client waits this long for a host's tag, or for a host that takes no messages."""
+
+MAX_STRANGERS = 64
+"""Connections that have not shown a tag; a further one takes the place of the oldest."""
+
+_DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
+
+Owner = TypeVar("Owner")
+
+
+class NotLocal(OSError):
+    """The other end is not on this machine, or is somebody else."""
+
+
+class Invitation(NamedTuple):
+    """The name and tags with which a client opens a local socket. Without a name no host listens."""
+
+    name: str
+    tag: bytes
+    answer: bytes
+
+
+def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
+    """The next message and the file that came with it; b"" at the end. Raises `OSError`."""
+    data, others, flags, _ = connection.recvmsg(MAX_MESSAGE_BYTES, _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC)
+    found: list[SharedFile] = []
+    for level, kind, body in others:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
+            found += [SharedFile(number) for number in numbers]
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(found) > 1:
+        raise OSError("a message that is too long, or more files than one, came")
+    return data, found[0] if found else None
+
+
+class LocalServer(Generic[Owner]):
+    """The host's end, on its event loop.
+
+    Args:
+        take: gets the owner of a connection, the connection, a message, and the file that came with it.
+    """
+
+    def __init__(self, take: Callable[[Owner, socket.socket, bytes, SharedFile | None], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._invited: dict[bytes, tuple[Owner, bytes]] = {}
+        self._strangers: list[socket.socket] = []
+        self._open: dict[socket.socket, Owner] = {}
+        self._sending = threading.Lock()
+        self.name = ""
+        with contextlib.suppress(OSError, AttributeError):  # this system has no such names
+            name = f"pathways-{secrets.token_hex(16)}"
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._server.setblocking(False)
+            self._server.bind(f"\0{name}")
+            self._server.listen()
+            self._loop.add_reader(self._server, self._accept)
+            self.name = name
+
+    def invite(self, owner: Owner) -> Invitation:
+        """An invitation to `owner`, for one connection."""
+        if not self.name:
+            return Invitation("", b"", b"")
+        tag, answer = secrets.token_bytes(32), secrets.token_bytes(32)
+        self._invited[tag] = owner, answer
+        return Invitation(self.name, tag, answer)
+
+    def dismiss(self, owner: Owner) -> None:
+        """Takes no more from `owner`."""
+        for tag in [tag for tag, (other, _) in self._invited.items() if other is owner]:
+            del self._invited[tag]
+        for connection in [connection for connection, other in self._open.items() if other is owner]:
+            self._end(connection)
+
+    def send(self, connection: socket.socket, data: bytes) -> bool:
+        """Sends a message at once, from any thread; False where that cannot be."""
+        with self._sending:  # lest the number of a connection that is closed meanwhile is another one's
+            if connection not in self._open:
+                return False
+            try:
+                connection.send(data, socket.MSG_DONTWAIT)
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Hangs up, and listens no more."""
+        for connection in (*self._strangers, *self._open):
+            self._end(connection)
+        if self.name:
+            self._loop.remove_reader(self._server)
+            self._server.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            connection.setblocking(False)
+            if len(self._strangers) >= MAX_STRANGERS:
+                self._end(self._strangers[0])
+            self._strangers.append(connection)
+            self._loop.add_reader(connection, self._read, connection)
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            data, file = received(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, file = b"", None
+        if not data:
+            self._end(connection)
+        elif connection in self._open:
+            self._take(self._open[connection], connection, data, file)
+        else:
+            self._greet(connection, data)
+
+    def _greet(self, connection: socket.socket, tag: bytes) -> None:
+        # A tag is looked up, and not compared: it is random, and is good once.
+        owner, answer = self._invited.pop(tag, (None, b""))
+        if owner is None:
+            self._end(connection)
+            return
+        self._strangers.remove(connection)
+        self._open[connection] = owner
+        try:
+            connection.send(answer)
+        except OSError:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        self._loop.remove_reader(connection)
+        if connection in self._strangers:
+            self._strangers.remove(connection)
+        with self._sending:
+            self._open.pop(connection, None)
+            connection.close()
+
+
+class LocalSocket:
+    """The client's end: any thread sends.
+
+    Raises:
+        NotLocal: the name is not one of this machine, or somebody else answers there.
+    """
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._sending = threading.Lock()
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.connection.settimeout(ANSWER_LIMIT_S)
+            self.connection.connect(f"\0{invitation.name}")
+            self.connection.send(invitation.tag)
+            if not hmac.compare_digest(self.connection.recv(len(invitation.answer) + 1), invitation.answer):
+                raise NotLocal("another process answers at the host's local socket")
+            self.connection.settimeout(None)
+            limit = struct.pack("ll", int(ANSWER_LIMIT_S), 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except OSError as error:
+            self.connection.close()
+            raise error if isinstance(error, NotLocal) else NotLocal(str(error)) from None
+
+    def send(self, message: bytes, file: SharedFile | None = None) -> bool:
+        """Sends a message and a file; False where that cannot be, and the message has not been sent."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            return False
+        others = []
+        if file is not None:
+            others = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.descriptor]))]
+        try:
+            with self._sending:
+                self.connection.sendmsg([message], others)
+        except OSError:  # also when the host has taken nothing for some time
+            return False
+        return True
+
+    def close(self) -> None:
+        """Hangs up."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+    def __del__(self) -> None:
+        self.connection.close()

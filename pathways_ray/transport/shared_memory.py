@@ -1,0 +1,158 @@
+"""Files in memory that a client and the hosts of its machine share: an array is copied once on its way.
+
+A file has no name in any file system: it is its descriptor, which the client hands to a host over a local socket
+(`local_sockets`). So nobody else can open it, it needs no room in `/dev/shm`, and it is gone with the last process that
+has it, however that ends. Its size is sealed when it is made, so that reading it can never fail; before a host reads an
+upload it seals the bytes as well, and what it uses as memory of its devices changes no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import math
+import mmap
+import os
+import stat
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.errors import WireError
+from pathways_ray.ir.regions import Box, box_shape
+
+ALIGNMENT = 64
+"""Boxes begin at multiples of this: then XLA uses the memory as it is."""
+
+WRITE_BYTES = 4 << 20
+"""Bytes that are written at a time. What is not contiguous is made so in pieces of this size."""
+
+SHORTEST_RUN_BYTES = 1 << 14
+"""Longer runs of a box are written each by a call; shorter ones through a mapping, which costs more for each byte."""
+
+_FIXED_SIZE = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK if hasattr(fcntl, "F_SEAL_GROW") else 0
+_C = ctypes.CDLL(None, use_errno=True)
+_C.mmap.restype = ctypes.c_void_p
+_C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Mapping:
+    """The bytes of a file as memory, until the last array on it is gone.
+
+    Unlike `mmap.mmap` it keeps no descriptor, of which a process has a thousand.
+    """
+
+    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
+        self._size = size
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._address = _C.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
+        if self._address in (None, ctypes.c_void_p(-1).value):
+            self._size, code = 0, ctypes.get_errno()
+            raise OSError(code, f"{size} bytes of shared memory cannot be mapped: {os.strerror(code)}")
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (self._address, not writable),
+        }
+
+    def __del__(self) -> None:
+        if self._size:
+            _C.munmap(self._address, self._size)
+
+
+class SharedFile:
+    """A file in memory of at least one byte; closed with its last reference.
+
+    Args:
+        descriptor: is this object's from now on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def create(cls, size: int) -> SharedFile:
+        """A file of `size` bytes, which takes memory as it is written. Raises `OSError` where there is no room."""
+        if not hasattr(os, "memfd_create") or not _FIXED_SIZE:
+            raise OSError("this system has no files in memory that can be sealed")
+        made = cls(os.memfd_create("pathways", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.ftruncate(made.descriptor, size)
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+        return made
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+    def check(self, size: int) -> None:
+        """Raises `WireError` unless this is a file in memory whose size is `size`, and stays so."""
+        status = os.fstat(self.descriptor)
+        seals = 0
+        with contextlib.suppress(OSError):  # it is another kind of file
+            seals = fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS)
+        if not stat.S_ISREG(status.st_mode) or seals & _FIXED_SIZE != _FIXED_SIZE:
+            raise WireError("what came with a message is no file in memory of sealed size")
+        if status.st_size != size:
+            raise WireError(f"a file in memory of {status.st_size} bytes came for an array of {size}")
+
+    def seal(self) -> None:
+        """Makes sure that nobody writes to it any more. Raises `WireError` where somebody still may."""
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError as error:
+            raise WireError(f"the shared memory of an upload cannot be sealed: {error}") from None
+
+    def bytes(self, size: int, writable: bool = False) -> np.ndarray[Any, Any]:
+        """Its bytes as an array, which keeps them when the file is closed."""
+        return np.asarray(Mapping(self.descriptor, size, writable))
+
+    def write(self, array: np.ndarray[Any, Any], offset: int) -> None:
+        """Writes the elements of an array in C order, from `offset` on."""
+        if not array.flags.c_contiguous and array.ndim and len(array) > 1:
+            rows = max(1, WRITE_BYTES // max(1, array.nbytes // len(array)))
+            for first in range(0, len(array), rows):
+                part = array[first : first + rows]
+                self.write(np.ascontiguousarray(part), offset)
+                offset += part.nbytes
+            return
+        data = _bytes_of(np.ascontiguousarray(array))
+        for first in range(0, len(data), WRITE_BYTES):
+            rest = data[first : first + WRITE_BYTES]
+            while rest:
+                written = os.pwrite(self.descriptor, rest, offset)
+                rest, offset = rest[written:], offset + written
+
+    def write_box(self, data: np.ndarray[Any, Any], box: Box, shape: tuple[int, ...]) -> None:
+        """Writes the elements of a box to their places in an array of this shape, which is the whole file."""
+        if data.size == 0:
+            return
+        run = 1  # elements that follow each other both in the box and in the array
+        leading = len(shape)
+        while leading and run == math.prod(shape[leading:]):
+            leading -= 1
+            run *= box[leading][1] - box[leading][0]
+        if run * data.itemsize < SHORTEST_RUN_BYTES and run != data.size:
+            whole = self.bytes(math.prod(shape) * data.itemsize, writable=True).view(data.dtype).reshape(shape)
+            whole[tuple(slice(a, b) for a, b in box)] = data
+            return
+        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+        start = sum(a * stride for (a, _), stride in zip(box, strides, strict=True))
+        for place in np.ndindex(*box_shape(box)[:leading]):
+            at = start + sum(k * stride for k, stride in zip(place, strides, strict=False))
+            self.write(data[place], at * data.itemsize)
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview[int]:
+    return memoryview(array.reshape(-1).view(np.uint8).data) if array.size else memoryview(b"")
+
+
+def offsets(sizes: list[int]) -> tuple[list[int], int]:
+    """The places of pieces of these sizes in a file, and its size."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return places, max(1, end)

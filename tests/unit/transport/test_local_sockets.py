@@ -1,0 +1,162 @@
+"""Local sockets: files come with their messages, from whom they are expected."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_ray.transport import local_sockets
+from pathways_ray.transport.local_sockets import Invitation, LocalServer, LocalSocket, NotLocal
+from pathways_ray.transport.shared_memory import SharedFile
+
+LIMIT_S = 20.0
+
+
+class Server:
+    """A local server on a loop in a thread, which notes what it takes."""
+
+    def __init__(self) -> None:
+        self.took: list[tuple[str, bytes, SharedFile | None]] = []
+        self.came = threading.Semaphore(0)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.server: LocalServer[str] = self.run(self._made)
+
+    def _made(self) -> LocalServer[str]:
+        return LocalServer(self._take)
+
+    def _take(self, owner: str, connection: socket.socket, data: bytes, file: SharedFile | None) -> None:
+        self.took.append((owner, data, file))
+        self.last = connection
+        self.came.release()
+
+    def run(self, work: Any, *arguments: Any) -> Any:
+        async def call() -> Any:
+            return work(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(LIMIT_S)
+
+    def invite(self, owner: str) -> Invitation:
+        found: Invitation = self.run(self.server.invite, owner)
+        return found
+
+    def next(self) -> tuple[str, bytes, SharedFile | None]:
+        assert self.came.acquire(timeout=LIMIT_S)
+        return self.took.pop(0)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.run(made.server.close)
+    made.loop.call_soon_threadsafe(made.loop.stop)
+    made.thread.join(LIMIT_S)
+    made.loop.close()
+
+
+def test_a_file_comes_with_its_message(server: Server) -> None:
+    ours, theirs = (LocalSocket(server.invite(owner)) for owner in ("ours", "theirs"))
+    file = SharedFile.create(8)
+    file.write(np.arange(8, dtype=np.uint8), 0)
+    assert ours.send(b"a", file)
+    assert server.next()[:2] == ("ours", b"a")
+    assert theirs.send(b"b")
+    assert server.next() == ("theirs", b"b", None)
+    assert ours.send(b"c", file)
+    del file
+    _, _, came = server.next()
+    assert came is not None
+    assert came.bytes(8).tolist() == list(range(8))
+
+
+def test_a_tag_is_good_once_and_for_its_owner(server: Server) -> None:
+    invitation = server.invite("ours")
+    first = LocalSocket(invitation)
+    with pytest.raises(NotLocal):
+        LocalSocket(invitation)
+    with pytest.raises(NotLocal):
+        LocalSocket(invitation._replace(tag=bytes(32)))
+    assert first.send(b"a")
+    assert server.next() == ("ours", b"a", None)
+    other = server.invite("gone")
+    server.run(server.server.dismiss, "gone")
+    with pytest.raises(NotLocal):
+        LocalSocket(other)
+
+
+def test_a_client_gives_nothing_to_somebody_else_at_the_name(server: Server) -> None:
+    with pytest.raises(NotLocal, match="another process answers"):
+        LocalSocket(server.invite("ours")._replace(answer=b"x" * 32))
+    with pytest.raises(NotLocal):
+        LocalSocket(Invitation("pathways-nobody-listens-here", b"t", b"a"))
+
+
+def test_who_is_dismissed_is_not_heard_any_more(server: Server) -> None:
+    ours, theirs = LocalSocket(server.invite("ours")), LocalSocket(server.invite("theirs"))
+    server.run(server.server.dismiss, "ours")
+    assert not ours.send(b"a")
+    assert theirs.send(b"b")
+    assert server.next()[0] == "theirs"
+
+
+def test_strangers_make_room_for_others_and_leave_no_descriptors(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_sockets, "MAX_STRANGERS", 3)
+    name = server.invite("ours").name
+    strangers = []
+    for _ in range(10):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(LIMIT_S)
+        connection.connect(f"\0{name}")
+        strangers.append(connection)
+    assert strangers[0].recv(1) == b""
+    assert LocalSocket(server.invite("ours")).send(b"a")
+    assert server.next()[0] == "ours"
+    assert server.run(lambda: len(server.server._strangers)) <= 3
+    for connection in strangers:
+        connection.close()
+
+
+def test_several_files_or_too_long_a_message_end_the_connection_and_nothing_stays_open(server: Server) -> None:
+    file = SharedFile.create(8)
+    for odd in ("files", "long"):
+        ours = LocalSocket(server.invite("ours"))
+        before = len(os.listdir("/proc/self/fd"))
+        numbers = array.array("i", [file.descriptor] * (9 if odd == "files" else 1))
+        data = b"a" if odd == "files" else bytes(local_sockets.MAX_MESSAGE_BYTES + 1)
+        ours.connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
+        assert ours.connection.recv(1) == b""
+        assert len(os.listdir("/proc/self/fd")) <= before
+    assert not server.took
+
+
+def test_a_message_that_is_too_long_is_not_sent(server: Server) -> None:
+    ours = LocalSocket(server.invite("ours"))
+    assert not ours.send(bytes(local_sockets.MAX_MESSAGE_BYTES + 1))
+    assert ours.send(b"a")
+    assert server.next()[1] == b"a"
+
+
+def test_the_host_answers_from_any_thread_until_the_connection_is_gone(server: Server) -> None:
+    ours = LocalSocket(server.invite("ours"))
+    assert ours.send(b"a")
+    server.next()
+    assert server.server.send(server.last, b"b")
+    assert ours.connection.recv(10) == b"b"
+    sent = 0
+    while server.server.send(server.last, bytes(1000)):  # a client that reads nothing holds up nobody
+        sent += 1
+        assert sent < 10_000
+    server.run(server.server.dismiss, "ours")
+    assert not server.server.send(server.last, b"c")
