@@ -11,10 +11,12 @@ this runtime can make.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +33,9 @@ CHUNK_BYTES = 1 << 20
 PARALLEL_COPIES = 256
 """Chunks under way at once. A peer that dies in the middle of a transfer leaves its chunks occupied for good, so there
 are many; their memory is only taken once used."""
+TRIM_AFTER_S = 5.0
+"""After this time launches with a lost host have ended, and what they held is free."""
+
 MARK = "pathways-failure:"
 MAX_ERROR_BYTES = 2000
 """The transfer library cuts the text of an error off behind 2,048 bytes."""
@@ -63,9 +68,14 @@ class DeviceTransfer:
         """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset."""
         left, self._peers = self._peers, {peer.host: peer for peer in peers}
         current = {(peer.host, peer.epoch) for peer in peers}
-        for key in self._connections.keys() - current:
+        gone = self._connections.keys() - current
+        for key in gone:
             del self._connections[key]
             hang_up(left[key[0]].transfer_address)
+        if gone:
+            trim = threading.Timer(TRIM_AFTER_S, return_free_memory)
+            trim.daemon = True
+            trim.start()
 
     def reaches(self, receiver: int, launch: int) -> bool:
         """Whether a host is up that may pull what a launch offers: the process that the launch was sent to."""
@@ -117,6 +127,14 @@ class DeviceTransfer:
         except jax.errors.JaxRuntimeError as error:
             self._connections.pop(key, None)
             return Failure("HostLost", f"host {sender} could not be reached: {error}", host=sender)
+
+
+def return_free_memory() -> None:
+    """Has the C library return what is free to the system. glibc keeps blocks below 32 MiB for later ones: what was on
+    its way to a lost host, hundreds of megabytes, would stay with this process."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # other libraries have none
+        trim(0)
 
 
 def hang_up(address: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import jax
 import numpy as np
+import psutil
 import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.device_transfer import DeviceTransfer, error_text, failure_in
+from pathways_ray.executor.data.device_transfer import DeviceTransfer, error_text, failure_in, return_free_memory
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport.messages import Peer
 
@@ -57,3 +60,24 @@ def test_a_failure_keeps_what_went_wrong_however_long_its_text(size: int, letter
 def test_a_short_failure_travels_whole() -> None:
     failure = Failure("HostLost", "it went", "node", "main.py:3", 2, ("1 s before: up",))
     assert failure_in(error_text(failure)) == failure
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library is not glibc")
+def test_what_is_free_goes_back_to_the_system() -> None:
+    """Blocks of 8 MiB, as edges are. glibc keeps them in its heap once a bigger one has come and gone."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    libc.free(libc.malloc(24 << 20))
+    blocks = [libc.malloc(8 << 20) for _ in range(16)]
+    for block in blocks:
+        ctypes.memset(block, 1, 8 << 20)
+    for block in blocks[:-1]:  # the last one stays, above the others
+        libc.free(block)
+    there = psutil.Process().memory_info().rss
+    return_free_memory()
+    assert there - psutil.Process().memory_info().rss > 100 << 20
+    libc.free(blocks[-1])
