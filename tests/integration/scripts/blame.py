@@ -65,7 +65,7 @@ def doomed(program: Callable[..., Any], kind: type[Exception], reason: str) -> N
 
 with contextlib.ExitStack() as stack:
     cluster = stack.enter_context(
-        pw.init(1, 1, 2, policy="share", launch_limit_s=3.0, compile_limit_s=4.0, tenants=sys.argv[1])
+        pw.init(1, 1, 2, policy="share", launch_limit_s=3.0, compile_limit_s=8.0, tenants=sys.argv[1])
     )
     alice, bob = (stack.enter_context(pw.connect(cluster.url, name, name=name)) for name in ("alice's", "bob's"))
     one, both = alice.virtual_slice((1,), name="one"), bob.virtual_slice((2,), name="both")
@@ -93,7 +93,7 @@ with contextlib.ExitStack() as stack:
     assert isinstance(error, pw.errors.BufferLost), error
     works(step)
     error = fails(slow)
-    assert isinstance(error, pw.errors.CompileError) and "the limit is 4 s" in str(error), error
+    assert isinstance(error, pw.errors.CompileError) and "the limit is 8 s" in str(error), error
     works(step)
     doomed(endless, pw.errors.LaunchTimeout, "the limit is 3 s")
     (refusal,) = asked("refusals")
