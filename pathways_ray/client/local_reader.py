@@ -91,5 +91,5 @@ class LocalReader:
         except (OSError, KeyError):  # the host is gone, which its data stream tells
             self._forget(number)
 
-    def __del__(self) -> None:
-        os.close(self._wake)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._wake)  # a default: at the end of the interpreter `os` may be gone

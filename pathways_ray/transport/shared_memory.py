@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,9 @@ class Mapping:
             "data": (self._address, not writable),
         }
 
-    def __del__(self) -> None:
-        if self._size:
-            _C.munmap(self._address, self._size)
+    def __del__(self, unmap: Callable[..., Any] = _C.munmap) -> None:
+        if self._size:  # a default: at the end of the interpreter the names of this module may be gone
+            unmap(self._address, self._size)
 
 
 class SharedFile:
@@ -83,9 +84,8 @@ class SharedFile:
         fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE)
         return made
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)
 
     def check(self, size: int) -> None:
         """Raises `WireError` unless this is a file in memory whose size is `size`, and stays so."""

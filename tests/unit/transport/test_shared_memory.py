@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -130,3 +132,16 @@ def test_pieces_lie_where_devices_take_them_as_they_are() -> None:
     assert offsets([1, 64, 65]) == ([0, 64, 128], 256)
     assert offsets([]) == ([], 1)
     assert offsets([0]) == ([0], 1)
+
+
+def test_what_is_left_at_the_end_of_a_process_ends_without_a_word() -> None:
+    """Then names of modules are gone, while destructors still run."""
+    text = (
+        "import sys\n"
+        "from pathways_ray.client.local_reader import LocalReader\n"
+        "from pathways_ray.transport.shared_memory import SharedFile\n"
+        "file = SharedFile.create(64)\n"
+        "sys.kept = LocalReader(), file, file.bytes(64)\n"
+    )
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
