@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.api import put as put
     from pathways_ray.client.api import recording as recording
     from pathways_ray.client.api import shutdown as shutdown
+    from pathways_ray.client.api import trace as trace
     from pathways_ray.client.api import virtual_slice as virtual_slice
     from pathways_ray.client.array import Array as Array
     from pathways_ray.client.compiled import compiled as compiled
@@ -71,6 +72,7 @@ _HOMES = {
     "scan": "client.control",
     "shutdown": "client.api",
     "switch": "client.control",
+    "trace": "client.api",
     "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",
     "while_loop": "client.control",

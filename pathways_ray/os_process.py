@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
+from pathlib import Path
 
 
 def started_at(pid: int) -> int:
@@ -23,3 +25,13 @@ def kill(pid: int, started: int = 0) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def clock() -> tuple[str, float]:
+    """The boot of this machine, and the seconds of the clock that all its processes share since then. (It is that of
+    `time.monotonic` and, on Linux, of `time.perf_counter`.)"""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return boot, time.monotonic()

@@ -66,10 +66,13 @@ class Story:
     sink: Callable[[Entry], None] | None = None
     lifecycle: deque[Entry] = field(default_factory=lambda: deque(maxlen=LIFECYCLE_ENTRIES))
     launches: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAUNCH_ENTRIES))
+    counts: dict[str, int] = field(default_factory=dict)
+    """Lifecycle events by their few fixed words, since the process began."""
 
     def note(self, entry: Entry) -> None:
         """Records a lifecycle event."""
         self.lifecycle.append(entry)
+        self.counts[entry.event] = self.counts.get(entry.event, 0) + 1
         if self.sink is not None:
             self.sink(entry)
 

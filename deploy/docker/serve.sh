@@ -15,5 +15,9 @@ trap 'pathways down --address "$ray" || true; ray stop' EXIT
 trap 'exit 0' INT TERM
 ray start --head --node-ip-address="$address" --port="${RAY_PORT:-6379}" --include-dashboard=false
 pathways up --address "$ray" --bind "$address" --port "${PATHWAYS_PORT:-8476}" "$@"
-sleep infinity &
-wait $!
+# The container ends with its Ray, so that it is started again.
+while ray health-check --address "$ray" || { sleep 10; ray health-check --address "$ray"; }; do
+    sleep 15 &
+    wait $!
+done
+exit 1

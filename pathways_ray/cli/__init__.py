@@ -1,5 +1,5 @@
-"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `why`, `top`, `proxy`, `refusals`,
-`tenants`; each command is a module of its own.
+"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `status`, `why`, `top`, `dashboard`, `trace`,
+`proxy`, `logs`, `usage`, `refusals`, `tenants`, `doctor`, `completion`.
 
 Commands load what they run (JAX, Ray, the benchmarks) when they are called, so that `--help` and `status` answer at
 once. An error of the project ends a command with one line, `pathways: what happened`, and exit status 2 where the
@@ -13,7 +13,22 @@ from typing import Any
 import click
 
 import pathways_ray
-from pathways_ray.cli import bench, demo, down, proxy, refusals, status, tenants, top, up, why
+from pathways_ray.cli import (
+    bench,
+    dashboard,
+    demo,
+    doctor,
+    down,
+    logs,
+    proxy,
+    refusals,
+    status,
+    tenants,
+    top,
+    trace,
+    up,
+    why,
+)
 from pathways_ray.cli.output import CommandFailed, WronglyCalled
 from pathways_ray.errors import AuthenticationError, PathwaysError, UsageError
 
@@ -35,8 +50,10 @@ def commands() -> None:
     """An open Pathways on Ray: one controller, many islands of accelerators, programs of JAX functions."""
 
 
-for _module in (demo, bench, up, down, status, why, top, proxy, refusals, tenants):
+for _module in (demo, bench, up, down, status, why, top, dashboard, trace, proxy, refusals, tenants):
     commands.add_command(_module.command)
+for _command in (logs.logs, logs.usage, doctor.doctor, doctor.completion):
+    commands.add_command(_command)
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from textual.binding import BindingType
 from textual.widgets import DataTable, Footer, Header, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
-from pathways_ray.cli.status import call, look, readable
+from pathways_ray.cli.status import readable
+from pathways_ray.client.asking import call, look
 from pathways_ray.errors import PathwaysError
 from pathways_ray.observe.diagnosis import findings
 from pathways_ray.observe.tables import tables

@@ -29,6 +29,7 @@ from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
 from pathways_ray.errors import Failure
+from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
@@ -75,6 +76,7 @@ class ClientCore:
         self.ended: Failure | None = None
         self.closed_because = ""
         self.closing = False
+        self.trace: ClientTrace | None = None
         self._sent_functions: set[str] = set()
         self._launches = itertools.count(1)
         self._programs = itertools.count(1)
@@ -260,6 +262,8 @@ class ClientCore:
 
     def _completed(self, message: wire.Completed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
+        if self.trace is not None:
+            self.trace.ended(message.launches, now)
         self.coalescer.measure(message.launches, message.device_us, message.contended)
         for launch in message.launches:
             for buffer in self._results_of(launch):

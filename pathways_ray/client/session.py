@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
@@ -41,6 +42,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
+from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
 
@@ -256,6 +258,7 @@ class Session:
         if core.is_full:
             self._driver.wait_for_room()
         driver = self._driver
+        begun = time.monotonic() if core.trace is not None else 0.0
         with driver.sending:
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
@@ -264,6 +267,8 @@ class Session:
                 self._connection.outbox.send(message)
             else:
                 driver.release_queue()
+        if core.trace is not None and message is not None:
+            core.trace.called(message.launch, begun)
         if core.queue:
             driver.sweep()
         if len(made) > 1:
@@ -310,6 +315,10 @@ class Session:
         """Waits until it is known whether a failed launch took the memory of a donated array."""
         if record.undecided:
             self._driver.wait_until(lambda: not record.undecided, CAUSE_LIMIT_S)
+
+    def set_trace(self, trace: ClientTrace | None) -> None:
+        """Notes launches in a trace from now on, or no longer."""
+        self._core.trace = trace
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
@@ -124,6 +125,22 @@ class Controller:
         """Url, token and CA file of the client service, for those who can reach Ray, which gives them all rights."""
         ca = self.listen.tls.ca if self.listen.tls is not None else ""
         return self.listen.scheme + self.address.result(), self.token, ca
+
+    def clock(self) -> tuple[str, float]:
+        """See `os_process.clock`."""
+        return clock()
+
+    def traced(self, since: float) -> tuple[list[Any], dict[int, str], dict[int, str], dict[int, int]]:
+        """Launches that have ended since then (`Recorder.ring`), names of programs, tenants of sessions, and the bytes
+        that a launch of each program moves between hosts."""
+        tables, details = self.launches.tables, self.core.requests.looks.overview.details()
+        programs = {**self.launches.preparation.dropped, **tables.programs}
+        return (
+            [record for record in tables.recorder.ring.records() if record[4] >= since],
+            {key: program.name for key, program in list(programs.items())},
+            {session.id: session.tenant.name for session in list(tables.sessions.values())},
+            {key: sum(found.moved.values()) for key, found in details.items()},
+        )
 
     def _serve(self) -> None:
         """Serves until the resource manager is gone or something is wrong; then the process ends, and all sessions."""

@@ -53,6 +53,7 @@ class Dispatch:
             set(program.islands),
             producers,
             after(state, LaunchEvent.ADMITTED),
+            tables.now,
             donated=donated,
         )
         session.in_flight += 1

@@ -55,7 +55,6 @@ def oldest(launches: Launches, turns: Turns, session: int) -> LaunchView | None:
 
 def _in_flight(launches: Launches, record: InFlight) -> LaunchView:
     session = launches.sessions.get(record.session)
-    at = next((e.at for e in launches.story.launches if e.launch == record.sequence and e.event == "admitted"), None)
     return LaunchView(
         record.session,
         session.tenant.name if session is not None else record.usage.tenant,
@@ -64,7 +63,7 @@ def _in_flight(launches: Launches, record: InFlight) -> LaunchView:
         record.program.name,
         record.program.key,
         str(record.state),
-        launches.tables.now - at if at is not None else -1.0,
+        launches.tables.now - record.at,
         tuple(sorted(record.pending)),
         tuple(p for p in record.producers if p in launches.in_flight),
         failure=record.failure.message if record.failure is not None else "",

@@ -76,6 +76,7 @@ class Launches:
         self.ledger.open(session, owner.name, owner.weight, owner.priority, owner.launch_limit_s or 0.0)
         self.sessions[session] = Session(session, owner, self.ledger.of(session))
         self.admission.open(session)
+        self.tables.recorder.opened(session, owner.name)
         self.story.note(Entry(self.tables.now, "session opened", f"tenant {owner.name}", session=session))
         return self._accounts(self.tables.islands(), (session,))
 
@@ -126,6 +127,8 @@ class Launches:
         if within:
             self.sessions[session].parts[placed.mesh.id] = within
         self.sessions[session].places[placed.mesh.id] = placed
+        where = f"slice {placed.mesh.id} on island {placed.island}, {placed.mesh.size} devices"
+        self.story.note(Entry(self.tables.now, "slice created", where, session=session))
 
     def remove_slice(self, session: int, slice_id: int) -> bool:
         """Forgets a slice, with its parts. What is on its devices stays until its handles are dropped."""
@@ -133,6 +136,7 @@ class Launches:
         for part in [part for part, whole in found.parts.items() if whole == slice_id]:
             self.remove_slice(session, part)
         found.parts.pop(slice_id, None)
+        self.story.note(Entry(self.tables.now, "slice released", f"slice {slice_id}", session=session))
         return found.slices.pop(slice_id, None) is not None
 
     # --- programs -----------------------------------------------------------------------------------------------------

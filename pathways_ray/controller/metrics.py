@@ -1,7 +1,8 @@
 """The status of a runtime as Prometheus metrics.
 
-Counters begin at zero with each life of the controller, as Prometheus expects it. Labels are islands, platforms and
-tenants, whose numbers an operator knows; nothing is labelled by session, launch or buffer.
+Counters begin at zero with each life of the controller, as Prometheus expects it. Labels are islands, platforms,
+tenants, memory pools, and kinds of failures and events, whose numbers an operator knows; nothing is labelled by
+session, launch or buffer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.exposition import generate_latest
 
@@ -60,11 +61,42 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
         "pathways_tenants_file_broken", "1 while the tenants file cannot be used; the last good one counts.", broken
     )
     yield from _of_islands(status["islands"])
+    yield from _of_launches(status)
     for key, name, kind, help_text in _OF_TENANTS:
         family = kind(name, help_text, labels=("tenant",))
         for tenant in status.get("tenants", ()):
             family.add_metric((tenant["tenant"],), tenant[key])
         yield family
+
+
+def _of_launches(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """Latencies and failures of launches, queues, memory, refusals, and events that are few."""
+    latency = HistogramMetricFamily(
+        "pathways_launch_seconds", "Time of launches from admission to outcome.", labels=("tenant",)
+    )
+    for tenant, found in status.get("latencies", {}).items():
+        latency.add_metric((tenant,), [(bound, count) for bound, count in found["buckets"]], found["sum"])
+    yield latency
+    failed = CounterMetricFamily("pathways_launches_failed", "Launches that ended in an error.", labels=("kind",))
+    for kind, count in status.get("failures", {}).items():
+        failed.add_metric((kind,), count)
+    yield failed
+    events = CounterMetricFamily("pathways_events", "Lifecycle events of the controller.", labels=("event",))
+    for event, count in status.get("events", {}).items():
+        events.add_metric((event,), count)
+    yield events
+    queue = GaugeMetricFamily("pathways_island_queue_length", "Launches that wait on an island.", labels=("island",))
+    for island, count in status.get("queued", {}).items():
+        queue.add_metric((str(island),), count)
+    yield queue
+    size = GaugeMetricFamily("pathways_memory_bytes", "Memory of devices for arrays.", labels=("pool",))
+    held = GaugeMetricFamily("pathways_memory_held_bytes", "Memory that buffers hold.", labels=("pool",))
+    for pool in status.get("memory", ()):
+        size.add_metric((pool["pool"],), pool["bytes"])
+        held.add_metric((pool["pool"],), pool["held"])
+    yield from (size, held)
+    refused = len(status.get("refusals", ()))
+    yield GaugeMetricFamily("pathways_refused_programs", "Programs that the circuit breaker refuses.", value=refused)
 
 
 def _of_islands(islands: list[dict[str, Any]]) -> Iterator[Metric]:

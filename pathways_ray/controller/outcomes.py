@@ -149,9 +149,12 @@ class Outcomes:
 
     def _account(self, record: InFlight) -> None:
         """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
-        program, ledger = record.program, self.tables.ledger
+        program, ledger, recorder = record.program, self.tables.ledger, self.tables.recorder
+        number = record.launch if record.failure is None else -record.launch
+        recorder.ring.add(record.sequence, record.session, program.key, record.at, self.tables.now, number)
         actual = record.estimate
         if record.failure is not None:
+            recorder.failed(record.failure.kind)
             self.tables.note_failed(record.sequence, program)
         else:
             actual = record.device_seconds

@@ -154,6 +154,10 @@ class Overview:
             ],
         }
 
+    def details(self) -> dict[int, Details]:
+        """The details that are known so far, by program."""
+        return dict(self._details)
+
     def _program(self, program: PlannedProgram) -> dict[str, Any]:
         details = self._details.get(program.key)
         return {

@@ -41,6 +41,9 @@ MAX_CALL_BYTES = 1 << 16
 
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
 
+AUDIT_PAUSE_S = 1.0
+"""Time between two notes of refused requests."""
+
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
 Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
@@ -87,6 +90,7 @@ class Requests:
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
 
+    audited: float = -math.inf
     looking: int = 0
     """Calls of looks are numbered downward, apart from those of clients."""
 
@@ -141,8 +145,17 @@ class Requests:
         try:
             reply, commands = self._answer(event, now)
         except PathwaysError as error:
+            self._audit(event, error, now)
             reply, commands = wire.Refused(to_failure(error)), []
         return commands if reply is None else [*commands, AnswerCall(event.call, reply)]
+
+    def _audit(self, event: Requested, error: PathwaysError, now: float) -> None:
+        """Notes a request that is refused, one in a second: many of one must not push out what others did."""
+        if now - self.audited >= AUDIT_PAUSE_S:
+            self.audited = now
+            session = event.caller if isinstance(event.caller, int) else 0
+            what = type(event.request).__name__
+            self.launches.story.note(Entry(now, "request refused", what, str(error)[:200], session=session))
 
     def manager_answered(self, call: int, answer: Any) -> list[Command]:
         """Answers the request that waited for the resource manager."""

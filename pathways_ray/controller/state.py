@@ -16,6 +16,7 @@ from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
 from pathways_ray.transport.messages import Stored, ToClient, ToIsland
@@ -167,8 +168,9 @@ class InFlight(msgspec.Struct, eq=False):
     buffers whose memory it may take, `consumed` those of which an island said that it has.
     `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
-    outcome; `root` is the failure of the first producer that failed. `device_seconds` is its device time so far,
-    `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch.
+    outcome; `root` is the failure of the first producer that failed. `at` is when it was admitted. `device_seconds` is
+    its device time so far, `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve
+    sequential dispatch.
     """
 
     sequence: int
@@ -181,6 +183,7 @@ class InFlight(msgspec.Struct, eq=False):
     pending: set[int]
     producers: tuple[int, ...]
     state: LaunchState
+    at: float = 0.0
     estimate: float = 0.0
     device_seconds: float = 0.0
     donated: tuple[int, ...] = ()
@@ -226,6 +229,7 @@ class Tables:
     ledger: Ledger = field(default_factory=Ledger)
     circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     story: Story = field(default_factory=lambda: Story("controller"))
+    recorder: Recorder = field(default_factory=Recorder)
     hosts: dict[int, HostState] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
     sessions: dict[int, Session] = field(default_factory=dict)

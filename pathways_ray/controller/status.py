@@ -10,8 +10,9 @@ from typing import Any
 
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Session
+from pathways_ray.observe import usage
 from pathways_ray.scheduler.policies import Usage
-from pathways_ray.story import log_name
+from pathways_ray.story import Entry, Story, log_name
 from pathways_ray.transport.messages import Load
 
 SPAN_S = 10.0
@@ -50,12 +51,24 @@ class Report:
 
     moments: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     queued: dict[int, dict[str, int]] = field(default_factory=dict)
+    usage_at: float = -math.inf
+    used: dict[str, float] = field(default_factory=dict)
 
     def note(self, now: float, usages: Iterable[Usage]) -> None:
         """Takes down the accounts; `now` in seconds."""
-        self.moments.append((now, {usage.tenant: usage.device_seconds for usage in usages}))
+        self.moments.append((now, {one.tenant: one.device_seconds for one in usages}))
         while len(self.moments) > 2 and self.moments[1][0] <= now - SPAN_S:
             self.moments.popleft()
+
+    def note_usage(self, now: float, usages: Iterable[Usage], story: Story) -> None:
+        """Notes the accounts that have changed, once in a while, for `pathways usage`."""
+        if now - self.usage_at < usage.PERIOD_S:
+            return
+        self.usage_at = now
+        for one in usages:
+            if one.device_seconds != self.used.get(one.tenant, 0.0):
+                self.used[one.tenant] = one.device_seconds
+                story.note(Entry(now, usage.EVENT, one.tenant, f"{one.device_seconds:.3f}"))
 
     def load(self, message: Load) -> None:
         """Notes how many launches of each tenant wait on an island."""
@@ -69,25 +82,25 @@ class Report:
         that of the runtime holds.
         """
         before = self.moments[0][1] if self.moments else {}
-        accounts = sorted(launches.ledger.usages.values(), key=lambda usage: usage.tenant)
+        accounts = sorted(launches.ledger.usages.values(), key=lambda one: one.tenant)
         recent = {u.tenant: u.device_seconds - before.get(u.tenant, 0.0) for u in accounts}
         total = sum(recent.values())
         sessions: dict[str, list[Session]] = {}
         for session in launches.sessions.values():
             sessions.setdefault(session.tenant.name, []).append(session)
         found = []
-        for usage in accounts:
-            mine = sessions.get(usage.tenant, [])
+        for account in accounts:
+            mine = sessions.get(account.tenant, [])
             waiting = sum(launches.backlog(s.id) for s in mine)
             found.append(
                 {
-                    "tenant": usage.tenant,
-                    "weight": usage.weight,
-                    "priority": usage.priority,
-                    "launch_limit_s": usage.launch_limit_s or None,
-                    "device_seconds": usage.device_seconds,
-                    "share": recent[usage.tenant] / total if total > 0 else 0.0,
-                    "queued": waiting + sum(queued.get(usage.tenant, 0) for queued in self.queued.values()),
+                    "tenant": account.tenant,
+                    "weight": account.weight,
+                    "priority": account.priority,
+                    "launch_limit_s": account.launch_limit_s or None,
+                    "device_seconds": account.device_seconds,
+                    "share": recent[account.tenant] / total if total > 0 else 0.0,
+                    "queued": waiting + sum(queued.get(account.tenant, 0) for queued in self.queued.values()),
                     "waiting": waiting,
                     "in_flight": sum(s.in_flight for s in mine),
                     "sessions": len(mine),
@@ -120,6 +133,13 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
         "buffers": sum(len(s.buffers) for s in sessions.values()),
         "launches": launches.sequence,
         "in_flight": len(launches.in_flight),
+        "latencies": {
+            tenant: {"buckets": found.cumulated(), "sum": found.total}
+            for tenant, found in launches.tables.recorder.latencies().items()
+        },
+        "failures": dict(launches.tables.recorder.failures),
+        "events": dict(launches.story.counts),
+        "queued": {island: sum(queued.values()) for island, queued in report.queued.items()},
     }
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ import ray
 from pathways_ray import names
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
-from pathways_ray.deployment import detached, placement
+from pathways_ray.deployment import detached, placement, tracing
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, connect_ray
@@ -29,6 +30,7 @@ from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.observe.timeline import Interval
 from pathways_ray.resource_manager.actor import GROUPS, ResourceManager
 
 RECORD_LIMIT_S = 600.0
@@ -69,6 +71,12 @@ class Cluster:
         `executor.timeline.Computed`; empty where a host did not answer."""
         answers = _answers([host.recorded.remote() for host in self.hosts.values()])
         return dict(zip(self.hosts, answers, strict=True)) if answers else {}
+
+    def trace(self, path: Path, since: float, client: Mapping[int, list[Interval]]) -> None:
+        """Writes what all processes have recorded since then; see `tracing`."""
+        actors: dict[str, Any] = {f"host {number}": host for number, host in self.hosts.items()}
+        actors |= {f"scheduler {island.number}": island.scheduler for island in self.islands}
+        tracing.write(tracing.trace({"controller": self.controller, **actors}, since, client), path)
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""

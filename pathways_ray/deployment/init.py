@@ -7,6 +7,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import api
+from pathways_ray.deployment.dashboard_process import show
 from pathways_ray.deployment.topology import Island, topology_on
 from pathways_ray.errors import AlreadyInitialized
 from pathways_ray.liveness import SILENCE_LIMIT_S
@@ -34,6 +35,7 @@ def init(
     tenants: str = "",
     isolation: str = "shared",
     insecure: bool = False,
+    dashboard: bool = False,
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
@@ -69,6 +71,7 @@ def init(
         isolation: "shared", or "process": each tenant has host processes of its own, on the same devices, so that code
             of one never runs beside data of another (docs/security.md says what that costs). Needs `tenants`.
         insecure: listen beyond loopback without `tls` or `tenants`. Everybody who reaches the machine can read along.
+        dashboard: start the live page as a process of its own; the session's `dashboard_url` opens it, on this machine.
         ray_options: further options for `ray.init`.
 
     Raises:
@@ -100,11 +103,10 @@ def init(
         isolation=isolation,
         insecure=insecure,
     )
-    return api.adopt(
-        cluster.start(
-            lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
-            address,
-            chosen,
-            dict(ray_options or {}),
-        )
+    started = cluster.start(
+        lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
+        address,
+        chosen,
+        dict(ray_options or {}),
     )
+    return show(api.adopt(started)) if dashboard else api.adopt(started)

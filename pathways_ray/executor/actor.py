@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
@@ -22,7 +22,7 @@ from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
-from pathways_ray.os_process import started_at
+from pathways_ray.os_process import clock, started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
@@ -211,6 +211,29 @@ class HostExecutor:
         time.sleep(seconds)
         self.dispatcher.release(trace)
         return list(trace.entries)
+
+    def clock(self) -> tuple[str, float]:
+        """See `os_process.clock`."""
+        return clock()
+
+    def traced(self, since: float) -> tuple[list[Any], list[Any]]:
+        """Launches that were on the devices, and waits for data of other hosts, which ended since then."""
+        shift = time.monotonic() - time.perf_counter()
+        ran, waits = self.dispatcher.ran.records(), self.dispatcher.arrivals.waits.records()
+        moved = [[(s, a + shift, b + shift) for s, a, b in found if b + shift >= since] for found in (ran, waits)]
+        return moved[0], moved[1]
+
+    def profile(self, seconds: float, folder: str) -> str:
+        """Has JAX's profiler run for some seconds; returns the folder that it wrote to, on this host's machine."""
+        import jax
+
+        path = os.path.join(folder, f"host-{self.host}")
+        jax.profiler.start_trace(path)
+        try:
+            time.sleep(seconds)
+        finally:
+            jax.profiler.stop_trace()
+        return path
 
     def record(self) -> None:
         """Begins to note when each computation runs, until `recorded`; earlier notes are forgotten."""

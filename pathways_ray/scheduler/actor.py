@@ -9,12 +9,14 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future
+from typing import Any
 
 import ray
 
 from pathways_ray import limits, names
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
@@ -74,6 +76,14 @@ class IslandScheduler:
     def statistics(self) -> dict[str, int]:
         order = self.core.order
         return {"queued": sum(order.queues.lengths().values()), "outstanding": len(order.outstanding)}
+
+    def clock(self) -> tuple[str, float]:
+        """See `os_process.clock`."""
+        return clock()
+
+    def traced(self, since: float) -> list[Any]:
+        """Launches that were over since then: number, when hosts got them, when they were over."""
+        return [record for record in self.core.order.over.records() if record[2] >= since]
 
     def _serve(self) -> None:
         """Serves until the controller's link ends or something is wrong.

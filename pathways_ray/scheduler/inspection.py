@@ -30,13 +30,12 @@ def island_view(
     """
     members, now, asked = order.members, order.now, frozenset(sequences)
     said = [(host, beat) for host, beat in sorted(beats.items()) if host in members.present]
-    sent = {entry.launch: entry.at for entry in story.launches if entry.event == "dispatched"}
     ranked = sorted(order.waiting.values(), key=lambda queue: order.policy(queue.candidate, now))
     return views.IslandView(
         island,
         tuple(sorted(members.hosts)),
         tuple(sorted(members.hosts - members.present)),
-        tuple(_dispatched(record, now, sent.get(sequence)) for sequence, record in order.outstanding.items()),
+        tuple(_dispatched(record, now) for record in order.outstanding.values()),
         tuple(_queue(order, queue) for queue in ranked[: views.MAX_SESSIONS]),
         max(0, len(ranked) - views.MAX_SESSIONS),
         _places(order, ranked, asked),
@@ -55,14 +54,14 @@ def island_view(
     )
 
 
-def _dispatched(record: Outstanding, now: float, since: float | None) -> views.Dispatched:
+def _dispatched(record: Outstanding, now: float) -> views.Dispatched:
     devices = record.program.devices.devices
     return views.Dispatched(
         record.launch.sequence,
         record.launch.session,
         record.usage.tenant,
         record.program.name,
-        now - since if since is not None else -1.0,
+        now - record.at,
         tuple(sorted(record.hosts)),
         _names(devices),
         max(0, len(devices) - views.MAX_DEVICES),

@@ -21,6 +21,7 @@ from itertools import zip_longest
 import msgspec
 
 from pathways_ray.ir.plan import Device
+from pathways_ray.observe.ring import Ring
 from pathways_ray.scheduler.devices import DeviceTable
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
 from pathways_ray.scheduler.membership import Membership
@@ -56,6 +57,8 @@ class IslandOrder:
         self.waiting, self.cross_island = queues.waiting, queues.cross_island
         self._program_of, self._flush = queues.program_of, queues.flush
         self.devices = DeviceTable()
+        self.over = Ring("qdd")
+        """Launches that are over: number, when hosts got them, when they were over."""
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
 
@@ -170,7 +173,7 @@ class IslandOrder:
             session, left = self.quantum
             self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
         hosts, usage = set(self.members.hosts), queue.usage
-        self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge)
+        self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge, self.now)
         self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
         commands.append(ToHosts(launch))
         self._flush(queue, commands, self.now)
@@ -244,6 +247,7 @@ class IslandOrder:
     def _over(self, record: Outstanding) -> None:
         """A launch is over on all hosts: its room is free, and its tenant is charged with what it took."""
         del self.outstanding[record.launch.sequence]
+        self.over.add(record.launch.sequence, record.at, self.now)
         program = record.program
         if not program.cross_island:
             program.devices.remove(record.estimate, program.computations)

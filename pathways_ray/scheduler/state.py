@@ -95,9 +95,9 @@ class PartialFailure:
 
 @dataclass(slots=True)
 class Outstanding:
-    """A launch with the hosts, for which its tenant was charged already with `charge` device seconds. `hosts` have yet
-    to complete it; `device_us` is the longest time on the devices of one of the others, and `succeeded` says whether
-    one of them completed it without failure."""
+    """A launch with the hosts, which got it at time `at`; its tenant was charged already with `charge` device seconds.
+    `hosts` have yet to complete it; `device_us` is the longest time on the devices of one of the others, and
+    `succeeded` says whether one of them completed it without failure."""
 
     hosts: set[int]
     launch: IslandLaunch
@@ -105,6 +105,7 @@ class Outstanding:
     usage: Usage
     estimate: float
     charge: float = 0.0
+    at: float = 0.0
     device_us: int = 0
     succeeded: bool = False
     failed: PartialFailure | None = None

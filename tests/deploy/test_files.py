@@ -44,7 +44,7 @@ def calls(*words: str) -> list[Any]:
 
 
 def test_every_folder_has_a_page_that_names_its_files() -> None:
-    assert [folder.name for folder in FOLDERS] == ["docker", "kuberay", "ray-up", "slurm"]
+    assert [folder.name for folder in FOLDERS] == ["docker", "kuberay", "monitoring", "ray-up", "slurm"]
     index = (DEPLOY / "README.md").read_text()
     for folder in FOLDERS:
         page = (folder / "README.md").read_text()
@@ -211,3 +211,23 @@ def test_the_network_policy_of_kuberay() -> None:
     assert open_to(policy, {"ray.io/cluster": name}) == set(EVERY_PORT)
     assert open_to(policy, {"ray.io/cluster": name}, "elsewhere") == set()
     assert open_to(policy, {"app": "anything"}) == open_to(policy, {"pathways-client": "true"}, "elsewhere") == set()
+
+
+def test_an_image_has_a_tag_everywhere_and_is_not_pulled_where_it_is() -> None:
+    """An image without a tag is pulled each time, from a registry that does not have it."""
+    for _, text in texts():
+        assert not re.search(r"(?:image: |-t |:ro\" )pathways-ray(?![-:\w])", text)
+    found = (DEPLOY / "kuberay" / "raycluster.yaml").read_text()
+    assert found.count("imagePullPolicy: IfNotPresent") == found.count("image: pathways-ray:0.1.0")
+
+
+def test_a_container_ends_with_its_ray_and_says_how_it_is() -> None:
+    assert "HEALTHCHECK" in (DEPLOY / "docker" / "Dockerfile").read_text()
+    served = (DEPLOY / "docker" / "serve.sh").read_text()
+    assert "sleep infinity" not in served
+    assert "ray health-check" in served
+
+
+def test_steps_of_slurm_have_the_cpus_of_their_task() -> None:
+    script = (DEPLOY / "slurm" / "pathways.sbatch").read_text()
+    assert script.index("SRUN_CPUS_PER_TASK") < script.index("ray start")

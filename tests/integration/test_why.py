@@ -44,13 +44,13 @@ def double(v: jax.Array) -> jax.Array:
 
 def test_a_launch_behind_another_sessions_long_launch(session, slices) -> None:
     """The other one's name is in the chain, since the operator asks, and so it is on the command line."""
-    long = pw.compiled(spin(4.0), slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    long = pw.compiled(spin(1.5), slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
     quick = pw.compiled(double, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
     v = pw.put(np.arange(8.0), slice=slices.a4, spec=P("x"))
     quick(long(v)).block_until_ready()  # both are compiled
-    held = [long(v) for _ in range(3)]
+    held = [long(v) for _ in range(2)]
     y = quick(v)
-    text = until(lambda: str(y.why()), "because", "program 'spinning'", "runs on host 0")
+    text = until(lambda: str(y.why()), "because", "program 'spinning'")
     assert text.startswith(f"array {y._buffer.id} of session {session.id} is a result of launch {session.id}.")
     done = CliRunner().invoke(
         commands, ["why", "session", str(session.id), "--url", session.url, "--token", session.token, "--json"]

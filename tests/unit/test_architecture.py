@@ -93,7 +93,7 @@ FLOORS = {
         {"jax_types", "transport"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},
-        {"deployment"},
+        {"dashboard", "deployment"},
         {"proxy"},
         {"cli", "simulation"},
     ],

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pathways_ray.observe.ring import Ring
+
 SHORTEST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 1e-3
 PAUSE_SHARE = 0.05
@@ -38,6 +40,8 @@ class Arrivals:
         self._arrived = arrived
         self._changes: queue.SimpleQueue[tuple[int, _Waiting | None]] = queue.SimpleQueue()
         self._waiting: dict[int, _Waiting] = {}
+        self.waits = Ring("qdd")
+        """Waits that are over: number of the launch, start, end."""
 
     def add(self, sequence: int, barrier: int, values: list[Any]) -> None:
         """Looks for the values of a launch from now on."""
@@ -60,6 +64,7 @@ class Arrivals:
                     one.left.pop()
                 if not one.left:
                     del self._waiting[sequence]
+                    self.waits.add(sequence, one.since, time.perf_counter())
                     self._arrived(sequence, one.barrier, one.values)
 
     def _take_changes(self, pause: float | None) -> None:

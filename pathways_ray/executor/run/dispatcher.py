@@ -35,6 +35,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.plan import Device
+from pathways_ray.observe.ring import Ring
 from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
 
 NOTED_AFTER_S = 0.5
@@ -131,7 +132,7 @@ class Dispatcher:
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
-        self._arrivals = Arrivals(self._inputs_arrived)
+        self.arrivals = Arrivals(self._inputs_arrived)
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, _Watcher] = {}
@@ -142,6 +143,9 @@ class Dispatcher:
         self._spent: dict[int, float] = {}
         self._passed: dict[int, float] = {}
         self._free_since: dict[Device, float] = {}
+        self.ran = Ring("qdd")
+        """Launches that were on the devices: number, start, end. Of two that end at once on different devices one may
+        be missing."""
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -160,7 +164,7 @@ class Dispatcher:
         """Starts the dispatcher thread, which takes what the scheduler and the other threads put into the inbox."""
         threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
         threading.Thread(target=_ending_with_process(self.reports.run), name="reports", daemon=True).start()
-        threading.Thread(target=_ending_with_process(self._arrivals.run), name="arrivals", daemon=True).start()
+        threading.Thread(target=_ending_with_process(self.arrivals.run), name="arrivals", daemon=True).start()
 
     def _dispatch(self) -> None:
         while True:
@@ -195,11 +199,11 @@ class Dispatcher:
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(map(is_there, values)):
             return InputsArrived(sequence, barrier, self._failure_of(values))
-        self._arrivals.add(sequence, barrier, values)
+        self.arrivals.add(sequence, barrier, values)
         return None
 
     def abandon(self, sequence: int) -> None:
-        self._arrivals.drop(sequence)
+        self.arrivals.drop(sequence)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
         self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))])
@@ -263,6 +267,7 @@ class Dispatcher:
             start = max(start, busy.get(device, 0.0))
             busy[device] = now
         seconds = now - start
+        self.ran.add(watched.sequence, start, now)
         for observer in self.driver.observers:
             observer.ran(watched.sequence, start, now, watched.part)
         if watched.part:

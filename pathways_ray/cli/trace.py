@@ -1,0 +1,62 @@
+"""`pathways trace`: what runs on a cluster as one timeline for Perfetto, from now on or in the time that is over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from pathways_ray.cli.output import FILE, with_folder
+from pathways_ray.cli.up import name_option
+from pathways_ray.client import registry
+
+SECONDS = click.FloatRange(min=0.1, max=3600.0)
+
+
+@click.command("trace")
+@click.option("--seconds", type=SECONDS, default=5.0, show_default=True, help="Trace from now on for this long.")
+@click.option("--last", type=SECONDS, help="In place of that, what ran in the last seconds.")
+@click.option(
+    "--output", type=FILE, default=Path("trace.json"), show_default=True, callback=with_folder, help="The file."
+)
+@click.option("--xprof", metavar="FOLDER", help="JAX's profiler too, on all hosts: each writes there, on its machine.")
+@click.option("--address", help="Of the Ray cluster; left out, where this user started the runtime, else auto.")
+@name_option
+def command(
+    seconds: float, last: float | None, output: Path, xprof: str | None, address: str | None, name: str
+) -> None:
+    """Write a timeline of controller, schedulers, hosts and devices, to be opened at ui.perfetto.dev.
+
+    Runs on a machine of the Ray cluster. Processes always note the last 131,072 launches, so --last costs nothing
+    before it is asked for.
+    """
+    import ray
+
+    from pathways_ray import names
+    from pathways_ray.deployment import ray_connection, tracing
+
+    names.check_name(name)
+    known = [record for record in registry.all_records() if record.name == name]
+    ray_connection.connect_ray(address or (known[0].ray if known else "auto"), {"namespace": names.NAMESPACE})
+    try:
+        actors = tracing.processes(name)
+        since = time.monotonic()
+        if last is not None:
+            since -= last
+        elif xprof:
+            for process, where in tracing.profile(actors, seconds, xprof).items():
+                click.echo(f"{process} wrote JAX's profile to {where}")
+        else:
+            time.sleep(seconds)
+        found = tracing.trace(actors, since)
+        tracing.write(found, output)
+    finally:
+        ray.shutdown()
+    worst = max((clock.within_s for clock in found.clocks.values()), default=0.0)
+    click.echo(
+        f"{output}: {len(found.ended)} launches on {len(found.ran)} hosts; clocks agree within {worst * 1e6:.0f} us"
+    )
+    silent = sorted(set(actors) - set(found.clocks))
+    if silent:
+        click.echo(f"left out, since they did not answer: {', '.join(silent)}", err=True)

@@ -1,0 +1,66 @@
+"""One call to a controller, without a session: for commands and the page, which load neither JAX nor Ray."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pathways_ray.errors import AuthenticationError, UsageError, from_failure
+from pathways_ray.transport import messages
+
+ANSWER_WITHIN_S = 5.0
+
+SCHEME = "grpc://"
+ENCRYPTED = "grpcs://"
+
+
+def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
+    """Everything that the token may see, as the controller at `url` knows it.
+
+    Raises:
+        UsageError: no cluster answers there.
+        AuthenticationError: the token is wrong.
+    """
+    match call(url, token, messages.Look(0, "all"), ca=ca):
+        case messages.StatusReply(text):
+            found: dict[str, Any] = json.loads(text)
+            return found
+    raise UsageError(f"what answers at {url} is no cluster of this version")
+
+
+def call(
+    url: str, token: str, request: messages.Request, timeout: float = ANSWER_WITHIN_S, ca: str = ""
+) -> messages.Reply:
+    """The reply of the cluster at `url` to a request of its operator.
+
+    Args:
+        ca: file with the certificates to trust where the cluster has TLS; "" is what the system trusts.
+
+    Raises:
+        UsageError: no cluster answers there within `timeout` seconds.
+        AuthenticationError: the token is wrong.
+        PathwaysError: it refuses the request.
+    """
+    import grpc
+
+    from pathways_ray.transport import grpc_streams, streams, tls
+
+    scheme = next((s for s in (SCHEME, ENCRYPTED) if url.startswith(s)), None)
+    if scheme is None:
+        raise UsageError(f"a cluster's address looks like {SCHEME}host:port, not {url!r}")
+    if not (token.isascii() and token.isprintable()):
+        raise AuthenticationError("the token is wrong: it has characters that no token has")
+    trust = tls.Trust(tls.client_roots(ca or None) or b"") if scheme == ENCRYPTED else None
+    with grpc_streams.channel(url.removeprefix(scheme), trust) as channel:
+        try:
+            data = channel.unary_unary(streams.CALL)(
+                messages.encode(request), timeout=timeout, metadata=(("authorization", token),)
+            )
+        except grpc.RpcError as error:
+            raise UsageError(f"no cluster answers at {url}: {error.details()}") from error
+    reply = messages.REPLY.decode(data)
+    if isinstance(reply, messages.Refused):
+        if reply.failure.kind == "SessionClosed":
+            raise AuthenticationError(f"the token is not that of the cluster at {url}")
+        raise from_failure(reply.failure)
+    return reply

@@ -1,0 +1,282 @@
+"""The page's server: static files and server-sent events, on loopback, for browsers that have its token.
+
+It looks at the controller once a second while a browser is there, and not otherwise. What it knows it tells all: a slow
+browser gets the newest state when it has read the one before, and nothing is kept for it. A controller that is away is
+told to the browsers, and looked for again.
+
+Who gets in: a request has to name this server as its host (so that no other site can have its name lead here), come
+from the page itself where it says where it comes from, and show the token, once in the address that is printed and
+then in a cookie that other sites cannot have sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from pathways_ray.client.asking import call, look
+from pathways_ray.dashboard.sections import Page, sections
+from pathways_ray.errors import PathwaysError
+from pathways_ray.process_log import folder
+from pathways_ray.transport import messages
+from pathways_ray.transport.endpoints import is_loopback
+
+LOOK_EVERY_S = 1.0
+
+LOOK_SHARE = 20
+"""After a look that took long, this many times as long is waited: the page is a guest of the controller."""
+
+AWAY_PAUSE_S = 2.0
+"""Time between two looks for a controller that is away."""
+
+MAX_BROWSERS = 64
+"""Pages that are open at once; a further one is told to wait."""
+
+WRITE_LIMIT_S = 20.0
+"""A browser that does not read for this long is let go; it comes again by itself."""
+
+PING_S = 15.0
+"""A page on which nothing changes gets a sign of life this often, so that both ends notice a dead connection."""
+
+LOG_LINES = 200
+
+COOKIE = "pathways_page"
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+STATIC = {"page.js": "text/javascript", "graph.js": "text/javascript", "page.css": "text/css"}
+
+
+class Dashboard:
+    """The server of one cluster's page.
+
+    Args:
+        looking: gives everything, as `client.asking.look` does; called in a thread.
+        asking: answers a `Look` about one thing, in a thread.
+        token: opens the page.
+    """
+
+    def __init__(
+        self, looking: Callable[[], dict[str, Any]], asking: Callable[[messages.Look], str], token: str
+    ) -> None:
+        self.looking = looking
+        self.asking = asking
+        self.token = token
+        self.page = Page()
+        self.away = ""
+        self.logs: dict[str, str] = {}
+        self.browsers = 0
+        self.changed = asyncio.Condition()
+        self.wanted = asyncio.Event()
+        self.hosts: set[str] = set()
+
+    def app(self) -> web.Application:
+        """The application, with its task that looks."""
+        app = web.Application(middlewares=[self._guard], client_max_size=1 << 12)
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{name}", self._static)
+        app.router.add_get("/events", self._events)
+        app.router.add_get("/why", self._why)
+        app.router.add_get("/log", self._log)
+        app.cleanup_ctx.append(self._looks)
+        return app
+
+    def serves_at(self, address: str, port: int) -> None:
+        """Names under which requests may come."""
+        names = {address, "localhost", "127.0.0.1", "[::1]"}
+        self.hosts = {f"{name}:{port}" for name in names}
+
+    # --- who gets in --------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.host not in self.hosts:
+            return web.Response(status=421, text="this page is not served under that name\n", headers=HEADERS)
+        origin = request.headers.get("Origin")
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if (origin is not None and origin != f"http://{request.host}") or site not in ("same-origin", "none"):
+            return web.Response(status=403, text="a request from another site\n", headers=HEADERS)
+        if shown := request.query.get("token"):
+            if request.path != "/" or not _same(shown, self.token):
+                return self._unknown()
+            answer = web.Response(status=303, headers={"Location": "/", **HEADERS})
+            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+            return answer
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not (_same(request.cookies.get(COOKIE, ""), self.token) or _same(bearer, self.token)):
+            return self._unknown()
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def _unknown(self) -> web.Response:
+        text = "open the address that was printed when the page was started: it has the token\n"
+        return web.Response(status=401, text=text, headers=HEADERS)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _looks(self, app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._look_on())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _look_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.wanted.wait()
+            began = loop.time()
+            try:
+                found = await asyncio.to_thread(self.looking)
+            except PathwaysError as error:
+                pause = AWAY_PAUSE_S
+                changed, self.away = self.away != str(error), str(error)
+            else:
+                changed = self.page.update(sections(found)) or bool(self.away)
+                self.away = ""
+                self.logs = {one["process"]: one["path"] for one in (found.get("status") or {}).get("logs", [])}
+                pause = max(LOOK_EVERY_S - (loop.time() - began), LOOK_SHARE * (loop.time() - began) - LOOK_EVERY_S)
+            if changed:
+                async with self.changed:
+                    self.changed.notify_all()
+            await asyncio.sleep(min(pause, 30.0))
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return _file("index.html", "text/html")
+
+    async def _static(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            return web.Response(status=404, text="there is no such file\n", headers=HEADERS)
+        return _file(name, STATIC[name])
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self.browsers >= MAX_BROWSERS:
+            text = f"{MAX_BROWSERS} pages are open, the most that are served; close one\n"
+            return web.Response(status=503, text=text, headers={"Retry-After": "30", **HEADERS})
+        self.browsers += 1
+        self.wanted.set()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        try:
+            await response.prepare(request)
+            await self._tell(response)
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            self.browsers -= 1
+            if not self.browsers:
+                self.wanted.clear()
+        return response
+
+    async def _tell(self, response: web.StreamResponse) -> None:
+        """Tells one browser what changes, until it is gone. What it has not read is not told twice."""
+        seen, away = 0, ""
+        await response.write(b"retry: 2000\n\n")
+        while True:
+            changes = self.page.changes
+            text = self.page.since(seen) if changes > seen else ""
+            if self.away != away:
+                away = self.away
+                text += f"event: away\ndata: {json.dumps(away)}\n\n"
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                await response.write((text or ": still here\n\n").encode())
+            seen = changes
+            async with self.changed:
+                if self.page.changes == seen and self.away == away:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.changed.wait(), PING_S)
+
+    async def _why(self, request: web.Request) -> web.Response:
+        launch = request.query.get("launch", "")
+        if not (launch.isascii() and launch.isdigit() and len(launch) < 18):
+            return web.Response(status=400, text="give launch=NUMBER\n", headers=HEADERS)
+        try:
+            text = await asyncio.to_thread(self.asking, messages.Look(0, "launch", int(launch)))
+        except PathwaysError as error:
+            return web.Response(status=502, text=f"{error}\n", headers=HEADERS)
+        return web.Response(text=text, content_type="application/json", headers=HEADERS)
+
+    async def _log(self, request: web.Request) -> web.Response:
+        """The end of the log of a process, where it lies on this machine."""
+        path = self.logs.get(request.query.get("process", ""), "")
+        if not path or folder() not in Path(path).parents:
+            return web.Response(status=404, text="there is no such log here\n", headers=HEADERS)
+        try:
+            lines = await asyncio.to_thread(_last_lines, Path(path))
+        except OSError as error:
+            return web.Response(status=404, text=f"{error.strerror}: it lies on another machine\n", headers=HEADERS)
+        return web.Response(text="".join(lines), headers=HEADERS)
+
+
+def _last_lines(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return list(deque(file, LOG_LINES))
+
+
+def _same(shown: str, token: str) -> bool:
+    return hmac.compare_digest(shown.encode("utf-8", "surrogatepass"), token.encode())
+
+
+def _file(name: str, kind: str) -> web.Response:
+    text = resources.files("pathways_ray.dashboard").joinpath("static", name).read_text(encoding="utf-8")
+    return web.Response(text=text, content_type=kind, headers=HEADERS)
+
+
+def serve(
+    url: str,
+    token: str,
+    ca: str = "",
+    port: int = 0,
+    address: str = "127.0.0.1",
+    started: Callable[[str], None] = print,
+) -> None:
+    """Serves the page of the cluster at `url` until the process ends.
+
+    Args:
+        token: the operator's, who sees everything, or a tenant's, who sees its own.
+        port: 0 is a free one.
+        started: gets the address of the page, with the page's own token.
+
+    Raises:
+        ValueError: the address is not loopback.
+        OSError: the port is not free.
+    """
+    if not is_loopback(address):
+        raise ValueError(f"the page is served on loopback only, not at {address}; reach it through ssh -L")
+    page_token = secrets.token_urlsafe(24)
+
+    def asking(question: messages.Look) -> str:
+        reply = call(url, token, question, ca=ca)
+        return reply.text if isinstance(reply, messages.StatusReply) else "{}"
+
+    async def main() -> None:
+        dashboard = Dashboard(lambda: look(url, token, ca), asking, page_token)
+        runner = web.AppRunner(dashboard.app(), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, address.strip("[]"), port)
+        await site.start()
+        bound = runner.addresses[0][1]
+        dashboard.serves_at(address, bound)
+        started(f"http://{address}:{bound}/?token={page_token}")
+        await asyncio.Event().wait()
+
+    asyncio.run(main())

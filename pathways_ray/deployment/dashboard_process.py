@@ -1,0 +1,64 @@
+"""The process of the live page that `pw.init(dashboard=True)` starts; it ends with the session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+
+from pathways_ray.client.api import ClusterSession
+from pathways_ray.errors import PathwaysError
+
+START_LIMIT_S = 30.0
+
+
+def show(session: ClusterSession) -> ClusterSession:
+    """Starts the page of a session's cluster, or closes the session where that fails."""
+    try:
+        session.dashboard = DashboardProcess(session.url, session.token, session.cluster.ca)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+class DashboardProcess:
+    """A running page. `url` opens it in a browser on this machine; it has a token of its own.
+
+    Args:
+        url, token, ca: of the cluster.
+
+    Raises:
+        PathwaysError: it did not start in time.
+    """
+
+    def __init__(self, url: str, token: str, ca: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pathways_ray.dashboard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"url": url, "token": token, "ca": ca}) + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], START_LIMIT_S)
+        self.url = self.process.stdout.readline().strip() if ready else ""
+        if not self.url:
+            self.stop()
+            raise PathwaysError(f"the page's process did not start within {START_LIMIT_S:.0f} s")
+
+    def stop(self) -> None:
+        """Ends it. Twice is fine."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5.0)
+            return
+        self.process.kill()
+        self.process.wait()

@@ -1,0 +1,31 @@
+"""The client's part of a trace: when its launches were called, and when their outcomes came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pathways_ray.observe.timeline import Interval
+
+MAX_LAUNCHES = 1 << 17
+"""Launches of a session that a trace keeps; later ones are left out."""
+
+
+class ClientTrace:
+    """The launches of a session while it is traced. `called` and `ended` are on the hot path, and may come from several
+    threads."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, float] = {}
+        self.ends: dict[int, float] = {}
+
+    def called(self, launch: int, now: float) -> None:
+        if len(self.calls) < MAX_LAUNCHES:
+            self.calls[launch] = now
+
+    def ended(self, launches: Sequence[int], now: float) -> None:
+        self.ends.update(dict.fromkeys(launches, now))
+
+    def intervals(self) -> list[Interval]:
+        """Launches with call and outcome. Coalesced ones show as the one that left for them."""
+        ends = dict(self.ends)
+        return [Interval(launch, at, ends[launch]) for launch, at in list(self.calls.items()) if launch in ends]

@@ -1,0 +1,56 @@
+"""The controller's records of launches that have ended: the last ones, latencies by tenant, failures by kind.
+
+The way of a launch writes one record. Latencies are counted when somebody asks for them, out of the records that came
+since: of a burst that is longer than the ring between two looks, the first are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pathways_ray.observe.ring import Histogram, Ring
+
+MAX_TENANTS = 1024
+"""Tenants with a histogram of their own; what ends for further ones counts under `OTHERS`."""
+
+MAX_SESSIONS = 8192
+"""Sessions whose tenants are remembered."""
+
+OTHERS = "others"
+
+
+class Recorder:
+    """Launches that have ended, from admission to outcome.
+
+    `ring` has number, session, program, admission and outcome (seconds of the controller's clock), and the client's
+    number for it, negative for a failure.
+    """
+
+    def __init__(self) -> None:
+        self.ring = Ring("qqqddq")
+        self.failures: dict[str, int] = {}
+        self._tenants: OrderedDict[int, str] = OrderedDict()
+        self._latencies: dict[str, Histogram] = {}
+        self._counted = 0
+
+    def opened(self, session: int, tenant: str) -> None:
+        """A session of a tenant has opened."""
+        self._tenants[session] = tenant
+        if len(self._tenants) > MAX_SESSIONS:
+            self._tenants.popitem(last=False)
+
+    def failed(self, kind: str) -> None:
+        """A launch has failed."""
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+
+    def latencies(self) -> dict[str, Histogram]:
+        """Times of launches from admission to outcome, by tenant."""
+        new = self.ring.added - self._counted
+        self._counted += new
+        found = self._latencies
+        for _, session, _, admitted, ended, _ in self.ring.records()[-new:] if new else ():
+            tenant = self._tenants.get(session, OTHERS)
+            if tenant not in found and len(found) >= MAX_TENANTS:
+                tenant = OTHERS
+            found.setdefault(tenant, Histogram()).observe(ended - admitted)
+        return found
