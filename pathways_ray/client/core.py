@@ -141,6 +141,8 @@ class ClientCore:
             return None
         number = next(self._launches)
         self.pending[number] = results
+        if self.trace is not None:
+            self.trace.called(number)
         names = tuple([buffer.id for buffer in arguments])
         message = wire.Launch(number, program, names, results[0].id if results else 0)
         if donated:

@@ -258,8 +258,9 @@ class Session:
         if core.is_full:
             self._driver.wait_for_room()
         driver = self._driver
-        begun = time.monotonic() if core.trace is not None else 0.0
         with driver.sending:
+            if core.trace is not None:
+                core.trace.now = time.monotonic()
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
             message = core.launch(program, arguments, made, donated, why)
@@ -267,8 +268,6 @@ class Session:
                 self._connection.outbox.send(message)
             else:
                 driver.release_queue()
-        if core.trace is not None and message is not None:
-            core.trace.called(message.launch, begun)
         if core.queue:
             driver.sweep()
         if len(made) > 1:

@@ -15,12 +15,14 @@ class ClientTrace:
     threads."""
 
     def __init__(self) -> None:
+        self.now = 0.0
+        """The time of the call that is made."""
         self.calls: dict[int, float] = {}
         self.ends: dict[int, float] = {}
 
-    def called(self, launch: int, now: float) -> None:
+    def called(self, launch: int) -> None:
         if len(self.calls) < MAX_LAUNCHES:
-            self.calls[launch] = now
+            self.calls[launch] = self.now
 
     def ended(self, launches: Sequence[int], now: float) -> None:
         self.ends.update(dict.fromkeys(launches, now))

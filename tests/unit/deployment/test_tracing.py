@@ -36,7 +36,7 @@ class Actor:
 
 @pytest.fixture(autouse=True)
 def answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing.ray, "get", lambda call, timeout: call[0].answer(*call[1:]))
+    monkeypatch.setattr("pathways_ray.deployment.tracing.ray.get", lambda call, timeout: call[0].answer(*call[1:]))
 
 
 ENDED = ([(640, 2, 5, 10.0, 10.004, 3)], {5: "step"}, {2: "bob"}, {5: 4096})
