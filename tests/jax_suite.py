@@ -3,8 +3,9 @@
     python -m tests.jax_suite --files array_test pjit_test --output results/jax_suite.md
 
 fetches the tests of the installed version from JAX's repository (or takes them from a checkout: `--source`), runs each
-file twice on four devices, and writes a table: of the tests that pass on plain CPU how many pass through the proxy, and
-the reasons of the others. The cluster is the one that `pathways proxy` finds, or one that it starts.
+file twice on eight devices, as many as the tests ask for, and writes a table: of the tests that pass on plain CPU how
+many pass through the proxy, and the reasons of the others. The cluster is the one that `pathways proxy` finds, or one
+that it starts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ REPOSITORY = "https://github.com/jax-ml/jax"
 FILES = ("array_test", "pjit_test", "lax_test", "random_test", "multi_device_test", "aot_test", "memories_test")
 
 TEST_LIMIT_S = 120
+
+DEVICES = 8
 
 PASSED = "passed"
 
@@ -61,9 +64,19 @@ def run(file: Path, report: Path, proxy: bool, select: str, limit_s: float) -> d
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
     environment |= {"JAX_NUM_GENERATED_CASES": os.environ.get("JAX_NUM_GENERATED_CASES", "3")}
     if proxy:
-        command = [sys.executable, "-m", "pathways_ray.cli", "proxy", "--devices", "4", "--exec", "--", *command]
+        command = [
+            sys.executable,
+            "-m",
+            "pathways_ray.cli",
+            "proxy",
+            "--devices",
+            str(DEVICES),
+            "--exec",
+            "--",
+            *command,
+        ]
     else:
-        environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+        environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES)}
     try:
         subprocess.run(command, env=environment, check=False, timeout=limit_s, stdout=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -93,7 +106,7 @@ def reason(outcome: str) -> str:
 
 def table(compared: list[Compared], commit: str) -> str:
     """Markdown: passes by file, and reasons of what does not pass."""
-    lines = [f"JAX {jax.__version__}, commit {commit}; four CPU devices.", ""]
+    lines = [f"JAX {jax.__version__}, commit {commit}; {DEVICES} CPU devices.", ""]
     lines += ["| file | pass on plain CPU | of these, through the proxy | |", "|---|---|---|---|"]
     for one in compared:
         share = one.passed / len(one.outcomes) if one.outcomes else 0.0

@@ -164,6 +164,7 @@ def _run(program: tuple[str, ...], variables: dict[str, str]) -> int:
         child = subprocess.Popen(program, env=environment | variables)
     except OSError as error:
         raise UsageError(f"{program[0]} cannot be run: {error}") from None
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     while True:
         try:
             return child.wait()

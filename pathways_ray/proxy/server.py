@@ -120,6 +120,8 @@ class Connection:
                 self._look = False
                 for event in self.carrier.settled():
                     self._carry_out(event)
+                if self.carrier.session.closed_because:
+                    self.answers.put(None)  # the client sees the end, and may attach again
             finally:
                 self._lock.release()
 

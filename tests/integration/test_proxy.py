@@ -161,3 +161,40 @@ def test_what_the_cluster_cannot_give_is_said_at_the_start(session: ClusterSessi
     done = subprocess.run(command, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1
     assert "no island can hold a slice of shape (99,)" in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_an_island_of_two_hosts_has_the_same_bits(pairs: Any, plain: Any) -> None:
+    """Two devices on each of two hosts; programs over all four are gangs of both hosts, with gloo between them."""
+    with pw.connect(pairs.url, pairs.token) as session, session.proxy(devices=4) as proxy:
+        assert printed(run(proxy.env, str(SCRIPTS / "jax_program.py"))) == plain
+
+
+ACROSS = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+x = jax.device_put(np.arange(16.0), NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x")))
+found = [len(jax.devices()), np.asarray(x).tolist() == list(range(16))]
+here = jax.device_put(np.ones(4), jax.devices()[7])
+found.append(float((here + 1).sum()))
+try:
+    jax.jit(lambda v: v + 1)(x).block_until_ready()
+except Exception as error:
+    found.append("are on several islands" in str(error))
+print(json.dumps(found))
+"""
+
+
+def test_arrays_may_span_islands_and_computations_may_not(session: ClusterSession) -> None:
+    with session.proxy(devices=8) as proxy:
+        assert printed(run(proxy.env, "-c", ACROSS)) == [8, True, 8.0, True]
+
+
+@pytest.mark.timeout(300)
+def test_the_example_says_the_same_with_and_without_a_proxy(proxy: ProxyProcess, session: ClusterSession) -> None:
+    here = run({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}, "-m", "examples.jax_training")
+    there = run(proxy.env, "-m", "examples.jax_training")
+    said = [process.communicate(timeout=110)[0] for process in (here, there)]
+    assert said[0] == said[1]
+    assert said[0].startswith("4 devices, losses ")

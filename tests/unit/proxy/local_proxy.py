@@ -1,0 +1,39 @@
+"""A proxy without a cluster, as a process: `python -m tests.unit.proxy.local_proxy SOCKET`; it ends with its input.
+
+A program whose name has `broken` in it loses its host; one with `lose` loses the session, as if the controller died.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DEVICES = 4
+
+
+def main() -> None:
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "JAX_ENABLE_X64": "1", "NPROC": "8"}
+
+    from pathways_ray.proxy.server import ProxyServer
+    from tests.unit.proxy.local_session import LocalSession
+
+    def opened() -> object:
+        session = LocalSession(DEVICES)
+
+        def broken(name: str) -> str:
+            if "lose" in name:
+                session.end("the controller is gone")
+            return "host 0 is gone" if "broken" in name else ""
+
+        session.broken = broken
+        return session, [session.whole()]
+
+    server = ProxyServer(opened, f"unix:{sys.argv[1]}")  # type: ignore[arg-type]
+    server.start()
+    print("serving", flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

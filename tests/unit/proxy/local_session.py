@@ -1,0 +1,165 @@
+"""A session without a cluster: programs are planned and run by the executor's own parts, in this process, at once.
+
+So a proxy can be tested with JAX's own client and no Ray: everything but the control plane is what ships.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import Failure, PathwaysError, Unschedulable, from_failure
+from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.executor.compile.jax_parts import CompiledParts
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.graph import Graph
+from pathways_ray.ir.passes import lower
+from pathways_ray.ir.passes.plan_islands import plan_islands
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import SliceType
+from pathways_ray.transport.messages import Explained, IslandLaunch
+
+SESSION = 1
+
+
+class Transfers:
+    """What steps ask of a host's peers, of which there are none."""
+
+    def own(self, array: Any) -> Any:
+        return array
+
+    def copy(self, array: Any) -> Any:
+        return jax.numpy.copy(array)
+
+    def is_consumed(self, array: Any) -> bool:
+        return isinstance(array, jax.Array) and array.is_deleted()
+
+    def lend(self, array: Any) -> None:
+        """Nobody reads it but this process."""
+
+
+class LocalSession:
+    """Stands in for `Session`, on CPU devices of this process."""
+
+    platforms = ("cpu",)
+    trusted = True
+
+    def __init__(self, devices: int, broken: Callable[[str], str] = lambda name: "") -> None:
+        local = jax.local_devices(backend="cpu")[:devices]
+        self.compiler = Compiler(0, local, {0: local})
+        self.compiler.sandbox.check = lambda *_: None  # type: ignore[method-assign]
+        self.store = BufferStore()
+        self.broken = broken
+        self.closed_because = ""
+        self.places: dict[int, PlacedSlice] = {}
+        self.prepared: dict[int, PreparedProgram] = {}
+        self.donations: list[int] = []
+        self._numbers = itertools.count(1)
+        self._watchers: list[Callable[[], None]] = []
+        self.watch = self._watchers.append
+
+    # --- slices -------------------------------------------------------------------------------------------------------
+
+    def whole(self) -> VirtualSlice:
+        return self._slice((len(self.compiler.devices),), ("x",), range(len(self.compiler.devices)))
+
+    def part_of(
+        self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
+    ) -> VirtualSlice:
+        return self._slice(tuple(shape), tuple(axes), places)
+
+    def _slice(self, shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[int]) -> VirtualSlice:
+        number = next(self._numbers)
+        if any(device >= len(self.compiler.devices) for device in devices):
+            raise Unschedulable("no such device")
+        placed = PlacedSlice.on(SliceType(number, shape, axes), 0, [Device(0, k) for k in devices])
+        self.places[number] = placed
+        return VirtualSlice(self, placed, "")  # type: ignore[arg-type]
+
+    # --- arrays -------------------------------------------------------------------------------------------------------
+
+    def _array(self, number: int, kind: ArgumentType, failure: Failure | None = None) -> Array:
+        record = BufferRecord(number, READY)
+        if failure is not None:
+            record.fail(failure)
+        return Array(Buffer(self, record), kind)  # type: ignore[arg-type]
+
+    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
+        assert kind.slice is not None
+        sharding = self.compiler.sharding(kind.slice.placed, kind.spec)
+        stored = array.view(dtype_of(kind.array.dtype)) if array.size else array.astype(dtype_of(kind.array.dtype))
+        number = next(self._numbers)
+        self.store.put(SESSION, number, jax.device_put(np.array(stored), sharding))
+        return self._array(number, kind)
+
+    def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
+        record = array._buffer.record
+        if record.failure is not None:
+            raise from_failure(record.failure)
+        shard = np.asarray(self.store.get(SESSION, record.id)._arrays[place])  # type: ignore[union-attr]
+        return shard.view(array.dtype) if shard.size else shard.astype(array.dtype)
+
+    def free(self, record: BufferRecord) -> None:
+        self.store.drop(SESSION, (record.id,))
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
+        number = next(self._numbers)
+        (plan,) = plan_islands(lower(graph), self.places)
+        parts = CompiledParts(plan, functions, self.compiler, trusted=True)
+        self.prepared[number] = PreparedProgram(HostPlan(plan, 0, False), parts, self.store, Transfers())
+        return number
+
+    def explain(self, program: int, graph: bytes) -> Explained:
+        return Explained("", "", {0: self.prepared[program].temporary_bytes})
+
+    def launch(
+        self,
+        program: int,
+        arguments: list[BufferRecord],
+        results: tuple[ArgumentType, ...],
+        donated: Sequence[BufferRecord] = (),
+        why: str = "",
+    ) -> list[Array]:
+        if self.closed_because:
+            raise PathwaysError(self.closed_because)
+        prepared = self.prepared[program]
+        first = next(self._numbers)
+        for _ in results[1:]:
+            next(self._numbers)
+        self.donations.append(len(donated))
+        launch = IslandLaunch(first, SESSION, program, tuple(record.id for record in arguments), first)
+        slots = prepared.start(launch, ())
+        steps = len(prepared.steps_of(launch))
+        prepared.run(slots, 0, steps)
+        values = prepared.finish(slots)
+        name = prepared.plan.plan.name
+        failure = next((value for value in values if isinstance(value, Failure)), None)
+        if broken := self.broken(name):
+            failure = Failure("HostLost", broken)
+            for k in range(len(results)):
+                self.store.put(SESSION, first + k, failure)
+        for record in donated:
+            record.state = DELETED
+        return [self._array(first + k, kind, failure) for k, kind in enumerate(results)]
+
+    def close(self) -> None:
+        self.closed_because = self.closed_because or "it was closed"
+        self.store.drop_session(SESSION)
+
+    def end(self, reason: str) -> None:
+        """Ends the session as the loss of the controller would."""
+        self.closed_because = reason
+        for watcher in self._watchers:
+            watcher()
