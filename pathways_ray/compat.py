@@ -122,8 +122,11 @@ def module_of(module: bytes) -> Any:
         return _jax.mlir.deserialize_portable_artifact(module)
 
 
-def compiled_module(module: bytes, devices: Sequence[jax.Device]) -> Any:
+def compiled_module(module: bytes, devices: Sequence[jax.Device], with_end: bool = False) -> Any:
     """A module that brings its own shardings, compiled for devices in the order in which it counts them.
+
+    Args:
+        with_end: adds a last result, a scalar that depends on nothing, which stands for the computation's end.
 
     `jax.jit` compiles functions, and would put the module into one of its own. XLA may choose the layouts of those
     arguments and results of which the module says none.
@@ -136,6 +139,8 @@ def compiled_module(module: bytes, devices: Sequence[jax.Device]) -> Any:
     read = module_of(module)
     with read.context:
         main = next(op for op in read.body.operations if _symbol(op) == "main")
+        if with_end:
+            _add_end(main)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         free = [
             [not _is_laid_out(main, name, k) for k in range(len(types))]
@@ -149,6 +154,24 @@ def compiled_module(module: bytes, devices: Sequence[jax.Device]) -> Any:
         build.allow_spmd_sharding_propagation_to_output = free[1]
         together = xla_client.DeviceList(tuple(devices))
         return compiler.backend_compile_and_load(devices[0].client, read, together, options, [])
+
+
+def _add_end(main: Any) -> None:
+    """Has a function return a further scalar."""
+    import numpy as np
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func, stablehlo
+
+    *_, last = main.regions[0].blocks[0].operations
+    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    with ir.Location.unknown(), ir.InsertionPoint(last):
+        end = stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.float32)))
+        func.ReturnOp([*last.operands, end])
+        made = ir.FunctionType.get(kind.inputs, [*kind.results, end.type])
+    last.operation.erase()
+    main.attributes["function_type"] = ir.TypeAttr.get(made)
+    if "res_attrs" in main.attributes:
+        main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
 
 
 def _symbol(op: Any) -> str:

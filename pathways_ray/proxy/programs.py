@@ -9,6 +9,7 @@ compiles the module for as many CPU devices of its own, to see which.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +137,10 @@ def _shardings(
     ]
     if len(found[0]) != len(inputs) or len(found[1]) != len(outputs):
         raise Refused(Code.UNIMPLEMENTED, "XLA does not say how the arguments and results of the program are laid out")
-    candidates = [refined(sizes) for sizes in meshes if len(devices) == _product(sizes)]
+    # Meshes may be written inside attributes; then what XLA made of them says their sizes.
+    written = [tuple(op.iota_reshape_dims) for ops in found for op in ops]
+    written += [tuple(op.tile_assignment_dimensions) for ops in found for op in ops]
+    candidates = [refined(sizes) for sizes in (*meshes, *written) if sizes and len(devices) == math.prod(sizes)]
     refusal: Refused | None = None
     for mesh in dict.fromkeys([*candidates, refined((len(devices),))]):
         try:
@@ -153,13 +157,6 @@ def _shardings(
 
 def _typed(kinds: Sequence[ArrayType]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(kind.shape, dtype_named(kind.dtype)) for kind in kinds]
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def compiled_here(module: bytes, devices: int) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_ray.compat import compiled_module, is_laid_out_as, results_made
 from pathways_ray.errors import ProgramRefused
@@ -25,7 +26,8 @@ class WholeModule:
     Args:
         module: serialised StableHLO, with Shardy's attributes.
         devices: of all hosts, in the order in which the module counts them.
-        inputs, outputs: the type and the sharding of each argument and result.
+        inputs, outputs: the type and the sharding of each argument and result. A scalar comes behind the results, which
+            stands for the computation's end, as behind those of any other.
 
     Raises:
         ProgramRefused: one of them is laid out otherwise.
@@ -34,10 +36,11 @@ class WholeModule:
     def __init__(
         self, module: bytes, devices: Sequence[jax.Device], inputs: Sequence[Typed], outputs: Sequence[Typed]
     ) -> None:
-        self._compiled = compiled_module(module, devices)
+        self._compiled = compiled_module(module, devices, with_end=True)
         self._check("argument", self._compiled.get_parameter_shardings(), inputs)
-        self._check("result", self._compiled.get_output_shardings(), outputs)
-        self._results = results_made(outputs)
+        self._check("result", (self._compiled.get_output_shardings() or [])[:-1], outputs)
+        end = jax.ShapeDtypeStruct((), np.float32), NamedSharding(outputs[0][1].mesh, PartitionSpec())
+        self._results = results_made([*outputs, end])
 
     def _check(self, what: str, found: Sequence[Any] | None, said: Sequence[Typed]) -> None:
         if found is None or len(found) != len(said):
