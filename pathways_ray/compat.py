@@ -165,7 +165,7 @@ def _add_end(main: Any) -> None:
     *_, last = main.regions[0].blocks[0].operations
     kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     with ir.Location.unknown(), ir.InsertionPoint(last):
-        end = stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.float32)))
+        end = stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.float32).data))
         func.ReturnOp([*last.operands, end])
         made = ir.FunctionType.get(kind.inputs, [*kind.results, end.type])
     last.operation.erase()
