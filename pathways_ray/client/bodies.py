@@ -2,140 +2,36 @@
 
 The bodies of such an operation are built like programs of their own, first for the layouts alone (`Outline`): where
 each value lies that goes in, is carried, comes out. Where all that the bodies run is on one slice, the operation
-becomes one computation there (`one_computation`).
+becomes one computation there; else a node with its bodies (`assembly`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import inlining, prng, source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
-from pathways_ray.client.export import Exported
+from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import inner_equations
+from pathways_ray.client.outlines import Outline, Outliner, Place, without_code
+from pathways_ray.client.rounds import unrolled, while_of
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import call_p, capture_p
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.graph import Argument, Compute, Node, Ref
-from pathways_ray.ir.types import ArrayType, Layout, Spec
+from pathways_ray.ir.graph import Body, Branch, Ref, Repeat
+from pathways_ray.ir.types import Layout, Spec
 
-Place = Layout | None
-"""The layout of a value; None where nothing has asked for the value yet."""
+MAX_TITLE = 200
+"""Characters of the name of a branch or a loop, which names the functions that it calls."""
 
 _ROUNDS = 4
 """Times that a loop's body is outlined at most before its carry has its layouts: each finds some of them."""
-
-
-@dataclass
-class Outline:
-    """A body without its code: its nodes, and the places of its inputs and results.
-
-    `asked` are the layouts in which computations take inputs, `makers` the lines that results come from. Ordinary
-    operations put a result wherever their operands lie: such a place is `loose`, and yields to any other.
-    """
-
-    jaxpr: Any
-    nodes: list[Node]
-    inputs: list[Place]
-    results: list[Place]
-    asked: dict[int, Layout]
-    makers: list[str]
-    loose: list[bool]
-
-    @property
-    def line(self) -> str:
-        """The name and the line of the function."""
-        return str(self.jaxpr.debug_info.func_src_info)
-
-    def maker(self, result: int) -> str:
-        """The line that a result comes from."""
-        return f"{self.line}{f', made at {self.makers[result]}' if self.makers[result] else ''}"
-
-    def firm(self, result: int) -> Place:
-        """The layout of a result that has to be as it is."""
-        return None if self.loose[result] else self.results[result]
-
-
-@dataclass
-class Outliner(GraphBuilder):
-    """Builds a body for its layouts alone, without code. Operations without a placed operand go to `home`."""
-
-    home: VirtualSlice | None = None
-    loose: set[Ref] = field(default_factory=set)
-
-    def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
-        """Args: given: for each input its place, as a `Value` without content."""
-        constants = [Value(constant=np.asarray(c)) for c in closed.consts]
-        values = [Value(leaf=k, kind=kind) for k, kind in enumerate(given)]
-        results = self._run(closed.jaxpr, constants, values)
-        asked: dict[int, Layout] = {}
-        numbers = {Ref(k): node.index for k, node in enumerate(self.nodes) if isinstance(node, Argument)}
-        for node in self.nodes:
-            if isinstance(node, Compute):
-                for ref, layout in zip(node.inputs, node.input_layouts, strict=True):
-                    if ref in numbers and numbers[ref] >= 0:
-                        asked.setdefault(numbers[ref], layout)
-        places = [self._place(value) for value in results]
-        inputs = [self._place(value) for value in values]
-        makers = [self._made_at(value) for value in results]
-        loose = [value.ref in self.loose or (value.leaf >= 0 and not given[value.leaf].slice) for value in results]
-        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose)
-
-    def _operation(self, equation: Any, read: Any) -> list[Value]:
-        made = super()._operation(equation, read)
-        self.loose.update(value.ref for value in made if value.ref is not None)
-        return made
-
-    def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
-        """The layout of a value; None as well where it lies elsewhere than at `home`, to which all is brought."""
-        found = super().layout_of(value)
-        return found if found is not None and found[0] is self.home else None
-
-    def _place(self, value: Value) -> Place:
-        found = self.layout_of(value)
-        return None if found is None else Layout(found[0].id, found[1])
-
-    def _made_at(self, value: Value) -> str:
-        node = self.nodes[value.ref.node] if value.ref is not None else None
-        return node.where if isinstance(node, Compute) else ""
-
-    def _ref(self, value: Value, where: VirtualSlice, spec: Spec) -> Ref:
-        before = value.ref
-        found = super()._ref(value, where, spec)
-        if before is None:  # an argument: under the number of the input, or -1 for what the body captures
-            argument = self.nodes[-1]
-            assert isinstance(argument, Argument)
-            self.nodes[-1] = Argument(value.leaf, argument.type, argument.layout)
-        return found
-
-    def _default_slice(self) -> VirtualSlice:
-        assert self.home is not None
-        return self.home
-
-
-def _stub(
-    name: str,
-    flat: Callable[..., Any],
-    avals: Sequence[jax.ShapeDtypeStruct],
-    input_specs: Sequence[Spec],
-    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
-    where: VirtualSlice,
-    platforms: tuple[str, ...],
-) -> Exported:
-    """An operation with its types and layouts, and no code."""
-    made = jax.eval_shape(flat, *avals)
-    outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in made)
-    specs = tuple(output_specs(list(outputs)))
-    weak = (False,) * len(outputs)
-    return Exported(name, name, b"", tuple(input_specs), outputs, weak, specs, None, (), True, 0, False, lambda *_: ())
 
 
 def control_node(builder: GraphBuilder, equation: Any, inputs: list[Value]) -> list[Value]:
@@ -159,17 +55,21 @@ class _Control:
         calls = [one.params["site"] for one in inner_equations(equation) if one.primitive is call_p]
         self.home: VirtualSlice = calls[0].slice if calls else builder._default_slice()
         self.slices = list(dict.fromkeys(site.slice for site in calls))
+        self.single = len(self.slices) < 2
         self.names = list(dict.fromkeys(site.exported.name for site in calls))
         self.arrays = _captured(equation)
+        self.known = dict(builder.slices)
+        """Slices that outlines have found: those of the program, and of the bodies."""
 
     def build(self) -> list[Value]:
-        if len(self.slices) > 1:
-            raise GraphError(
-                f"{self._shown()} calls compiled functions on several slices ({', '.join(map(str, self.slices))}), "
-                "which a branch or a loop of a program cannot do yet; decide in Python between programs"
-            )
-        bodies, results = self._branches() if self.name == "cond" else self._loop()
-        made = self._one_computation(bodies, [place.spec if place is not None else () for place in results])
+        if self.single:
+            bodies, results = self._branches() if self.name == "cond" else self._loop()
+            made = self._one_computation(bodies, [place.spec if place is not None else () for place in results])
+        elif self.name == "cond":
+            bodies, results = self._branches()
+            made = self._branch_node(bodies, results)
+        else:
+            return self._loop_node()
         if isinstance(self.builder, Outliner):
             firm = [any(k < len(body.results) and body.firm(k) for body in bodies) for k in range(len(made))]
             self.builder.loose.update(v.ref for v, held in zip(made, firm, strict=True) if v.ref and not held)
@@ -182,21 +82,23 @@ class _Control:
 
     def _outline(self, closed: Any, places: Sequence[Place]) -> Outline:
         outer = self.builder
-        outliner = Outliner(outer.session, outer.name, [], outer.control, _stub, slices=dict(outer.slices))
-        outliner.home, outliner.debug_info = self.home, outer.debug_info
+        outliner = Outliner(outer.session, outer.name, [], outer.control, without_code, slices=self.known)
+        outliner.home, outliner.debug_info, outliner.single = self.home, outer.debug_info, self.single
         outliner._use_slice(self.home)
         given = []
         for variable, place in zip(closed.jaxpr.invars, places, strict=True):
-            aval = prng.data_type(variable.aval)
-            array = ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
+            array = array_type_of(variable)
             where = outliner.slices[place.slice] if place is not None else None
             given.append(ArgumentType.of(array, False, where, place.spec if place is not None else ()))
         return outliner.outline(closed, given)
 
     def _place(self, value: Value) -> Place:
-        """The layout of a value, where it lies on the slice of the operation."""
+        """The layout of a value; None as well where it lies elsewhere, and is brought to the slice of all calls."""
         found = self.builder.layout_of(value)
-        return Layout(found[0].id, found[1]) if found is not None and found[0] is self.home else None
+        if found is None or (self.single and found[0] is not self.home):
+            return None
+        self.builder._use_slice(found[0])
+        return Layout(found[0].id, found[1])
 
     def _branches(self) -> tuple[list[Outline], list[Place]]:
         given = [self._place(value) for value in self.inputs[1:]]
@@ -228,7 +130,20 @@ class _Control:
             constants = given[:before]
             # Round t takes row t of what is scanned: on the same slice, and whole along what is left of its dimensions.
             rest = [None if place is None else Layout(place.slice, place.spec[1:]) for place in given[before + count :]]
-        carry = given[before : before + count]
+        found, carry = self._carried(body, constants, given[before : before + count], rest)
+        stacked = [
+            None if p is None else Layout(p.slice, ((), *p.spec) if p.spec else ()) for p in found.results[count:]
+        ]
+        bodies = [found]
+        if self.name == "while":
+            bodies.append(self._outline(params["cond_jaxpr"], [*given[: shared[0]], *carry]))
+        return bodies, [*carry, *stacked]
+
+    def _carried(
+        self, body: Any, constants: Sequence[Place], carry: list[Place], rest: Sequence[Place] = ()
+    ) -> tuple[Outline, list[Place]]:
+        """The outline of a loop's body, and the places of what it carries."""
+        count = len(carry)
         for _ in range(_ROUNDS):
             found = self._outline(body, [*constants, *carry, *rest])
             inputs = found.inputs[len(constants) : len(constants) + count]
@@ -244,13 +159,78 @@ class _Control:
                     f"it as {made} ({found.maker(k)}). Give it the same out_specs on the same slice, or move the "
                     "first value there"
                 )
-        stacked = [
-            None if p is None else Layout(p.slice, ((), *p.spec) if p.spec else ()) for p in found.results[count:]
-        ]
-        bodies = [found]
-        if self.name == "while":
-            bodies.append(self._outline(params["cond_jaxpr"], [*given[: shared[0]], *carry]))
-        return bodies, [*carry, *stacked]
+        return found, carry
+
+    # --- nodes with bodies --------------------------------------------------------------------------------------------
+
+    def _branch_node(self, outlines: list[Outline], results: list[Place]) -> list[Value]:
+        operands = self.inputs[1:]
+        first = [next((o.inputs[k] for o in outlines if o.inputs[k]), None) for k in range(len(operands))]
+        inputs = self._inputs(operands, first)
+        layouts = [place or self._alone for place in results]
+        self._use(layouts)
+        bodies = tuple(
+            BodyBuilder.inside(self.builder, self.home, inputs).body(branch, range(len(operands)), layouts, one.line)
+            for branch, one in zip(self.equation.params["branches"], outlines, strict=True)
+        )
+        index = self.builder._ref(self.inputs[0], self.home, ())
+        outputs = tuple(array_type_of(variable) for variable in self.equation.outvars)
+        return self._add(Branch(self._title, index, self._refs(inputs), bodies, outputs, tuple(layouts), self.where))
+
+    def _loop_node(self) -> list[Value]:
+        loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
+        given = [self._place(value) for value in loop.constants]
+        outline, carry = self._carried(loop.body, given, [self._place(value) for value in loop.carry])
+        outlines, first = [outline], [*carry, *outline.inputs[: len(given)]]
+        if loop.test is not None:
+            outlines.append(self._outline(loop.test, [*(self._place(v) for v in loop.known), *carry]))
+            first += outlines[1].inputs[: len(loop.known)]
+        inputs = self._inputs([*loop.carry, *loop.constants, *loop.known], first, carry)
+        layouts = inputs.places[: len(carry)]
+        count, shared = len(carry), len(loop.constants)
+
+        def body(closed: Any, start: int, size: int, results: Sequence[Layout | None], line: str) -> Body:
+            numbers = [*range(start, start + size), *range(count)]
+            return BodyBuilder.inside(self.builder, self.home, inputs).body(closed, numbers, results, line)
+
+        round_ = body(loop.body, count, shared, layouts, outline.line if self.name == "while" else loop.line)
+        test = None
+        if loop.test is not None:
+            test = body(loop.test, count + shared, len(loop.known), [None], outlines[1].line)
+        outputs = tuple(array_type_of(variable) for variable in loop.body.jaxpr.outvars)
+        refs = self._refs(inputs)
+        node = Repeat(self._title, refs, loop.times, test, round_, outputs, tuple(layouts), self.where)
+        made = self._add(node)
+        return [Value(constant=np.zeros(())) if k is None else made[k] for k in loop.results]
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name}({', '.join(self.names)})"[:MAX_TITLE]
+
+    @property
+    def _alone(self) -> Layout:
+        return Layout(self.home.id, ())
+
+    def _inputs(self, values: list[Value], first: Sequence[Place], fixed: Sequence[Place] = ()) -> Inputs:
+        """The inputs of a node: where they lie, else where a body asks for them first."""
+        asked = [*fixed, *first[len(fixed) :]]
+        places = [own or place or self._alone for own, place in zip(map(self._place, values), asked, strict=True)]
+        self._use(places)
+        return Inputs(list(values), places)
+
+    def _use(self, places: Sequence[Layout]) -> None:
+        """Has the program hold the slices of places, and those of the calls."""
+        for slice in (self.home, *self.slices, *(self.known[place.slice] for place in places)):
+            self.builder._use_slice(slice)
+
+    def _refs(self, inputs: Inputs) -> tuple[Ref, ...]:
+        builder = self.builder
+        pairs = zip(inputs.values, inputs.places, strict=True)
+        return tuple(builder._ref(value, builder.slices[place.slice], place.spec) for value, place in pairs)
+
+    def _add(self, node: Branch | Repeat) -> list[Value]:
+        self.builder.nodes.append(node)
+        return [Value(ref=Ref(len(self.builder.nodes) - 1, k)) for k in range(len(node.outputs))]
 
     # --- one computation ----------------------------------------------------------------------------------------------
 
@@ -272,7 +252,7 @@ class _Control:
             return [prng.to_data(value) for value in inlining.run(equation, read, held)]
 
         avals = [*(prng.data_type(kind) for kind in kinds), *(array._type.aval for array in self.arrays)]
-        name = f"{self.name}({', '.join(self.names)})"[:200]
+        name = self._title
         exported = builder.export(name, flat, avals, specs, lambda types: results, self.home, builder.session.platforms)
         return builder.node(exported, self.home, [*inputs, *captured], self.where)
 

@@ -22,7 +22,7 @@ from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equ
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
-from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.ir.verify import verify
 
@@ -314,7 +314,8 @@ class GraphBuilder:
     def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         if value.ref is not None:
             node = self.nodes[value.ref.node]
-            layout = node.output_layouts[value.ref.output] if isinstance(node, Compute) else node.layout  # type: ignore[union-attr]
+            made = isinstance(node, Compute | Branch | Repeat)
+            layout = node.output_layouts[value.ref.output] if made else node.layout  # type: ignore[union-attr]
             return self.slices[layout.slice], layout.spec
         if value.kind is not None and value.kind.slice is not None:
             return value.kind.slice, value.kind.spec
@@ -323,7 +324,8 @@ class GraphBuilder:
     def type_of(self, value: Value) -> ArrayType:
         if value.ref is not None:
             node = self.nodes[value.ref.node]
-            return node.outputs[value.ref.output] if isinstance(node, Compute) else node.type  # type: ignore[union-attr]
+            made = isinstance(node, Compute | Branch | Repeat)
+            return node.outputs[value.ref.output] if made else node.type  # type: ignore[union-attr]
         if value.kind is not None:
             return value.kind.array
         assert value.constant is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax.extend import core as jex_core
@@ -39,9 +39,11 @@ def inner_equations(equation: Any) -> Iterator[Any]:
         yield from equations_of(getattr(inner, "jaxpr", inner))
 
 
-def used_equations(jaxpr: Any) -> list[Any]:
-    """The equations whose results are used, so that nothing is placed for the sake of those that are not."""
-    needed = {atom for atom in jaxpr.outvars if isinstance(atom, jex_core.Var)}
+def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]:
+    """The equations whose results are used, so that nothing is placed for the sake of those that are not. Left out,
+    `wanted` are the outputs."""
+    wanted = jaxpr.outvars if wanted is None else wanted
+    needed = {atom for atom in wanted if isinstance(atom, jex_core.Var)}
     used = []
     for equation in reversed(jaxpr.eqns):
         if not needed.isdisjoint(equation.outvars):

@@ -96,7 +96,7 @@ class Controller:
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
         window = CrossIslandWindow(policy_named(policy))
-        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s)
+        self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s, launch_limit_s)
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process

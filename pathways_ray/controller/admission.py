@@ -15,14 +15,16 @@ from pathways_ray import limits
 from pathways_ray.controller import buffers, quotas
 from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.decisions import Decisions, Started
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
-from pathways_ray.controller.state import Send, Session, Tables
+from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Free, Launch, Put
 
@@ -44,6 +46,7 @@ class Admission:
         outcomes: Outcomes,
         window: CrossIslandWindow,
         max_in_flight: int,
+        launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
         self.tables = tables
         self.preparation = preparation
@@ -53,6 +56,7 @@ class Admission:
         self.window = window
         self.max_in_flight = max_in_flight
         self.memory = Memory(tables)
+        self.decisions = Decisions(tables, outcomes, self._start, launch_limit_s)
         self.backlogs: dict[int, Backlog] = {}
         self.relieved: list[int] = []
         """Sessions whose backlog was full, and is so no more."""
@@ -155,6 +159,8 @@ class Admission:
     def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
         message = launch.message
         program = session.programs.get(message.program)
+        if launch.whole is not None and program is not None:
+            return self.decisions.step(session, backlog, launch, program)
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self.refuse(session, launch, Failure("WireError", text))
@@ -172,33 +178,49 @@ class Admission:
                 return [*asked, *late.commands, *self.refuse(session, launch, late.failure)]
             backlog.defer(launch, program, LaunchEvent.ARGUMENTS_ABSENT)
             return asked
+        if program.script is not None:
+            return self.decisions.step(session, backlog, launch, program)
+        sent, came = self._start(session, program, message, launch)
+        match came:
+            case InFlight():
+                return sent
+            case Failure():
+                return asked + sent + self.refuse(session, launch, came)
+            case LaunchEvent.HOSTS_ABSENT:
+                backlog.defer(launch, program)
+                return asked + sent
+            case LaunchEvent():
+                launch.move(came)
+        return None
+
+    def _start(self, session: Session, program: PlannedProgram, message: Launch, launch: WaitingLaunch) -> Started:
+        """Sends a launch, or a part of one, to its islands if they have room for it."""
+        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if asked or not self.hosts.are_ready(program):
-            if (failure := self.hosts.absence(program)) is not None:
-                return asked + self.refuse(session, launch, failure)
-            backlog.defer(launch, program)
-            return asked
+            return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT
         if session.in_flight >= self.max_in_flight:
-            return None
+            return [], None
         room = self.memory.take(session, program)
         if isinstance(room, Failure):
-            return self.refuse(session, launch, room)
+            return [], room
         if not room:
-            launch.move(LaunchEvent.MEMORY_FULL)
-            return None
+            return [], LaunchEvent.MEMORY_FULL
         if program.cross_island and not self.window.may_start(
             session.id, session.usage, tuple(program.islands), self.tables.now
         ):
-            launch.move(LaunchEvent.ISLANDS_FULL)
-            return None
+            return [], LaunchEvent.ISLANDS_FULL
         record, commands = self.dispatch.start(session, program, message, launch.state)
+        if launch.whole is not None:
+            launch.whole.begun(record)
         if program.cross_island:
             self.window.start(program.islands)
-        if not record.pending:
-            return self.outcomes.settle([record])[0]
-        return commands
+        return (commands if record.pending else self.outcomes.settle([record])[0]), record
 
     def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         """Ends a launch that waited here."""
+        if launch.whole is not None:
+            self.window.queued.pop(session.id, None)
+            return self.decisions.abandon(session, launch, failure)
         launch.move(LaunchEvent.REFUSED)
         self.window.queued.pop(session.id, None)
         self.tables.ledger.leave(session.usage)

@@ -16,7 +16,7 @@ import msgspec
 
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.state import Session
+from pathways_ray.controller.state import Session, Whole
 from pathways_ray.transport.messages import Free, Launch, Put
 
 MAX_DEFERRED_CALLS = 64
@@ -28,11 +28,12 @@ MAX_DEFERRED_NUMBERS = 8192
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted; `since` is when it was called."""
+    """A launch that has not been admitted; `since` is when it was called. `whole` is set once it goes in parts."""
 
     message: Launch
     since: float
     state: LaunchState = LaunchState.WAITING
+    whole: Whole | None = None
 
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)

@@ -145,6 +145,8 @@ class ControllerCore:
                     commands += launches.enqueued(island, message)
                 case wire.Stored():
                     commands += launches.stored(message)
+                case wire.Decided():
+                    commands += launches.decided(message)
                 case wire.Load():
                     self.report.load(message)
                 case wire.Inspected():

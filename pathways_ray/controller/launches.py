@@ -37,6 +37,7 @@ class Launches:
         max_in_flight: launches of one session without an outcome; further ones wait.
         cross_island: its policy orders launches over several islands.
         compile_limit_s: seconds that a host may compile one program.
+        launch_limit_s: seconds for all parts of a launch that goes to its islands in parts.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Launches:
         max_in_flight: int,
         cross_island: CrossIslandWindow | None = None,
         compile_limit_s: float = limits.COMPILE_LIMIT_S,
+        launch_limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
         self.parallel = parallel
         self.cross_island = cross_island if cross_island is not None else CrossIslandWindow()
@@ -58,7 +60,14 @@ class Launches:
         self.outcomes = Outcomes(tables, self.cross_island, self.preparation)
         self.membership = Hosts(tables, self.preparation, self.dispatch, self.outcomes)
         self.admission = Admission(
-            tables, self.preparation, self.membership, self.dispatch, self.outcomes, self.cross_island, max_in_flight
+            tables,
+            self.preparation,
+            self.membership,
+            self.dispatch,
+            self.outcomes,
+            self.cross_island,
+            max_in_flight,
+            launch_limit_s,
         )
 
         self.cancellation = Cancellation(tables, self.admission)
@@ -114,7 +123,8 @@ class Launches:
             return []
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
-            commands += self.preparation.forget(program)
+            for one in program.segments or (program,):
+                commands += self.preparation.forget(one)
         self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session)
@@ -147,8 +157,11 @@ class Launches:
         program.number = number
         if program.failure is not None:
             return []
-        self.programs[program.key] = program
-        return self.preparation.registered(program)
+        commands: list[Send] = []
+        for one in program.segments or (program,):
+            self.programs[one.key] = one
+            commands += self.preparation.registered(one)
+        return commands
 
     def prepare(self, session: int, number: int) -> list[Send]:
         """Somebody wants to know how a program was compiled."""
@@ -190,6 +203,11 @@ class Launches:
             return []
         commands = buffers.stored(session, message)
         return commands + self.admission.resume((session,)) if message.buffer not in session.arriving else commands
+
+    def decided(self, message: wire.Decided) -> list[Send]:
+        """The value is known by which a launch goes on."""
+        session = self.admission.decisions.decided(message)
+        return self.admission.resume((session,)) if session is not None else []
 
     def done(self, island: int, message: wire.Done) -> list[Send]:
         """Launches whose part on an island is complete."""

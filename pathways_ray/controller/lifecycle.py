@@ -18,8 +18,8 @@ class LaunchState(StrEnum):
 
     WAITING: behind other calls of its session, or its session has as many launches in flight as it may.
     WAITING_FOR_MEMORY: its results do not fit beside the buffers that are on its devices.
-    DEFERRED: its hosts are away, or have not compiled its program, or lack an argument that was uploaded; later calls
-        may pass it.
+    DEFERRED: its hosts are away, or have not compiled its program, or lack an argument that was uploaded; or parts of
+        it are on their islands, and a value has yet to decide what comes next. Later calls may pass it.
     QUEUED_FOR_ISLANDS: it runs on several islands, and one of them has as many of such launches as it takes.
     IN_FLIGHT: every island it touches has its `IslandLaunch`.
     FAILED_WAITING_FOR_CAUSE: it failed, and a launch that it consumes from has no outcome yet.
@@ -41,6 +41,7 @@ class LaunchEvent(StrEnum):
     REFUSED = "refused"
     HOSTS_ABSENT = "hosts absent"
     ARGUMENTS_ABSENT = "arguments absent"
+    UNDECIDED = "undecided"
     MEMORY_FULL = "memory full"
     ISLANDS_FULL = "islands full"
     SESSION_CLOSED = "session closed"
@@ -56,6 +57,7 @@ _BEFORE_ADMISSION = {
     _E.REFUSED: _S.ENDED,
     _E.HOSTS_ABSENT: _S.DEFERRED,
     _E.ARGUMENTS_ABSENT: _S.DEFERRED,
+    _E.UNDECIDED: _S.DEFERRED,
     _E.ISLANDS_FULL: _S.QUEUED_FOR_ISLANDS,
     _E.MEMORY_FULL: _S.WAITING_FOR_MEMORY,
     _E.SESSION_CLOSED: _S.ENDED,

@@ -23,10 +23,12 @@ from pathways_ray.controller.programs import (
     placed_graph,
     references,
 )
+from pathways_ray.controller.scripts import lowered_script, script_texts
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure, PathwaysError, to_failure
-from pathways_ray.ir.graph import Graph, Result
+from pathways_ray.ir.graph import Graph, Result, bodies_in
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.script import has_control
 from pathways_ray.ir.text import plan_text
 
 CHEAP_BYTES = 1 << 16
@@ -113,11 +115,17 @@ def answer(request: PlanRequest, graph: Graph | None = None) -> PlanReply:
 
 
 def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
-    refused = quotas.nodes(request.tenant, len(graph.nodes), graph.name)
+    count = len(graph.nodes) + sum(len(body.nodes) for body in bodies_in(graph.nodes))
+    refused = quotas.nodes(request.tenant, count, graph.name)
     if refused is not None:
         return PlanReply(failure=refused)
-    check_size(graph)
     slices = {placed.mesh.id: placed for placed in request.slices}
+    if has_control(graph):
+        if request.text:
+            plan, order = script_texts(graph, slices, request.fusion)
+            return PlanReply(plan=plan, order=order)
+        return PlanReply(lowered_script(graph, slices, request.fusion))
+    check_size(graph)
     lowered, plans = placed_graph(graph, slices, request.fusion)
     if request.text:
         return PlanReply(plan=plan_text(plans), order=order_text({p.island: p for p in plans}))
@@ -130,7 +138,7 @@ def plan_if_cheap(request: PlanRequest) -> PlanReply | None:
         return None
     try:
         graph = decode_graph(request.graph)
-        if references(graph) > CHEAP_REFERENCES:
+        if references(graph) > CHEAP_REFERENCES or has_control(graph):
             return None
     except PathwaysError as error:
         return PlanReply(failure=to_failure(error))

@@ -19,6 +19,7 @@ from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Regroup, Reshard, Send
+from pathways_ray.ir.script import Script
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
@@ -72,6 +73,8 @@ class Lowered(msgspec.Struct, frozen=True, array_like=True):
     gang_islands: tuple[tuple[int, ...], ...]
     digest: str
     devices: int
+    script: Script | None = None
+    segments: tuple[Lowered, ...] = ()
 
 
 @dataclass
@@ -84,7 +87,8 @@ class PlannedProgram:
     `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
     has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
     compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
-    `promised` the results of one that could not be planned.
+    `promised` the results of one that could not be planned. One that decides has a `script`, and a program for
+    each of its `segments`; it has no plan of its own.
     """
 
     key: int
@@ -111,6 +115,8 @@ class PlannedProgram:
     launches: int = 0
     promised: int = 0
     result_bytes: int = 0
+    script: Script | None = None
+    segments: tuple[PlannedProgram, ...] = ()
 
     def __post_init__(self) -> None:
         self.islands = tuple(self.messages)
@@ -142,6 +148,12 @@ class PlannedProgram:
                 f"the functions of program {lowered.name!r} take {size} bytes, constants included; the limit is "
                 f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
             )
+        segments = tuple(
+            cls.of(-((key << 16) + k + 1), session, one, functions, tenant, trusted)
+            for k, one in enumerate(lowered.segments)
+        )
+        for segment in segments:
+            segment.announced = True  # the client knows nothing of it
         cross_island = len(lowered.islands) > 1
         messages = {
             island: Program(
@@ -170,6 +182,8 @@ class PlannedProgram:
             culprit=Culprit(tenant, lowered.digest),
             devices=lowered.devices,
             result_bytes=sum(kind.device_bytes for kind in lowered.results),
+            script=lowered.script,
+            segments=segments,
         )
 
     @functools.cached_property
@@ -239,12 +253,8 @@ def check_size(graph: Graph) -> None:
         )
 
 
-def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[Graph, tuple[IslandPlan, ...]]:
-    """The lowered graph and its plans.
-
-    Raises:
-        GraphError: the graph is malformed, or names a slice the session does not hold.
-    """
+def check_slices(graph: Graph, slices: Mapping[int, PlacedSlice]) -> None:
+    """Raises `GraphError` for a graph that names a slice which the session does not hold."""
     for mesh in graph.slices:
         if mesh.id not in slices:
             raise GraphError(
@@ -252,6 +262,15 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
             )
         if slices[mesh.id].mesh != mesh:
             raise GraphError(f"program {graph.name!r} takes slice {mesh.id} for {mesh}; it is {slices[mesh.id].mesh}")
+
+
+def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) -> tuple[Graph, tuple[IslandPlan, ...]]:
+    """The lowered graph and its plans.
+
+    Raises:
+        GraphError: the graph is malformed, or names a slice the session does not hold.
+    """
+    check_slices(graph, slices)
     lowered = passes.lower(graph, fusion)
     return lowered, plan_islands(lowered, slices)
 
@@ -259,25 +278,15 @@ def placed_graph(graph: Graph, slices: Mapping[int, PlacedSlice], fusion: bool) 
 def lowered_program(
     graph: Graph, lowered: Graph, plans: tuple[IslandPlan, ...], slices: Mapping[int, PlacedSlice]
 ) -> Lowered:
-    """The part of `graph` that the controller keeps, given what `placed_graph` made of it.
-
-    Raises:
-        GraphError: its arguments are not numbered from 0 on.
-    """
-    arguments = {
-        node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
-        for node in graph.arguments
-    }
-    numbers = sorted(node.index for node in graph.arguments)
-    if numbers != list(range(len(numbers))):
-        raise GraphError(f"program {graph.name!r} numbers its arguments {numbers}")
+    """The part of `graph` that the controller keeps, given what `placed_graph` made of it; raises what `buffer_types`
+    raises."""
     results = []
     for ref in lowered.result.inputs:
         layout = lowered.layout_of(ref)
         results.append(BufferType.on(slices[layout.slice].mesh, lowered.type_of(ref), layout.spec))
     return Lowered(
         name=graph.name,
-        arguments=tuple(arguments[k] for k in range(len(arguments))),
+        arguments=buffer_types(graph, slices),
         results=tuple(results),
         donated=graph.donated_arguments,
         islands={p.island: _part(p) for p in plans},
@@ -286,6 +295,18 @@ def lowered_program(
         digest=_digest(graph),
         devices=len({device for p in plans for s in p.slices for device in s.devices}) or 1,
     )
+
+
+def buffer_types(graph: Graph, slices: Mapping[int, PlacedSlice]) -> tuple[BufferType, ...]:
+    """The types of a graph's arguments. Raises `GraphError` unless they are numbered from 0 on."""
+    arguments = {
+        node.index: BufferType.on(slices[node.layout.slice].mesh, node.type, node.layout.spec)
+        for node in graph.arguments
+    }
+    numbers = sorted(node.index for node in graph.arguments)
+    if numbers != list(range(len(numbers))):
+        raise GraphError(f"program {graph.name!r} numbers its arguments {numbers}")
+    return tuple(arguments[k] for k in numbers)
 
 
 def _digest(graph: Graph) -> str:

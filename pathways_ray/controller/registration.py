@@ -99,7 +99,8 @@ class Registration:
     def _known(self, reply: PlanReply) -> Mapping[str, bytes]:
         """The functions of the session. Raises the error of one that was withheld."""
         assert reply.lowered is not None
-        for part in reply.lowered.islands.values():
+        segments = reply.lowered.segments or (reply.lowered,)
+        for part in (part for segment in segments for part in segment.islands.values()):
             for digest in part.functions:
                 if digest in self.withheld and digest not in self.functions:
                     raise from_failure(self.withheld[digest])

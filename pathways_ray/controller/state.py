@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.script import Course
 from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
@@ -82,7 +84,8 @@ class Session:
     `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the tenant's quota,
     `in_flight` counts its launches on islands.
     `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
-    `donated` those whose memory a launch may take.
+    `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative numbers, from
+    `own_numbers` up.
     """
 
     id: int
@@ -102,6 +105,7 @@ class Session:
     in_flight: int = 0
     array_bytes: int = 0
     charged_bytes: int = 0
+    own_numbers: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -161,6 +165,54 @@ class Session:
         buffer.failure = failure
 
 
+class Whole(msgspec.Struct, eq=False):
+    """A launch that goes to its islands in parts, as values decide (`decisions.Decisions`).
+
+    `since` is when its first part went, `segment` the one that goes next; `flying` has the parts without an outcome, by
+    sequence, with their segments. It is `closed` when there will be no further one. `results` and `islands` are those
+    of the last part, `consumed` and `undecided` what parts did with donated arguments.
+    """
+
+    launch: int
+    course: Course
+    since: float
+    segment: int = 0
+    flying: dict[int, int] = msgspec.field(default_factory=dict)
+    closed: bool = False
+    failure: Failure | None = None
+    results: range = range(0)
+    islands: tuple[int, ...] = ()
+    consumed: set[int] = msgspec.field(default_factory=set)
+    undecided: set[int] = msgspec.field(default_factory=set)
+    device_us: int = 0
+
+    def begun(self, record: InFlight) -> None:
+        """Notes that a part is on its islands."""
+        record.whole = self
+        self.flying[record.sequence] = self.segment
+
+    def ended(self, record: InFlight) -> bool:
+        """Notes that a part has ended; returns whether that was all."""
+        self.flying.pop(record.sequence, None)
+        self.device_us += round(1e6 * record.device_seconds / record.program.devices)
+        if record.failure is None:
+            self.consumed.update(record.donated)
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no part is under way, and none will be."""
+        return self.closed and not self.flying
+
+    def failed(self, failure: Failure, consumed: Iterable[int], undecided: Iterable[int]) -> None:
+        """Notes that a part has failed, and what of its donated arguments it took. The first failure that names a node
+        is the launch's."""
+        if self.failure is None or (failure.node and not self.failure.node):
+            self.failure = failure
+        self.consumed.update(consumed)
+        self.undecided.update(undecided)
+
+
 class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
@@ -170,7 +222,7 @@ class InFlight(msgspec.Struct, eq=False):
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
     outcome; `root` is the failure of the first producer that failed. `at` is when it was admitted. `device_seconds` is
     its device time so far, `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve
-    sequential dispatch.
+    sequential dispatch. Of a launch that goes in parts, it is a part of `whole`.
     """
 
     sequence: int
@@ -193,6 +245,7 @@ class InFlight(msgspec.Struct, eq=False):
     awaiting: set[int] = msgspec.field(default_factory=set)
     failure: Failure | None = None
     root: Failure | None = None
+    whole: Whole | None = None
     dependents: list[int] = msgspec.field(default_factory=list)
     consumers: list[int] = msgspec.field(default_factory=list)
 

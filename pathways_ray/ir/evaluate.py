@@ -1,4 +1,5 @@
-"""The meaning of a recipe, without a device: parts one behind the other, loops round by round.
+"""The meaning of a recipe, without a device: parts one behind the other, loops round by round; and that of a branch or
+a loop of a graph.
 
 Simulations and tests run recipes by it on values of their own; the compiler (`executor/compile/compiler.py`) has to
 agree with it.
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pathways_ray.ir.graph import Loop, Part, Recipe, Ref
+from pathways_ray.ir.graph import Branch, Control, Graph, Loop, Part, Recipe, Ref, Repeat
+from pathways_ray.ir.verify_control import within
 
 V = TypeVar("V")
 
@@ -51,3 +53,30 @@ def _rounds(loop: Loop, inputs: list[V], call: Callable[[Part, list[V]], Outputs
         for (place, _), value in zip(loop.carried, found, strict=False):
             inputs[place] = value
     return found[len(fed) :]
+
+
+def evaluate_control(
+    graph: Graph,
+    node: Control,
+    inputs: Sequence[V],
+    run: Callable[[Graph, Sequence[V]], list[V]],
+    value: Callable[[V], int],
+) -> list[V]:
+    """The outputs of a branch or a loop of `graph`.
+
+    Args:
+        inputs: what it consumes, in the order of `inputs_of`.
+        run: runs a body, as a graph of its own.
+        value: the whole number, or truth value, that a value is.
+    """
+    match node:
+        case Branch():
+            chosen = min(max(value(inputs[0]), 0), len(node.bodies) - 1)
+            return run(within(graph, node.bodies[chosen]), inputs[1:])
+        case Repeat():
+            carried, shared = list(inputs[: len(node.outputs)]), list(inputs[len(node.outputs) :])
+            left = node.times
+            while value(run(within(graph, node.test), [*carried, *shared])[0]) if node.test is not None else left:
+                carried = run(within(graph, node.body), [*carried, *shared])
+                left -= 1
+            return carried

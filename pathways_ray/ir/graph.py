@@ -2,9 +2,9 @@
 
 The story in nouns: a `Graph` has `Node`s in an order in which every node comes after what it consumes. An `Argument`
 brings a buffer in, a `Compute` runs a recipe on all devices of one slice, a `Transfer` moves a value to another layout,
-a `Regroup` makes one value of shards of others where they lie, the one `Result` at the end names what goes out. A `Ref`
-names one output of one node. A `Recipe` is the computation of a compute node: one exported function, or several
-composed, with a `Loop` where they repeat.
+a `Regroup` makes one value of shards of others where they lie, a `Branch` or a `Repeat` runs graphs of its own, as a
+value decides; the one `Result` at the end names what goes out. A `Ref` names one output of one node. A `Recipe` is the
+computation of a compute node: one exported function, or several composed, with a `Loop` where they repeat.
 
 A node stands for all shards: nothing here grows with the number of devices. All classes are frozen, compare by value,
 and encode to a few bytes, so a graph is also the message that registers a program.
@@ -161,16 +161,65 @@ class Result(msgspec.Struct, frozen=True, tag_field="node", tag="result"):
     inputs: tuple[Ref, ...]
 
 
-Node = Argument | Compute | Transfer | Regroup | Result
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """The graph of a branch, or of a loop's round or test, over the slices and recipes of the whole.
+
+    Its arguments are numbered by the inputs of the node that it belongs to, and lie as these do. Nothing in it is
+    donated. `where` is the function and its line.
+    """
+
+    nodes: tuple[Node, ...]
+    where: str = ""
+
+
+class Branch(msgspec.Struct, frozen=True, tag_field="node", tag="branch"):
+    """One of several bodies: the one that `index`, a whole number, names; the first or the last for others."""
+
+    name: str
+    index: Ref
+    inputs: tuple[Ref, ...]
+    bodies: tuple[Body, ...]
+    outputs: tuple[ArrayType, ...]
+    output_layouts: tuple[Layout, ...]
+    where: str = ""
+
+
+class Repeat(msgspec.Struct, frozen=True, tag_field="node", tag="repeat"):
+    """Rounds of a body, each fed by the one before it.
+
+    The first inputs, as many as there are outputs, are carried: the results of a round are these inputs of the next
+    one. There are `times` rounds; with a `test`, whose one result is a truth value, as many as it says before each.
+    """
+
+    name: str
+    inputs: tuple[Ref, ...]
+    times: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROUNDS)]
+    test: Body | None
+    body: Body
+    outputs: tuple[ArrayType, ...]
+    output_layouts: tuple[Layout, ...]
+    where: str = ""
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return (self.body,) if self.test is None else (self.test, self.body)
+
+
+Node = Argument | Compute | Transfer | Regroup | Branch | Repeat | Result
+
+Control = Branch | Repeat
+"""Nodes whose course depends on a value."""
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A program. `nodes` is in topological order and ends with the `Result`."""
+    """A program. `nodes` is in topological order and ends with the `Result`. The values of results number `decides` are
+    scalars that the controller hears of."""
 
     name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
     slices: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_SLICES)]
     recipes: tuple[Recipe, ...]
     nodes: tuple[Node, ...]
+    decides: tuple[int, ...] = ()
 
     @property
     def result(self) -> Result:
@@ -195,14 +244,14 @@ class Graph(msgspec.Struct, frozen=True):
 
     def type_of(self, ref: Ref) -> ArrayType:
         node = self.nodes[ref.node]
-        if isinstance(node, Compute):
+        if isinstance(node, Compute | Branch | Repeat):
             return node.outputs[ref.output]
         assert isinstance(node, Argument | Transfer | Regroup)
         return node.type
 
     def layout_of(self, ref: Ref) -> Layout:
         node = self.nodes[ref.node]
-        if isinstance(node, Compute):
+        if isinstance(node, Compute | Branch | Repeat):
             return node.output_layouts[ref.output]
         assert isinstance(node, Argument | Transfer | Regroup)
         return node.layout
@@ -223,13 +272,15 @@ def inputs_of(node: Node) -> tuple[Ref, ...]:
             return ()
         case Transfer():
             return (node.input,)
-        case Compute() | Regroup() | Result():
+        case Compute() | Regroup() | Repeat() | Result():
             return node.inputs
+        case Branch():
+            return (node.index, *node.inputs)
 
 
 def output_count(node: Node) -> int:
     match node:
-        case Compute():
+        case Compute() | Branch() | Repeat():
             return len(node.outputs)
         case Result():
             return 0
@@ -244,8 +295,19 @@ def with_inputs(node: Node, inputs: tuple[Ref, ...]) -> Node:
             return node
         case Transfer():
             return msgspec.structs.replace(node, input=inputs[0])
-        case Compute() | Regroup() | Result():
+        case Compute() | Regroup() | Repeat() | Result():
             return msgspec.structs.replace(node, inputs=inputs)
+        case Branch():
+            return msgspec.structs.replace(node, index=inputs[0], inputs=inputs[1:])
+
+
+def bodies_in(nodes: Iterable[Node]) -> Iterator[Body]:
+    """All bodies of nodes, those inside other bodies included."""
+    for node in nodes:
+        if isinstance(node, Branch | Repeat):
+            for body in node.bodies:
+                yield body
+                yield from bodies_in(body.nodes)
 
 
 def renumbered(nodes: Iterator[tuple[int, Node]]) -> tuple[Node, ...]:

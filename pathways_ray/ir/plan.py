@@ -167,7 +167,8 @@ class IslandPlan(msgspec.Struct, frozen=True):
     """The work of one island for a launch of a program.
 
     `slots` has the slice of every slot. `arguments` and `results` pair a slot with its number in the launch; `awaited`
-    are the slots whose readiness ends the launch on this island.
+    are the slots whose readiness ends the launch on this island, `decides` those of them whose values the controller
+    hears of.
     """
 
     name: str
@@ -182,6 +183,7 @@ class IslandPlan(msgspec.Struct, frozen=True):
     edges: tuple[Edge, ...]
     steps: tuple[Step, ...]
     labels: tuple[NodeLabel, ...]
+    decides: tuple[int, ...] = ()
 
     def placed(self, slice_id: int) -> PlacedSlice:
         return next(s for s in self.slices if s.mesh.id == slice_id)

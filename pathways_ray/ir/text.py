@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pathways_ray.ir.graph import (
     Argument,
+    Branch,
     Compute,
     Graph,
     Loop,
@@ -15,12 +16,14 @@ from pathways_ray.ir.graph import (
     Recipe,
     Ref,
     Regroup,
+    Repeat,
     Result,
     Transfer,
     calls_in,
 )
 from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
 from pathways_ray.ir.plan import Regroup as RegroupStep
+from pathways_ray.ir.verify_control import within
 
 
 def graph_text(graph: Graph) -> str:
@@ -30,8 +33,21 @@ def graph_text(graph: Graph) -> str:
     """
     lines = [f"program {graph.name} {{"]
     lines += [f"  {s}" for s in graph.slices]
-    lines += [f"  {node_text(graph, index)}" for index in range(len(graph.nodes))]
-    return "\n".join([*lines, "}"])
+    return "\n".join([*lines, *_nodes_text(graph, "  "), "}"])
+
+
+def _nodes_text(graph: Graph, indent: str) -> list[str]:
+    """The nodes of a graph, and behind a branch or a loop its bodies."""
+    lines = []
+    for index, node in enumerate(graph.nodes):
+        lines.append(f"{indent}{node_text(graph, index)}")
+        if isinstance(node, Branch | Repeat):
+            for number, body in enumerate(node.bodies):
+                title = f"branch {number}" if isinstance(node, Branch) else "test" if body is node.test else "round"
+                lines.append(f"{indent}  {title} {{{f'    # {body.where}' if body.where else ''}")
+                lines += _nodes_text(within(graph, body), indent + "    ")
+                lines.append(f"{indent}  }}")
+    return lines
 
 
 def node_text(graph: Graph, index: int) -> str:
@@ -46,6 +62,13 @@ def node_text(graph: Graph, index: int) -> str:
             return f"%{index} = regroup {_refs(node.inputs)} : {node.type} @ {node.layout}"
         case Result():
             return f"result {_refs(node.inputs)}"
+        case Branch() | Repeat():
+            outputs = ", ".join(f"{t} @ {p}" for t, p in zip(node.outputs, node.output_layouts, strict=True))
+            how = (
+                f"switch {node.index}" if isinstance(node, Branch) else "while" if node.test else f"{node.times} times"
+            )
+            where = f"    # {node.where}" if node.where else ""
+            return f"%{index} = {how}: {node.name}({_refs(node.inputs)}) : {outputs}{where}"
         case Compute():
             outputs = ", ".join(f"{t} @ {p}" for t, p in zip(node.outputs, node.output_layouts, strict=True))
             donated = f" donating {', '.join(str(node.inputs[k]) for k in node.donated)}" if node.donated else ""

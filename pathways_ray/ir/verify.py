@@ -10,19 +10,23 @@ from pathways_ray import limits
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import (
     Argument,
+    Branch,
     Compute,
     Graph,
     Loop,
     Part,
     Ref,
     Regroup,
+    Repeat,
     Result,
     Transfer,
+    bodies_in,
     inputs_of,
     output_count,
 )
 from pathways_ray.ir.regions import shard_shape
 from pathways_ray.ir.types import SliceType, check_layout
+from pathways_ray.ir.verify_control import verify_control
 
 
 def verify(graph: Graph, lowered: bool = False) -> Graph:
@@ -36,8 +40,15 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
         GraphError: naming the node, and the user's line where there is one.
         TooLarge: more nodes than `limits.MAX_NODES`.
     """
-    if len(graph.nodes) > limits.MAX_NODES:
-        raise TooLarge(f"program {graph.name!r} has {len(graph.nodes)} nodes; the limit is {limits.MAX_NODES}")
+    count = len(graph.nodes) + sum(len(body.nodes) for body in bodies_in(graph.nodes))
+    if count > limits.MAX_NODES:
+        raise TooLarge(f"program {graph.name!r} has {count} nodes; the limit is {limits.MAX_NODES}")
+    _verify(graph, lowered)
+    verify_control(graph, lambda body: _verify(body, lowered))
+    return graph
+
+
+def _verify(graph: Graph, lowered: bool) -> None:
     if not graph.nodes or not isinstance(graph.nodes[-1], Result):
         raise GraphError(f"program {graph.name!r} does not end with a result node")
     meshes = graph.slice_types
@@ -52,6 +63,8 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
                     raise GraphError(f"program {graph.name!r} has a second result node, %{index}")
             case Compute():
                 _check_compute(graph, index, node, meshes, lowered, taken)
+            case Branch() | Repeat():
+                pass  # with the bodies
             case Argument() | Transfer() | Regroup():
                 mesh = meshes.get(node.layout.slice)
                 if mesh is None:
@@ -60,7 +73,6 @@ def verify(graph: Graph, lowered: bool = False) -> Graph:
                 if isinstance(node, Regroup):
                     _check_regroup(graph, index, node, mesh, meshes)
     _check_donation(graph)
-    return graph
 
 
 def _check_references(graph: Graph, index: int) -> None:

@@ -48,6 +48,8 @@ class _Check:
         for slot in [*(slot for slot, _ in plan.results), *plan.awaited]:
             if slot not in self.full:
                 self.fail(f"slot {slot} is a result or awaited, but holds no value at the end")
+        if not set(plan.decides) <= set(plan.awaited):
+            self.fail(f"it says the values of slots {plan.decides}, and awaits {plan.awaited}")
         numbers = [number for _, number in plan.results]
         if len(set(numbers)) != len(numbers):
             self.fail(f"its results are numbered {numbers}")

@@ -131,7 +131,7 @@ class SchedulerCore:
             case wire.Ready():
                 self.deadlines.compiling.pop((host, message.program), None)
                 return [events.ToController(message)]
-            case wire.Enqueued() | wire.Stored():
+            case wire.Enqueued() | wire.Stored() | wire.Decided():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)

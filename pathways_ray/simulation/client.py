@@ -24,10 +24,11 @@ from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import AMISS, ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.decisions import drawn_program
 from pathways_ray.simulation.network import End
-from pathways_ray.simulation.programs import ARRAY, Drawn, drawn, drawn_loop
+from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
-from pathways_ray.simulation.values import DIVERGENT, FLAWS, Outcome, mixed, run_alone
+from pathways_ray.simulation.values import Outcome, mixed, run_alone
 from pathways_ray.transport import messages as wire
 
 
@@ -130,13 +131,7 @@ class SimulatedClient:
         settings = self.world.settings
         for _ in range(settings.programs):
             number = self.core.new_program()
-            poisoned = self.random.random() < settings.poison
-            name = f"c{self.number}p{number}"
-            if settings.flaws and self.random.random() < settings.flaws:
-                name += f".{self.random.choice(FLAWS)}"
-            if settings.divergent and self.random.random() < settings.divergent:
-                name += f".{DIVERGENT}"
-            made = drawn(self.random, number, name, self.slices, poisoned, settings.apart)
+            made = drawn_program(self.random, number, f"c{self.number}p{number}", self.slices, settings)
             self.programs.append(made)
             self._handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
         if self.random.random() < settings.loops:

@@ -51,7 +51,9 @@ class SimulatedController:
         self.process = world.network.process("controller", "controller")
         settings = world.settings
         window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
-        self.launches = Launches(settings.parallel, settings.max_in_flight, window, settings.compile_limit_s)
+        self.launches = Launches(
+            settings.parallel, settings.max_in_flight, window, settings.compile_limit_s, settings.launch_limit_s
+        )
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:

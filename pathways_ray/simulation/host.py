@@ -24,8 +24,8 @@ from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, when_all_ready
-from pathways_ray.transport.messages import Done, HostUp, JoinReply, Message, Peer, Put, Stored
+from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, when_all_ready
+from pathways_ray.transport.messages import Decided, Done, HostUp, JoinReply, Message, Peer, Put, Stored
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -223,6 +223,8 @@ class SimulatedHost:
         failed = next((k for k, value in enumerate(values) if _failure_of([value]) is not None), -1)
         failure = _failure_of(values)
         if failure is None:
+            if count := len(program.plan.decides):
+                self.send(Decided(sequence, tuple(agreed(value.memory().values()) for value in values[-count:])))
             self.send(Done((sequence,), (round(seconds * 1e6),)))
         else:
             self.send(program.plan.failed(sequence, failure, failed, consumed))

@@ -48,6 +48,7 @@ class Settings:
     cancels: float = 0.0
     outages: int = 0
     divergent: float = 0.0
+    decisions: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -83,6 +84,7 @@ class Settings:
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
             flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
+            decisions=Random(f"decisions {seed}").choice([0.0, 0.0, 0.6]),
             hostile=int(random.random() < 0.2),
             divergent=Random(f"divergent {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),

@@ -11,8 +11,25 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.evaluate import evaluate
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer, functions_in
+from pathways_ray.ir.evaluate import evaluate, evaluate_control
+from pathways_ray.ir.graph import (
+    Argument,
+    Branch,
+    Compute,
+    Control,
+    Graph,
+    Part,
+    Recipe,
+    Ref,
+    Regroup,
+    Repeat,
+    Result,
+    Transfer,
+    functions_in,
+    inputs_of,
+)
+from pathways_ray.ir.passes.prune import prune
+from pathways_ray.ir.script import has_control
 
 _MASK = (1 << 61) - 1
 
@@ -37,6 +54,13 @@ FLAWS = (ENDLESS, UNCOMPILED, DEADLY)
 
 LOOP = "loop"
 """A function with this in its name is called again and again, with what it gave."""
+
+
+PICK = "pick"
+"""A function with this in its name gives a small number, by which a program decides."""
+
+CHOICES = 3
+"""The numbers that such a function may give: 0, 1 and 2."""
 
 
 def mixed(*values: int) -> int:
@@ -65,6 +89,8 @@ def agreed(values: Iterable[int]) -> int:
 
 def run_recipe(recipe: Recipe, inputs: Sequence[int]) -> list[int]:
     def call(part: Part, taken: list[int]) -> Callable[[int], int]:
+        if PICK in part.function:
+            return lambda output: mixed(named(part.function), *taken) % CHOICES
         return functools.partial(mixed, mixed(named(part.function), *taken))
 
     return evaluate(recipe, inputs, call)
@@ -88,7 +114,13 @@ Outcome = int | Failure
 
 
 def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
-    """The results of a program that runs alone, without a fault."""
+    """The results of a program that runs alone, without a fault. One that decides fails whole, whatever of it fails."""
+    failures: list[Failure] = []
+    results = _run(prune(graph), arguments, failures)
+    return [failures[0]] * len(results) if failures and has_control(graph) else results
+
+
+def _run(graph: Graph, arguments: Sequence[Outcome], failures: list[Failure]) -> list[Outcome]:
     values: dict[Ref, Outcome] = {}
     for index, node in enumerate(graph.nodes):
         match node:
@@ -117,11 +149,39 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
                     failed = Failure("ProgramRefused", "a device may miss its collectives", node.name, node.where)
                 if failed is None and is_poisoned(recipe):
                     failed = Failure("ExecutionError", POISON, node.name, node.where)
+                if failed is not None:
+                    failures.append(failed)
                 outputs = [failed] * len(node.outputs) if failed is not None else [*run_recipe(recipe, inputs)]
                 values.update({Ref(index, k): output for k, output in enumerate(outputs)})
+            case Branch() | Repeat():
+                taken = [values[ref] for ref in inputs_of(node)]
+                values.update({Ref(index, k): made for k, made in enumerate(_decided(graph, node, taken, failures))})
             case Result():
                 return [values[ref] for ref in node.inputs]
     raise AssertionError("the graph has no result")
+
+
+def _decided(graph: Graph, node: Control, inputs: list[Outcome], failures: list[Failure]) -> list[Outcome]:
+    """The outputs of a branch or a loop. Where the value that decides has failed, nothing comes of it."""
+
+    def value(found: Outcome) -> int:
+        if isinstance(found, Failure):
+            raise _Undecided(found)
+        return found
+
+    def run(body: Graph, given: Sequence[Outcome]) -> list[Outcome]:
+        return _run(prune(body), given, failures)
+
+    try:
+        return evaluate_control(graph, node, inputs, run, value)
+    except _Undecided as undecided:
+        return [undecided.failure] * len(node.outputs)
+
+
+class _Undecided(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 class Future:

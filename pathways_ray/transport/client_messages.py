@@ -24,18 +24,19 @@ class Register(Message, tag=1):
 
 
 class Launch(Message, tag=2):
-    """One call. Result k becomes buffer `results + k`; both ids are made by the client."""
+    """One call. Result k becomes buffer `results + k`; both ids are made by the client. No number of a buffer is
+    negative: those are the controller's own."""
 
     launch: int
     program: int
-    arguments: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
+    arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
 
 
 class Put(Message, tag=3):
     """A buffer that the client uploaded to the hosts of a slice."""
 
-    buffer: int
+    buffer: Counted
     slice: int
     type: ArrayType
     spec: Spec
@@ -44,7 +45,7 @@ class Put(Message, tag=3):
 class Free(Message, tag=4):
     """Handles that the client dropped."""
 
-    buffers: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_CLIENT_BATCH_MESSAGES)]
+    buffers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_CLIENT_BATCH_MESSAGES)]
 
 
 class Upgrade(Message, tag=5):

@@ -187,6 +187,14 @@ class Done(Message, tag=33):
     device_us: tuple[int, ...] = ()
 
 
+class Decided(Message, tag=172):
+    """The scalars by which a program decides what it launches next: those that a launch has made on an island. It comes
+    before the launch is done."""
+
+    sequence: int
+    values: tuple[int, ...]
+
+
 class IslandLaunchFailed(Message, tag=34):
     """A launch whose part on this host ended in an error. Counts as its completion there.
 
@@ -305,10 +313,31 @@ class Inspected(Message, tag=191):
 
 
 FromHost = (
-    HostUp | Ready | Done | IslandLaunchFailed | Enqueued | BarrierReached | Heartbeat | Ordered | Compiling | Stored
+    HostUp
+    | Ready
+    | Done
+    | IslandLaunchFailed
+    | Enqueued
+    | BarrierReached
+    | Heartbeat
+    | Ordered
+    | Compiling
+    | Stored
+    | Decided
 )
 FromIsland = (
-    IslandUp | HostUp | HostDown | Ready | Done | IslandLaunchFailed | Enqueued | Load | Begun | Stored | Inspected
+    IslandUp
+    | HostUp
+    | HostDown
+    | Ready
+    | Done
+    | IslandLaunchFailed
+    | Enqueued
+    | Load
+    | Begun
+    | Stored
+    | Inspected
+    | Decided
 )
 
 

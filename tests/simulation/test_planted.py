@@ -8,7 +8,10 @@ import pytest
 
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
+from tests.simulation import planted_decisions
 from tests.simulation.planted import BUGS, Planted
+
+assert planted_decisions  # its bugs are in the table now
 
 SLOW = "a gate forgets what did not arrive"
 """The one that takes many seeds."""

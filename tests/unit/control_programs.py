@@ -1,7 +1,8 @@
 """Random programs with branches and loops, written once and run twice: as a `pw.program`, and by `jax.lax` alone.
 
 A program is a function of a library (`pathways_ray`, or `jax.lax`) and of functions on vectors, which are compiled
-functions in one case and plain ones in the other. Numbers are whole: so no order of arithmetic changes a bit.
+functions in one case and plain ones in the other. Numbers are whole: so no order of arithmetic changes a bit. Bodies
+end with the first function, so that they leave their results in one layout, wherever the others are.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def _cond(rng: random.Random, depth: int) -> Code:
     yes, no, parity = _code(rng, depth - 1), _code(rng, depth - 1), rng.randrange(2)
 
     def run(lib: Any, f: Any, x: Vector, y: Vector) -> Vector:
-        return lib.cond(x.sum() % 2 == parity, lambda a: yes(lib, f, a, y), lambda a: no(lib, f, a, x), x)
+        return lib.cond(
+            x.sum() % 2 == parity, lambda a: f[0](yes(lib, f, a, y), a), lambda a: f[0](no(lib, f, a, x), x), x
+        )
 
     return run
 
@@ -58,7 +61,7 @@ def _switch(rng: random.Random, depth: int) -> Code:
     bodies = [_code(rng, depth - 1) for _ in range(3)]
 
     def run(lib: Any, f: Any, x: Vector, y: Vector) -> Vector:
-        branches = [lambda a, b, body=body: body(lib, f, a, b) for body in bodies]
+        branches = [lambda a, b, body=body: f[0](body(lib, f, a, b), b) for body in bodies]
         return lib.switch(y.max() % 5 - 1, branches, x, y)
 
     return run
@@ -71,7 +74,7 @@ def _while(rng: random.Random, depth: int) -> Code:
         def test(carry: Any) -> Any:
             return (carry[0] < rounds) & (carry[1].max() % 7 != 3)
 
-        return lib.while_loop(test, lambda c: (c[0] + 1, body(lib, f, c[1], y)), (0, f[0](x, y)))[1]
+        return lib.while_loop(test, lambda c: (c[0] + 1, f[0](body(lib, f, c[1], y), y)), (0, f[0](x, y)))[1]
 
     return run
 
@@ -81,7 +84,7 @@ def _fori(rng: random.Random, depth: int) -> Code:
 
     def run(lib: Any, f: Any, x: Vector, y: Vector) -> Vector:
         upper = rounds if known else y.min() % 4
-        return lib.fori_loop(0, upper, lambda i, c: body(lib, f, c, y) + i, f[1](x, y))
+        return lib.fori_loop(0, upper, lambda i, c: f[0](body(lib, f, c, y) + i, y), f[0](x, y))
 
     return run
 
@@ -91,10 +94,10 @@ def _scan(rng: random.Random, depth: int) -> Code:
 
     def run(lib: Any, f: Any, x: Vector, y: Vector) -> Vector:
         def step(carry: Vector, row: Any) -> tuple[Vector, Any]:
-            made = body(lib, f, carry, y)
+            made = f[0](body(lib, f, carry, y), y)
             return made, made.max() + row
 
-        last, rows = lib.scan(step, f[2](x, y), x[:3], reverse=reverse)
+        last, rows = lib.scan(step, f[0](x, y), x[:3], reverse=reverse)
         return f[1](last, last) + rows.sum()
 
     return run

@@ -11,10 +11,10 @@ A spec is written as one text: axes of a dimension are joined by "+", dimensions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pathways_ray.controller.programs import PlannedProgram, plan_program
-from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Part, Recipe, Ref, Result
+from pathways_ray.ir.graph import Argument, Body, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec, canonical_spec
 from pathways_ray.transport.messages import FROM_HOST_DATA, LocalDoor
@@ -91,6 +91,26 @@ class Sketch:
                 where=where,
             )
         )
+        return Ref(len(self.nodes) - 1)
+
+    def layout(self, ref: Ref) -> Layout:
+        return self.graph().layout_of(ref)
+
+    def body(self, inputs: Sequence[Ref], write: Callable[[Sketch, list[Ref]], Sequence[Ref]]) -> Body:
+        """A body over these values: `write` adds its nodes, and returns its results."""
+        inner = Sketch(self.name)
+        inner.placement, inner.recipes, inner.signatures = self.placement, self.recipes, self.signatures
+        outer = self.graph()
+        given = []
+        for ref in inputs:
+            layout = outer.layout_of(ref)
+            given.append(inner.argument(layout.slice, layout.spec, outer.type_of(ref)))
+        results = tuple(write(inner, given))
+        return Body((*inner.nodes, Result(results)), "body.py:1")
+
+    def control(self, node: Branch | Repeat) -> Ref:
+        """Adds a branch or a loop and returns its first output."""
+        self.nodes.append(node)
         return Ref(len(self.nodes) - 1)
 
     def graph(self, *results: Ref) -> Graph:

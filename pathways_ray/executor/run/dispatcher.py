@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure
@@ -36,7 +37,7 @@ from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
-from pathways_ray.transport.messages import Heartbeat, Message, Peer, Running
+from pathways_ray.transport.messages import Decided, Heartbeat, Message, Peer, Running
 
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
@@ -217,6 +218,7 @@ class Dispatcher:
         watched = _Watched(sequence, values, program, self._begun, consumed=consumed)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
+            self._decide(watched)
             self.reports.done(sequence, self._taken(watched), self._many)
         else:
             watcher.add(watched)
@@ -251,9 +253,16 @@ class Dispatcher:
                 plan = watched.program.plan
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
+                self._decide(watched)
                 self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
+
+    def _decide(self, watched: _Watched) -> None:
+        """Says the scalars by which a program decides, now that they are there."""
+        if count := len(watched.program.plan.decides):
+            found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
+            self.reports.decided(Decided(watched.sequence, tuple(found)))
 
     def _taken(self, watched: _Watched) -> int:
         """The microseconds that a launch has taken on the devices, now that what is watched is complete.

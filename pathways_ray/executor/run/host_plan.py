@@ -127,6 +127,12 @@ class HostPlan:
         return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])
 
     @functools.cached_property
+    def handed_on(self) -> dict[int, int]:
+        """The slots of results that are arguments, and the numbers of these, which are not made here."""
+        given = dict(self.taken)
+        return {slot: given[slot] for slot, _ in self.results if slot in given}
+
+    @functools.cached_property
     def awaited(self) -> tuple[int, ...]:
         """The slots whose readiness ends a launch on this host: of each gang the first of its outputs, in whose place
         its end is waited for."""
@@ -142,6 +148,12 @@ class HostPlan:
                 sources = [self._roots(source) for source in step.sources if self._here[source]]
                 return [root for roots in sources for root in roots] if all(sources) else []
         return []
+
+    @functools.cached_property
+    def decides(self) -> tuple[int, ...]:
+        """The slots of the scalars whose values this host says: that of a slice's first device does."""
+        devices = {slot: self.plan.placed(self.plan.slots[slot]).devices[0] for slot in self.plan.decides}
+        return tuple(slot for slot, device in devices.items() if device.host == self.host)
 
     @functools.cached_property
     def overwritten(self) -> tuple[int, ...]:

@@ -171,9 +171,23 @@ class PreparedProgram:
         arguments = slots.launch.arguments
         return tuple(arguments[number] for slot, number in self.plan.taken if slot in slots.consumed)
 
+    def _hand_on(self, slots: Slots) -> None:
+        """Copies results that are arguments, since clients take each array for memory of its own: one may be donated,
+        and the other has to stay. What lay between parts of a launch is gone behind it, and needs no copy."""
+        kept: set[int] = set()
+        for slot, number in self.plan.handed_on.items():
+            value, buffer = slots.values[slot], slots.launch.arguments[number]
+            if (buffer >= 0 or buffer in kept) and not isinstance(value, Failure):
+                slots.values[slot] = self.transfer.copy(value)
+            kept.add(buffer)
+
     def finish(self, slots: Slots) -> list[Any]:
-        """Stores the results; returns the values whose readiness completes the launch here."""
+        """Stores the results; returns the values whose readiness completes the launch here, and behind them those by
+        which the controller decides."""
         launch, values = slots.launch, slots.values
+        if self.plan.handed_on:
+            self._hand_on(slots)
         for slot, number in self.plan.results:
             self.store.put(launch.session, launch.results + number, values[slot])
-        return [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
+        awaited = [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
+        return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited

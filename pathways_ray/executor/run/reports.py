@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pathways_ray.transport.messages import Done, IslandLaunchFailed, Message
+from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
 
 MAX_GATHERED_S = 0.002
 """Longest time that a finished launch stays here while more are under way."""
@@ -49,6 +49,10 @@ class Reports:
                 self._flush()
             elif first:
                 self._gathering.put(None)
+
+    def decided(self, message: Decided) -> None:
+        """Values are known that somebody waits for; they are not gathered."""
+        self._send(message)
 
     def failed(self, message: IslandLaunchFailed) -> None:
         """A launch has failed; those that finished before it are reported first."""

@@ -124,6 +124,7 @@ class _IslandPlanner:
                 NodeLabel(node.name, node.where) if isinstance(node, Compute) else NodeLabel("transfer", "")
                 for node in graph.nodes
             ),
+            decides=tuple(self.slots[ref] for k in graph.decides if (ref := graph.result.inputs[k]) in self.slots),
         )
 
     def _here(self, slice_id: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from pathways_ray.client import context
 from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import GraphError, TraceError, UsageError
-from pathways_ray.ir.graph import Argument, Compute, Ref, Result
+from pathways_ray.ir.evaluate import evaluate_control
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Ref, Repeat, Result, inputs_of
 from tests.unit.client.test_graph_size import NoCluster
 from tests.unit.control_programs import PLAIN, SIZE, expected, random_program
 
@@ -48,19 +50,28 @@ def b(session: Nowhere) -> VirtualSlice:
 def run(lowered: LoweredProgram, *leaves: Any) -> list[np.ndarray]:
     """The results of a program's graph, node by node on this process's device."""
     built = lowered._built
+    given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
+    found = run_graph(built.graph, [jnp.asarray(value) for value in given], built.functions)
+    return [np.asarray(value) for value in found]
+
+
+def run_graph(graph: Graph, arguments: Sequence[Any], functions: dict[str, bytes]) -> list[Any]:
     values: dict[Ref, Any] = {}
-    for index, node in enumerate(built.graph.nodes):
+    for index, node in enumerate(graph.nodes):
         match node:
             case Argument():
-                source = built.sources[node.index]
-                values[Ref(index)] = jnp.asarray(leaves[source.leaf] if source.leaf >= 0 else source.held)
+                values[Ref(index)] = arguments[node.index]
             case Compute():
-                (part,) = built.graph.recipes[node.recipe].parts
-                called = export.deserialize(bytearray(built.functions[part.function])).call  # type: ignore[union-attr]
+                (part,) = graph.recipes[node.recipe].parts
+                called = export.deserialize(bytearray(functions[part.function])).call  # type: ignore[union-attr]
                 made = called(*[values[ref] for ref in node.inputs])
                 values.update({Ref(index, k): value for k, value in enumerate(made)})
+            case Branch() | Repeat():
+                taken = [values[ref] for ref in inputs_of(node)]
+                made = evaluate_control(graph, node, taken, lambda g, given: run_graph(g, given, functions), int)
+                values.update({Ref(index, k): value for k, value in enumerate(made)})
             case Result():
-                return [np.asarray(values[ref]) for ref in node.inputs]
+                return [values[ref] for ref in node.inputs]
     raise AssertionError("no result")
 
 
@@ -89,6 +100,16 @@ V = np.arange(4, dtype=np.float32)
 def test_random_programs_compute_what_jax_computes(a: VirtualSlice, seed: int) -> None:
     code = random_program(seed)
     functions = [pw.compiled(f, slice=a) for f in PLAIN]
+    x, y = np.arange(SIZE, dtype=np.int32) * 5 - seed, np.arange(SIZE, dtype=np.int32) + 2 * seed
+    (found,) = run(pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y), x, y)
+    wanted = np.asarray(expected(code, x, y))
+    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7, 9])
+def test_random_programs_over_two_slices_compute_what_jax_computes(a: VirtualSlice, b: VirtualSlice, seed: int) -> None:
+    code = random_program(seed, depth=2)
+    functions = [pw.compiled(f, slice=(a, b)[k % 2]) for k, f in enumerate(PLAIN)]
     x, y = np.arange(SIZE, dtype=np.int32) * 5 - seed, np.arange(SIZE, dtype=np.int32) + 2 * seed
     (found,) = run(pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y), x, y)
     wanted = np.asarray(expected(code, x, y))

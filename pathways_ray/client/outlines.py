@@ -1,0 +1,129 @@
+"""Outlines of the bodies of branches and loops: where each value lies that goes in, and that comes out.
+
+A body is built like a program of its own, without code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from pathways_ray.client.export import Exported
+from pathways_ray.client.graph_builder import GraphBuilder, Value
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.ir.graph import Argument, Compute, Node, Ref
+from pathways_ray.ir.types import ArrayType, Layout, Spec
+
+Place = Layout | None
+"""The layout of a value; None where nothing has asked for the value yet."""
+
+
+@dataclass
+class Outline:
+    """A body without its code: its nodes, and the places of its inputs and results.
+
+    `asked` are the layouts in which computations take inputs, `makers` the lines that results come from. Ordinary
+    operations put a result wherever their operands lie: such a place is `loose`, and yields to any other.
+    """
+
+    jaxpr: Any
+    nodes: list[Node]
+    inputs: list[Place]
+    results: list[Place]
+    asked: dict[int, Layout]
+    makers: list[str]
+    loose: list[bool]
+
+    @property
+    def line(self) -> str:
+        """The name and the line of the function."""
+        return str(self.jaxpr.debug_info.func_src_info)
+
+    def maker(self, result: int) -> str:
+        """The line that a result comes from."""
+        return f"{self.line}{f', made at {self.makers[result]}' if self.makers[result] else ''}"
+
+    def firm(self, result: int) -> Place:
+        """The layout of a result that has to be as it is."""
+        return None if self.loose[result] else self.results[result]
+
+
+@dataclass
+class Outliner(GraphBuilder):
+    """Builds a body for its layouts alone, without code. Operations without a placed operand go to `home`; with
+    `single`, everything does."""
+
+    home: VirtualSlice | None = None
+    single: bool = True
+    loose: set[Ref] = field(default_factory=set)
+
+    def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
+        """Args: given: for each input its place, as a `Value` without content."""
+        constants = [Value(constant=np.asarray(c)) for c in closed.consts]
+        values = [Value(leaf=k, kind=kind) for k, kind in enumerate(given)]
+        results = self._run(closed.jaxpr, constants, values)
+        asked: dict[int, Layout] = {}
+        numbers = {Ref(k): node.index for k, node in enumerate(self.nodes) if isinstance(node, Argument)}
+        for node in self.nodes:
+            if isinstance(node, Compute):
+                for ref, layout in zip(node.inputs, node.input_layouts, strict=True):
+                    if ref in numbers and numbers[ref] >= 0:
+                        asked.setdefault(numbers[ref], layout)
+        places = [self._place(value) for value in results]
+        inputs = [self._place(value) for value in values]
+        makers = [self._made_at(value) for value in results]
+        loose = [value.ref in self.loose or (value.leaf >= 0 and not given[value.leaf].slice) for value in results]
+        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose)
+
+    def _operation(self, equation: Any, read: Any) -> list[Value]:
+        made = super()._operation(equation, read)
+        self.loose.update(value.ref for value in made if value.ref is not None)
+        return made
+
+    def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
+        """The layout of a value; None as well where it lies elsewhere, and is brought to `home`."""
+        found = super().layout_of(value)
+        return found if found is not None and (found[0] is self.home or not self.single) else None
+
+    def _place(self, value: Value) -> Place:
+        found = self.layout_of(value)
+        return None if found is None else Layout(found[0].id, found[1])
+
+    def _made_at(self, value: Value) -> str:
+        node = self.nodes[value.ref.node] if value.ref is not None else None
+        return node.where if isinstance(node, Compute) else ""
+
+    def _ref(self, value: Value, where: VirtualSlice, spec: Spec) -> Ref:
+        before = value.ref
+        found = super()._ref(value, where, spec)
+        if before is None:  # an argument: under the number of the input, or -1 for what the body captures
+            argument = self.nodes[-1]
+            assert isinstance(argument, Argument)
+            self.nodes[-1] = Argument(value.leaf, argument.type, argument.layout)
+        return found
+
+    def _default_slice(self) -> VirtualSlice:
+        assert self.home is not None
+        return self.home
+
+
+def without_code(
+    name: str,
+    flat: Callable[..., Any],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    input_specs: Sequence[Spec],
+    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
+    where: VirtualSlice,
+    platforms: tuple[str, ...],
+) -> Exported:
+    """An operation with its types and layouts, and no code."""
+    made = jax.eval_shape(flat, *avals)
+    outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in made)
+    specs = tuple(output_specs(list(outputs)))
+    weak = (False,) * len(outputs)
+    return Exported(name, name, b"", tuple(input_specs), outputs, weak, specs, None, (), True, 0, False, lambda *_: ())

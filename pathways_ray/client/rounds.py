@@ -1,0 +1,148 @@
+"""Loops of a jaxpr in one form: a body from what it carries to what it carries, and a test or a number of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+
+from pathways_ray.client.graph_builder import Value
+from pathways_ray.client.jaxprs import used_equations
+
+
+@dataclass
+class Loop:
+    """A loop whose body takes `constants` and `carry`, and whose test, if it has one, takes `known` and `carry`.
+
+    `results` are, for each result of the operation, the number of the carried value that it is; None where nobody uses
+    it. `line` is the function of the user.
+    """
+
+    body: jex_core.ClosedJaxpr
+    constants: list[Value]
+    carry: list[Value]
+    results: list[int | None]
+    line: str
+    times: int = 0
+    test: jex_core.ClosedJaxpr | None = None
+    known: Sequence[Value] = ()
+
+
+def while_of(equation: Any, inputs: list[Value]) -> Loop:
+    """The loop of a `while`."""
+    params = equation.params
+    tests, shared = params["cond_nconsts"], params["body_nconsts"]
+    body = params["body_jaxpr"]
+    return _without_unused(
+        Loop(
+            body,
+            inputs[tests : tests + shared],
+            inputs[tests + shared :],
+            _used(equation),
+            _line(body),
+            test=params["cond_jaxpr"],
+            known=inputs[:tests],
+        )
+    )
+
+
+def unrolled(equation: Any, inputs: list[Value]) -> Loop:
+    """The loop of a `scan`: it also carries the number of the round, which picks the row that is taken and the row that
+    is made."""
+    params = equation.params
+    constants, carried, length = params["num_consts"], params["num_carry"], params["length"]
+    closed, reverse = params["jaxpr"], params["reverse"]
+    rows = len(inputs) - constants - carried
+    stacked = equation.outvars[carried:]
+    used, line = _used(equation), _line(closed)
+    if not rows and not stacked:
+        return _without_unused(Loop(closed, inputs[:constants], inputs[constants:], used, line, length))
+
+    def step(*values: Any) -> list[Any]:
+        shared, scanned = values[:constants], values[constants : constants + rows]
+        number, *rest = values[constants + rows :]
+        carry, made = rest[:carried], rest[carried:]
+        at = length - 1 - number if reverse else number
+        taken = [jax.lax.dynamic_index_in_dim(row, at, 0, keepdims=False) for row in scanned]
+        found = jex_core.jaxpr_as_fun(closed)(*shared, *carry, *taken)
+        kept = [jax.lax.dynamic_update_index_in_dim(m, y, at, 0) for m, y in zip(made, found[carried:], strict=True)]
+        return [number + 1, *found[:carried], *kept]
+
+    first = [Value(constant=np.zeros((), np.int32))]
+    empty = [Value(constant=np.zeros(v.aval.shape, v.aval.dtype)) for v in stacked]
+    avals = [v.aval for v in equation.invars]
+    kinds = [*avals[:constants], *avals[constants + carried :], _NUMBER, *avals[constants : constants + carried]]
+    body = jax.make_jaxpr(step)(*kinds, *(v.aval for v in stacked))
+    carry = [*first, *inputs[constants : constants + carried], *empty]
+    results = [None if k is None else k + 1 for k in used]
+    return _without_unused(
+        Loop(body, [*inputs[:constants], *inputs[constants + carried :]], carry, results, line, length)
+    )
+
+
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _line(closed: Any) -> str:
+    return str(closed.jaxpr.debug_info.func_src_info)
+
+
+def _used(equation: Any) -> list[int | None]:
+    """The numbers of the results that somebody uses."""
+    return [None if type(variable).__name__ == "DropVar" else k for k, variable in enumerate(equation.outvars)]
+
+
+def _without_unused(loop: Loop) -> Loop:
+    """The loop without what it carries for itself alone, such as the count of a `fori_loop` whose body does not look at
+    it: each would be a computation in every round."""
+    shared, known = len(loop.constants), len(loop.known)
+    needed = {k for k in loop.results if k is not None}
+    if loop.test is not None:
+        needed |= {k - known for k in _taken(loop.test.jaxpr, loop.test.jaxpr.outvars) if k >= known}
+    while True:
+        outputs = [loop.body.jaxpr.outvars[k] for k in sorted(needed)]
+        grown = needed | {k - shared for k in _taken(loop.body.jaxpr, outputs) if k >= shared}
+        if grown == needed:
+            break
+        needed = grown
+    if len(needed) == len(loop.carry):
+        return loop
+    kept = sorted(needed)
+    body = _reduced(loop.body, [*range(shared), *(shared + k for k in kept)], kept)
+    test = None
+    if loop.test is not None:
+        test = _reduced(loop.test, [*range(known), *(known + k for k in kept)], [0])
+    results = [None if k is None else kept.index(k) for k in loop.results]
+    carry = [loop.carry[k] for k in kept]
+    return Loop(body, loop.constants, carry, results, loop.line, loop.times, test, loop.known)
+
+
+def _taken(jaxpr: Any, outputs: Sequence[Any]) -> set[int]:
+    """The numbers of the inputs that these outputs depend on."""
+    variables = {atom for atom in outputs if isinstance(atom, jex_core.Var)}
+    for equation in used_equations(jaxpr, variables):
+        variables.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
+    return {k for k, variable in enumerate(jaxpr.invars) if variable in variables}
+
+
+def _reduced(closed: Any, inputs: Sequence[int], outputs: Sequence[int]) -> jex_core.ClosedJaxpr:
+    """A closed jaxpr with some of its inputs and outputs."""
+    jaxpr = closed.jaxpr
+    return jex_core.ClosedJaxpr(
+        jex_core.Jaxpr(
+            jaxpr.constvars,
+            [jaxpr.invars[k] for k in inputs],
+            [jaxpr.outvars[k] for k in outputs],
+            jaxpr.eqns,
+            jaxpr.effects,
+            jaxpr.debug_info.replace(arg_names=None, result_paths=None)
+            if hasattr(jaxpr.debug_info, "replace")
+            else jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+        ),
+        closed.consts,
+    )

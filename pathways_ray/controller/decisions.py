@@ -1,0 +1,143 @@
+"""Decisions: launches of programs with branches and loops, which go to their islands in parts.
+
+Such a program is a script (`ir.script`). Its launch keeps its place among the session's calls as a deferred one until
+its last part is on its way; each part is a launch like any other, admitted when its turn comes, whose results are the
+session's under numbers that no client can name: they are negative. When a part has made a value by which the script
+decides, a host says it (`Decided`), and the launch goes on. So later calls that have to do with the launch wait, all
+others and other tenants do not, and a client hears of one launch with one outcome: once all its parts have ended.
+
+A launch that never decides to end is ended by the launch limit, counted from its first part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pathways_ray import limits
+from pathways_ray.controller import buffers
+from pathways_ray.controller.backlog import Backlog, WaitingLaunch
+from pathways_ray.controller.lifecycle import LaunchEvent
+from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.refusals import REFUSALS
+from pathways_ray.controller.state import InFlight, Send, Session, Tables, Whole
+from pathways_ray.errors import Failure
+from pathways_ray.ir import script
+from pathways_ray.transport.messages import Decided, Launch
+
+MAX_AHEAD = 32
+"""Parts of a launch that are under way at once: of a long loop, more would only wait in the schedulers."""
+
+Started = tuple[list[Send], InFlight | Failure | LaunchEvent | None]
+"""What is sent, and the launch on its islands, or why it is not there: a failure, or what it waits for."""
+
+
+class Decisions:
+    """The launches that decide.
+
+    Args:
+        start: admits a part, when its hosts, memory and islands have room.
+        limit_s: seconds that a launch may take, unless its tenant has a limit of its own.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        outcomes: Outcomes,
+        start: Callable[[Session, PlannedProgram, Launch, WaitingLaunch], Started],
+        limit_s: float = limits.LAUNCH_LIMIT_S,
+    ) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.start = start
+        self.limit_s = limit_s
+
+    def step(self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram) -> list[Send]:
+        """Lets a launch go on as far as it can: to its end, or until it has to wait."""
+        whole = launch.whole
+        if whole is None:
+            assert program.script is not None
+            course = script.Course(program.script, launch.message.arguments)
+            whole = launch.whole = Whole(launch.message.launch, course, self.tables.now)
+        commands: list[Send] = []
+        while whole.failure is None and (part := whole.course.now) is not None:
+            if isinstance(part, script.Await) or len(whole.flying) >= MAX_AHEAD:
+                return [*commands, *self._wait(session, backlog, launch, program, LaunchEvent.UNDECIDED)]
+            sent, came = self._launch(session, launch, program, whole, part)
+            commands += sent
+            if isinstance(came, Failure):
+                whole.failure = came
+            elif not isinstance(came, InFlight):
+                why = came if came is not None else LaunchEvent.UNDECIDED
+                return [*commands, *self._wait(session, backlog, launch, program, why)]
+            commands += self._free(session, whole)
+        return commands + (self.abandon(session, launch, whole.failure) if whole.failure is not None else [])
+
+    def _launch(
+        self, session: Session, launch: WaitingLaunch, program: PlannedProgram, whole: Whole, part: script.Launch
+    ) -> Started:
+        segment = program.segments[part.segment]
+        whole.segment = part.segment
+        first = launch.message.results if part.last else session.own_numbers - len(segment.results)
+        number = whole.launch if part.last else 0
+        message = Launch(number, segment.number, part.arguments, first)
+        for refusal in REFUSALS:
+            if (failure := refusal(self.tables, session, segment, message)) is not None:
+                return [], failure
+        ledger = self.tables.ledger
+        ledger.enter(session.usage)  # each part leaves it, and the launch was entered as it was called
+        sent, came = self.start(session, segment, message, launch)
+        if part.last or not isinstance(came, InFlight):
+            ledger.leave(session.usage)
+        if isinstance(came, InFlight):
+            if part.last:
+                whole.results = range(first, first + len(segment.results))
+                whole.islands = segment.islands
+                whole.course.launched(())
+                whole.closed = True
+            else:
+                session.own_numbers = first
+                whole.course.launched(range(first, first + len(segment.results)))
+        return sent, came
+
+    def _wait(
+        self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram, why: LaunchEvent
+    ) -> list[Send]:
+        """Defers a launch, unless it has taken too long."""
+        whole = launch.whole
+        assert whole is not None
+        limit_s = session.tenant.launch_limit_s or self.limit_s
+        if self.tables.now - whole.since > limit_s:
+            text = f"program {program.name!r} did not come to its end in {limit_s:.0f} s, after {whole.course.rounds}"
+            return self.abandon(session, launch, Failure("LaunchTimeout", f"{text} rounds of its loops"))
+        backlog.defer(launch, program, why)
+        return []
+
+    def _free(self, session: Session, whole: Whole) -> list[Send]:
+        freed, whole.course.freed = whole.course.freed, []
+        return buffers.free(session, freed) if freed else []
+
+    def abandon(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
+        """Ends a launch between its parts. Its client hears of it once those under way have ended."""
+        whole = launch.whole
+        assert whole is not None
+        program = session.programs[launch.message.program]
+        launch.move(LaunchEvent.REFUSED)
+        self.tables.ledger.leave(session.usage)
+        whole.failure = failure
+        if not whole.closed:
+            whole.closed = True
+            whole.course.abandon()
+            session.refuse(launch.message.results, program.result_count, failure)
+        commands = self._free(session, whole)
+        return commands + ([] if whole.flying else self.outcomes.report(session, whole))
+
+    def decided(self, message: Decided) -> Session | None:
+        """A part of a launch has made the value by which it decides. Returns the session, whose turn it is."""
+        record = self.tables.in_flight.get(message.sequence)
+        if record is None or record.whole is None:
+            return None
+        course = record.whole.course
+        if course.now is not None:
+            course.decide(record.whole.flying[message.sequence], message.values)
+        return self.tables.sessions.get(record.session)

@@ -1,0 +1,230 @@
+"""Launches that go to their islands in parts: events in, commands out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.controller.planning import PlanRequest, answer
+from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.state import Send, SendClient, SendIsland
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.ir.graph import Branch, Graph, Repeat
+from pathways_ray.transport.messages import Cancel, Decided, IslandLaunch, LaunchFailed, encode
+from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
+from tests.unit.helpers import SCALAR, VECTOR, Sketch
+from tests.unit.ir.test_script import one_call
+
+
+def planned(graph: Graph, key: int = 1, donated: bool = False) -> PlannedProgram:
+    reply = answer(PlanRequest(encode(graph), tuple(SLICES), False, Tenant("t")))
+    assert reply.failure is None, reply.failure
+    assert reply.lowered is not None
+    functions = {
+        digest: b"" for one in reply.lowered.segments for part in one.islands.values() for digest in part.functions
+    }
+    return PlannedProgram.of(key, 1, reply.lowered, functions)
+
+
+def branching(donate: bool = False) -> Graph:
+    """A value on slice 1 decides between two functions on slice 2."""
+    sketch = sketch_with_slices("branching")
+    x, y = sketch.argument(1), sketch.argument(2)
+    index = sketch.call("index", x, slice=1, outputs=(SCALAR,), donated=(0,) if donate else ())
+    bodies = tuple(sketch.body([y], one_call(name, 2)) for name in "fg")
+    return sketch.graph(sketch.control(Branch("pick", index, (y,), bodies, (VECTOR,), (sketch.layout(y),))))
+
+
+def looping(times: int = 0) -> Graph:
+    """Rounds on slice 2, tested on slice 1."""
+    sketch = sketch_with_slices("looping")
+    x = sketch.argument(2)
+    body = sketch.body([x], one_call("step", 2))
+    test = sketch.body([x], lambda s, v: [s.call("test", v[0], slice=1, outputs=(SCALAR,))])
+    loop = Repeat("loop", (x,), times, None if times else test, body, (VECTOR,), (sketch.layout(x),))
+    return sketch.graph(sketch.control(loop))
+
+
+class Deciding(Harness):
+    """A front with one program that decides."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.program = planned(graph)
+        self.checked(self.launches.register(1, 1, self.program))
+        for segment in self.program.segments:
+            for host in segment.hosts:
+                self.ready(segment, host)
+        self.put(11, slice=1)
+        self.put(12, slice=2)
+
+    def decided(self, sequence: int, *values: int) -> list[Send]:
+        return self.checked(self.launches.decided(Decided(sequence, values)))
+
+    def end(self, commands: list[Send]) -> list[Send]:
+        """All islands report what was launched."""
+        return [c for send in sent(commands) for c in self.done(send.island, send.message.sequence)]
+
+
+class Sent(NamedTuple):
+    island: int
+    message: IslandLaunch
+
+
+def sent(commands: list[Send]) -> list[Sent]:
+    """The launches that go to islands."""
+    to_islands = [c for c in commands if isinstance(c, SendIsland)]
+    return [Sent(c.island, c.message) for c in to_islands if isinstance(c.message, IslandLaunch)]
+
+
+def functions(front: Deciding, commands: list[Send]) -> list[str]:
+    """The functions that launches run."""
+    keys = {segment.key: segment for segment in front.program.segments}
+    found = []
+    for command in sent(commands):
+        message = command.message
+        found += sorted(keys[message.program].messages[command.island].functions)
+    return found
+
+
+def test_the_chosen_branch_follows_and_then_what_is_left() -> None:
+    front = Deciding(branching())
+    first = front.launch(1, (11, 12), 20)
+    assert functions(front, first) == ["index"]
+    second = front.decided(1, 1)
+    assert functions(front, second) == ["g"]
+    assert [c.message.results for c in sent(second)] == [-2, 20]
+    assert front.done(SLICES[0].island, 1) == []
+    outcomes = front.end(second)
+    assert to_client(outcomes) == [m.message for m in completed(1)]
+    assert front.buffers() == {11, 12, 20}
+
+
+@pytest.mark.parametrize(("value", "name"), [(-7, "f"), (0, "f"), (1, "g"), (9, "g")])
+def test_an_index_out_of_range_is_the_first_or_the_last(value: int, name: str) -> None:
+    front = Deciding(branching())
+    front.launch(1, (11, 12), 20)
+    assert functions(front, front.decided(1, value)) == [name]
+
+
+def test_what_has_to_do_with_it_waits_and_the_rest_does_not() -> None:
+    front = Deciding(branching())
+    double = front.register(sketch_program(2), 2)
+    front.launch(1, (11, 12), 20)
+    front.put(13, slice=2)
+    assert [c.message.results for c in sent(front.launch(2, (13,), 30, program=2))] == [30]
+    assert sent(front.launch(3, (20,), 31, program=2)) == []
+    follows = sent(front.decided(1, 0))
+    assert [c.message.results for c in follows] == [-2, 20, 31]
+    assert double.key == follows[-1].message.program
+
+
+def sketch_program(slice: int) -> PlannedProgram:
+    sketch: Sketch = sketch_with_slices("double")
+    x = sketch.argument(slice)
+    return sketch.planned(sketch.call("double", x, slice=slice), key=7)
+
+
+def test_an_argument_that_is_freed_meanwhile_is_there_until_the_end() -> None:
+    front = Deciding(branching())
+    front.launch(1, (11, 12), 20)
+    front.free(12)
+    assert 12 in front.buffers()
+    second = front.decided(1, 1)
+    assert functions(front, second) == ["g"]
+    assert 12 not in front.buffers()
+
+
+def test_a_loop_goes_on_while_its_value_says_so() -> None:
+    front = Deciding(looping())
+    commands = front.launch(1, (12,), 20)
+    assert functions(front, commands) == ["test"]
+    sequence = 1
+    for _ in range(3):
+        commands = front.decided(sequence, 1)
+        sequence += 1
+        assert set(functions(front, commands)) == {"step", "test"}
+    last = front.decided(sequence, 0)
+    assert [c.message.results for c in sent(last)] == [20]
+    assert front.end(last) == []
+    ended = [
+        c for k in range(1, sequence + 1) for island in {s.island for s in SLICES[:2]} for c in front.done(island, k)
+    ]
+    assert to_client(ended) == [m.message for m in completed(1)]
+    assert front.buffers() == {11, 12, 20}
+
+
+def test_a_loop_of_known_length_waits_for_no_value_but_is_not_all_under_way() -> None:
+    front = Deciding(looping(times=100))
+    commands = front.launch(1, (12,), 20)
+    first = sent(commands)
+    assert 16 < len(first) < 100
+    more = [c for send in first for c in front.done(send.island, send.message.sequence)]
+    assert sent(more)
+
+
+def test_a_part_that_fails_is_the_outcome_once_all_have_ended() -> None:
+    front = Deciding(branching())
+    front.launch(1, (11, 12), 20)
+    (report,) = to_client(front.failed(SLICES[0].island, 1))
+    assert isinstance(report, LaunchFailed)
+    assert (report.launch, report.failure) == (1, BOOM)
+    assert front.buffers() == {11, 12}
+    (next_one,) = to_client(front.launch(2, (20,), 30, program=1))
+    assert isinstance(next_one, LaunchFailed)
+
+
+def test_a_lost_host_ends_it_between_its_parts() -> None:
+    front = Deciding(branching())
+    commands = front.launch(1, (11, 12), 20)
+    (launch,) = sent(commands)
+    host = next(h for s in SLICES if s.island == launch.island for h in s.hosts)
+    failures = [m for m in to_client(front.down(host)) if isinstance(m, LaunchFailed)]
+    assert [(m.launch, m.failure.kind) for m in failures] == [(1, "HostLost")]
+
+
+def test_it_may_be_cancelled_between_its_parts() -> None:
+    front = Deciding(looping())
+    front.launch(1, (12,), 20)
+    session = front.launches.sessions[1]
+    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == []  # a part is under way
+    islands = {s.island for s in SLICES[:2]}
+    (report,) = to_client([c for island in islands for c in front.done(island, 1)])
+    assert isinstance(report, LaunchFailed)
+    assert report.failure.kind == "Cancelled"
+    assert front.buffers() == {11, 12}
+
+
+def test_the_launch_limit_ends_a_loop_without_end() -> None:
+    front = Deciding(looping())
+    front.launch(1, (12,), 20)
+    front.decided(1, 1)
+    islands = {s.island for s in SLICES[:2]}
+    assert not to_client([c for k in (1, 2) for island in islands for c in front.done(island, k)])
+    (report,) = to_client(front.tick(limits.LAUNCH_LIMIT_S + 1))
+    assert isinstance(report, LaunchFailed)
+    assert report.failure.kind == "LaunchTimeout"
+    assert "after 1 rounds of its loops" in report.failure.message
+
+
+def test_what_a_part_took_of_donated_arguments_is_said_with_the_failure() -> None:
+    front = Deciding(branching(donate=True))
+    commands = front.launch(1, (11, 12), 20)
+    (launch,) = sent(commands)
+    assert 11 not in front.buffers()
+    front.decided(1, 0)
+    front.done(launch.island, 1)
+    found = [c for sequence in (2, 3) for c in front.failed(SLICES[1].island, sequence)]
+    (report,) = [c.message for c in found if isinstance(c, SendClient)]
+    assert isinstance(report, LaunchFailed)
+    assert report.consumed == (11,)
+
+
+def test_a_session_that_closes_forgets_it() -> None:
+    front = Deciding(looping())
+    front.launch(1, (12,), 20)
+    front.checked(front.launches.close_session(1))
+    assert not front.decided(1, 1)
+    assert not [c for c in front.done(SLICES[0].island, 1) if isinstance(c, SendClient)]

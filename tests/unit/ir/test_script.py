@@ -1,0 +1,191 @@
+"""Programs with branches and loops, cut into segments: a course through them computes what the graph says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from pathways_ray.errors import GraphError
+from pathways_ray.ir.graph import Branch, Graph, Ref, Repeat
+from pathways_ray.ir.passes.split import split
+from pathways_ray.ir.script import Await, Course, Launch, Rounds, has_control
+from pathways_ray.ir.text import graph_text
+from pathways_ray.ir.verify import verify
+from pathways_ray.simulation.decisions import drawn_decisions
+from pathways_ray.simulation.values import run_alone
+from tests.unit.helpers import SCALAR, VECTOR, Sketch, calls, placed
+
+SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["1.0", "1.1"], island=1), placed(3, ["1.0", "1.1"], island=1)]
+MAX_ROUNDS = 300
+
+
+def run(graph: Graph, arguments: Sequence[int], late: random.Random) -> tuple[list[int], list[int]]:
+    """The results by the script, and the buffers that were never freed. Decisions come as late as they may."""
+    script, segments = split(graph)
+    for segment in segments:
+        verify(segment)
+        assert not has_control(segment)
+    memory = dict(enumerate(arguments))
+    course = Course(script, list(memory))
+    told: list[tuple[int, list[int]]] = []
+    results: list[int] = []
+    first = 0
+    while (step := course.now) is not None:
+        assert course.rounds < MAX_ROUNDS
+        if isinstance(step, Await):
+            assert told, "it waits for a value that no segment says"
+            course.decide(*told.pop(0))
+            continue
+        assert isinstance(step, Launch)
+        assert all(buffer in memory for buffer in step.arguments), "a buffer was freed too early"
+        segment = segments[step.segment]
+        made = run_alone(segment, [memory[buffer] for buffer in step.arguments])
+        values = [int(made[k]) for k in segment.decides]  # type: ignore[arg-type]
+        if step.last:
+            results = [int(value) for value in made]  # type: ignore[arg-type]
+            course.launched(())
+        else:
+            first -= len(made)
+            numbers = range(first, first + len(made))
+            memory.update(zip(numbers, made, strict=True))  # type: ignore[arg-type]
+            course.launched(numbers)
+            if values:
+                told.append((step.segment, values))
+        while told and late.random() < 0.5:
+            course.decide(*told.pop(0))
+        for buffer in course.freed:
+            del memory[buffer]
+        course.freed.clear()
+    return results, sorted(set(memory) - set(range(len(arguments))))
+
+
+def test_courses_compute_what_graphs_say() -> None:
+    decided = 0
+    for seed in range(120):
+        drawn = drawn_decisions(random.Random(seed), 1, f"p{seed}", SLICES)
+        graph = verify(drawn.graph)
+        arguments = [101 + k for k in range(len(drawn.arguments))]
+        results, left = run(graph, arguments, random.Random(seed))
+        assert results == run_alone(graph, arguments), seed
+        assert left == [], seed
+        decided += has_control(graph)
+    assert decided > 60
+
+
+def lines(steps: Sequence[object]) -> list[str]:
+    return [type(step).__name__ for step in steps]
+
+
+def one_call(name: str, where: int) -> Callable[[Sketch, list[Ref]], list[Ref]]:
+    return lambda sketch, values: [sketch.call(name, values[0], slice=where)]
+
+
+def decides_before_it_branches() -> tuple[Sketch, Ref]:
+    """Slice a decides between two functions on slice b, while c does something else."""
+    sketch = Sketch()
+    a, b, c = sketch.slice("0.0"), sketch.slice("1.0", island=1), sketch.slice("1.1", island=1)
+    x, y = sketch.argument(a), sketch.argument(b)
+    slow = sketch.call("slow", x, slice=a)
+    index = sketch.call("index", x, slice=a, outputs=(SCALAR,))
+    other = sketch.call("other", y, slice=c)
+    f, g = (sketch.body([y], one_call(name, b)) for name in "fg")
+    chosen = sketch.control(Branch("pick", index, (y,), (f, g), (VECTOR,), (sketch.layout(y),)))
+    return sketch, sketch.call("join", chosen, other, slow, slice=c)
+
+
+def test_what_decides_goes_first_and_what_waits_for_nothing_goes_ahead() -> None:
+    sketch, result = decides_before_it_branches()
+    script, segments = split(verify(sketch.graph(result)))
+    assert lines(script.block.steps) == ["Run", "Run", "Choose"]
+    assert [calls(segment) for segment in segments] == [["index"], ["slow", "other"], ["f"], ["g"], ["join"]]
+    assert [segment.decides for segment in segments] == [(0,), (), (), (), ()]
+
+
+def test_a_node_that_takes_memory_waits_for_the_branch_that_reads_it() -> None:
+    sketch = Sketch()
+    a, b = sketch.slice("0.0"), sketch.slice("1.0", island=1)
+    x, y = sketch.argument(a), sketch.argument(b)
+    index = sketch.call("index", x, slice=a, outputs=(SCALAR,))
+    f, g = (sketch.body([y], one_call(name, b)) for name in "fg")
+    chosen = sketch.control(Branch("pick", index, (y,), (f, g), (VECTOR,), (sketch.layout(y),)))
+    _, segments = split(verify(sketch.graph(chosen, sketch.call("taker", y, slice=b, donated=(0,)))))
+    assert [calls(segment) for segment in segments] == [["index"], ["f"], ["g"], ["taker"]]
+
+
+def test_a_round_says_by_itself_whether_there_is_another() -> None:
+    sketch = Sketch()
+    a, b = sketch.slice("0.0"), sketch.slice("1.0", island=1)
+    x = sketch.argument(a)
+    body = sketch.body([x], lambda s, v: [s.call("back", s.call("step", v[0], slice=b), slice=a)])
+    test = sketch.body([x], lambda s, v: [s.call("test", v[0], slice=b, outputs=(SCALAR,))])
+    found = sketch.control(Repeat("loop", (x,), 0, test, body, (VECTOR,), (sketch.layout(x),)))
+    script, segments = split(verify(sketch.graph(found)))
+    assert [calls(segment) for segment in segments] == [["test"], ["step", "back", "test"], []]
+    (rounds,) = script.block.steps
+    assert isinstance(rounds, Rounds)
+    assert [segment.decides for segment in segments] == [(0,), (1,), ()]
+
+
+def test_a_course_waits_for_one_value_at_a_time_and_frees_what_nobody_needs() -> None:
+    sketch, result = decides_before_it_branches()
+    script, _ = split(sketch.graph(result))
+    course = Course(script, [7, 8])
+    assert course.now == Launch(0, (7,), False)
+    course.launched([-1])
+    assert course.now == Launch(1, (7, 8), False)
+    course.launched([-3, -2])
+    assert isinstance(course.now, Await)
+    course.decide(0, [5])  # out of range: the last one
+    assert course.now == Launch(3, (8,), False)
+    course.launched([-4])
+    assert course.now == Launch(4, (-4, -2, -3), True)
+    assert course.freed == []
+    course.launched(())
+    assert course.now is None
+    assert sorted(course.freed) == [-4, -3, -2, -1]
+
+
+def test_an_abandoned_course_frees_what_it_made() -> None:
+    sketch, result = decides_before_it_branches()
+    course = Course(split(sketch.graph(result))[0], [7, 8])
+    course.launched([-1])
+    course.abandon()
+    assert course.now is None
+    assert course.freed == [-1]
+
+
+# --- the verifier -----------------------------------------------------------------------------------------------------
+
+
+def branch(sketch: Sketch, **changes: object) -> Graph:
+    a = sketch.slice("0.0")
+    x = sketch.argument(a)
+    index = sketch.call("index", x, slice=a, outputs=(SCALAR,))
+    f, g = (sketch.body([x], one_call(name, a)) for name in "fg")
+    made = Branch("pick", index, (x,), (f, g), (VECTOR,), (sketch.layout(x),), "user.py:7")
+    return sketch.graph(sketch.control(msgspec.structs.replace(made, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bodies": ()}, r"%2 pick \(user.py:7\) has no branch"),
+        ({"index": Ref(0)}, "is decided by uint64\\[8\\]"),
+        ({"outputs": (VECTOR, VECTOR)}, "does not name one layout for each output"),
+        ({"outputs": (SCALAR,)}, "has a body .* that gives uint64\\[8\\]"),
+        ({"inputs": ()}, "takes input 0 in a body; it has 0"),
+        ({"index": Ref(5)}, "does not come before it"),
+    ],
+)
+def test_branches_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        verify(branch(Sketch(), **changes))
+
+
+def test_graphs_show_their_bodies() -> None:
+    shown = graph_text(branch(Sketch()))
+    assert "%2 = switch %1: pick(%0)" in shown
+    assert "    branch 1 {    # body.py:1\n      %0 = argument 0" in shown
