@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pathways_ray.client.api import virtual_slice as virtual_slice
     from pathways_ray.client.array import Array as Array
     from pathways_ray.client.compiled import compiled as compiled
+    from pathways_ray.client.completion import as_completed as as_completed
+    from pathways_ray.client.completion import wait as wait
     from pathways_ray.client.control import cond as cond
     from pathways_ray.client.control import fori_loop as fori_loop
     from pathways_ray.client.control import scan as scan
@@ -59,6 +61,7 @@ _HOMES = {
     "Session": "client.session",
     "TransferBytes": "client.transfers",
     "VirtualSlice": "client.slices",
+    "as_completed": "client.completion",
     "compiled": "client.compiled",
     "cond": "client.control",
     "connect": "client.api",
@@ -75,6 +78,7 @@ _HOMES = {
     "trace": "client.api",
     "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",
+    "wait": "client.completion",
     "while_loop": "client.control",
 }
 

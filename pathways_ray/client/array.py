@@ -6,6 +6,7 @@ freed when the last of them is dropped or one of them is deleted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer
+from pathways_ray.client.callbacks import awaited, when_done
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.jax_types import dtype_named, partition_spec
 from pathways_ray.observe.why import Why
@@ -84,6 +86,22 @@ class Array:
         self._check_alive()
         self._buffer.session.wait(self._buffer.record, timeout)
         return self
+
+    def add_done_callback(self, call: Callable[[Array], Any]) -> None:
+        """Has `call` called with this array once it is computed or has failed; at once where it has.
+
+        It is called in the thread that hears of it, so it must not wait for anything; what it raises is logged.
+
+        Raises:
+            BufferDeleted: the array was deleted or donated.
+        """
+        self._check_not_deleted()
+        when_done(self, call)
+
+    def __await__(self) -> Generator[Any, None, Array]:
+        """Waits in a coroutine, without holding up its event loop; returns the array, or raises its failure."""
+        self._check_not_deleted()
+        return awaited(self)
 
     def cancel(self) -> bool:
         """Cancels the launch that makes the array, with all its other results.

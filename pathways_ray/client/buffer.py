@@ -6,6 +6,7 @@ shards on the devices when the last `pw.Array` that shares it is dropped, or one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -92,6 +93,9 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 
 class BufferOwner(Protocol):
     """The part of a session that buffers and arrays use."""
+
+    watch: Callable[[Callable[[], None]], None]
+    unwatch: Callable[[Callable[[], None]], None]
 
     def free(self, record: BufferRecord) -> None: ...
 

@@ -112,7 +112,7 @@ class Driver:
                         self.changed.notify_all()
                     if command.fetches:
                         self.data.wake()
-                    for watcher in self.watchers:
+                    for watcher in tuple(self.watchers):  # one may take itself away
                         watcher()
                 case events.ReleaseQueue():
                     self.release_queue()

@@ -84,7 +84,7 @@ class Session:
         self._fetches = Fetches(core, data, self._driver)
         # For handles (`BufferOwner`), without a call between.
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
-        self.watch = self._driver.watchers.append
+        self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False

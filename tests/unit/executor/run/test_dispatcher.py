@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from pathways_ray.controller.programs import plan_program
 from pathways_ray.executor.compile import compiler as compiler_module
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -25,6 +26,7 @@ from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
     Compiling,
+    Decided,
     Done,
     Drop,
     DropProgram,
@@ -125,6 +127,30 @@ def test_a_chain_of_launches_gives_its_values_and_one_report_each(host: Served) 
     host.receive(Drop(1, tuple(range(10, 20))), IslandLaunch(20, 1, 1, (1,), 20))
     assert host.ended(1) == [20]
     assert host.store.get(1, 19) is None
+
+
+def test_a_value_that_decides_is_said_before_the_launch_is_done(host: Served) -> None:
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    x = sketch.argument(here, type=SCALAR)
+    made = sketch.call("f", x, slice=here, outputs=(SCALAR,))
+    for number, results in ((40, (made,)), (41, (x,))):  # one that computes it, and one that hands it on
+        graph = msgspec.structs.replace(sketch.graph(*results), decides=(0,))
+        plan = plan_program(number, 1, graph, {"f": b""}, sketch.placement, False).plans[0]
+        host.receive(Program(number, msgspec.msgpack.encode(plan), {"f": exported(lambda x: (x + 1,))}))
+        assert isinstance(host.next(), Ready)
+    host.receive(IslandLaunch(40, 1, 40, (1,), -1), IslandLaunch(41, 1, 41, (-1,), -2))
+    said = [host.next() for _ in range(2)]
+    while not isinstance(said[-1], Decided):
+        said.append(host.next())
+    assert [m for m in said if isinstance(m, Decided)] == [Decided(40, (2,)), Decided(41, (2,))]
+    host.ended(2 - sum(len(m.sequences) for m in said if isinstance(m, Done)))
+    assert host.store.get(1, -2) is host.store.get(1, -1)  # what lies between parts needs no copy
+    host.receive(IslandLaunch(42, 1, 41, (1,), 43))
+    assert host.next() == Decided(42, (1,))
+    assert host.ended(1) == [42]
+    assert host.store.get(1, 43) is not host.store.get(1, 1)
+    host.receive(DropProgram(1, 40), DropProgram(1, 41))
 
 
 def test_a_lost_argument_fails_the_launch(host: Served) -> None:
@@ -295,7 +321,7 @@ def test_watchers_are_bounded_and_those_that_are_shared_report_all(
     before = threading.active_count()
     (known,) = dispatcher.driver.programs.values()
     for k in range(many):
-        plan = SimpleNamespace(watched_with=(Device(0, k),), own_devices=(Device(0, k),))
+        plan = SimpleNamespace(watched_with=(Device(0, k),), own_devices=(Device(0, k),), decides=())
         dispatcher.watch(1000 + k, [slow(np.ones(1000))], SimpleNamespace(plan=plan), ())  # type: ignore[arg-type]
     assert sorted(host.ended(many)) == list(range(1000, 1000 + many))
     assert threading.active_count() <= before + 2

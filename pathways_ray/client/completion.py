@@ -1,0 +1,107 @@
+"""Waiting for some of several arrays: `pw.wait` and `pw.as_completed`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import PENDING
+from pathways_ray.errors import UsageError, WaitTimeout
+
+SLICE_S = 0.5
+"""Waits look again this often, so that the end of a session is seen whatever woke them."""
+
+
+def _is_done(item: Any) -> bool:
+    return all(array._buffer.record.state is not PENDING for array in _arrays(item))
+
+
+def _arrays(item: Any) -> list[Array]:
+    return [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, Array)]
+
+
+class _Bell:
+    """A bell that rings when something has changed in one of the sessions of arrays."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.rung = threading.Event()
+        self.sessions = list({id(s): s for i in items for a in _arrays(i) for s in (a._buffer.session,)}.values())
+
+    def __enter__(self) -> _Bell:
+        for session in self.sessions:
+            session.watch(self.rung.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in self.sessions:
+            session.unwatch(self.rung.set)
+
+    def wait(self, left: float | None) -> None:
+        self.rung.wait(SLICE_S if left is None else min(left, SLICE_S))
+        self.rung.clear()
+
+
+def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """Yields arrays as they are computed, whichever is first, as `concurrent.futures.as_completed` does.
+
+    An entry may be a pytree of arrays; it comes when all of them are there. What failed comes too, and raises where it
+    is looked at.
+
+    Args:
+        timeout: seconds for all of them.
+
+    Raises:
+        WaitTimeout: some were not computed in time.
+        UsageError: an entry holds no `pw.Array`.
+    """
+    left = _checked(arrays)
+    total = len(left)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with _Bell(left) as bell:
+        while left:
+            done = [item for item in left if _is_done(item)]
+            left = [item for item in left if not any(item is one for one in done)]
+            yield from done
+            if left and not done:
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0:
+                    raise WaitTimeout(f"{len(left)} of {total} were not computed within {timeout} s")
+                bell.wait(rest)
+
+
+def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+    """Waits until `count` of some arrays are computed or have failed; all of them when it is left out.
+
+    Args:
+        arrays: `pw.Array`s, or pytrees of them.
+        timeout: seconds, after which it returns what there is.
+
+    Returns:
+        Those that are done and those that are not, each in the order given.
+    """
+    items = _checked(arrays)
+    wanted = len(items) if count is None else count
+    if not 0 <= wanted <= len(items):
+        raise UsageError(f"count= is a number from 0 to that of the arrays, {len(items)}; not {count}")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with _Bell(items) as bell:
+        while True:
+            done = [_is_done(item) for item in items]
+            rest = None if deadline is None else deadline - time.monotonic()
+            if sum(done) >= wanted or (rest is not None and rest <= 0):
+                pairs = list(zip(items, done, strict=True))
+                return [item for item, there in pairs if there], [item for item, there in pairs if not there]
+            bell.wait(rest)
+
+
+def _checked(arrays: Iterable[Any]) -> list[Any]:
+    items = list(arrays)
+    for item in items:
+        if not _arrays(item):
+            raise UsageError(f"only pw.Arrays, and pytrees of them, are waited for; not {item!r}")
+    return items

@@ -1,0 +1,99 @@
+"""Waiting for the first of several arrays, callbacks and coroutines, on a session in the hands of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import pathways_ray as pw
+from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
+from pathways_ray.transport.messages import Completed, LaunchFailed
+from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
+
+BROKEN = Failure("ExecutionError", "f divided by zero")
+
+
+@pytest.fixture
+def offline() -> Offline:
+    return Offline()
+
+
+def launched(offline: Offline, count: int) -> list[Any]:
+    return [offline.session.launch(3, [], (offline.kind,))[0] for _ in range(count)]
+
+
+def test_arrays_come_in_the_order_in_which_they_are_computed(offline: Offline) -> None:
+    a, b, c = launched(offline, 3)
+    found: list[Any] = []
+    waiting = Background(lambda: [found.append(one) for one in pw.as_completed([a, b, c], timeout=LIMIT_S)])
+    for launch, count in ((2, 1), (3, 2), (1, 3)):
+        offline.say(Completed((launch,)))
+        eventually(lambda count=count: len(found) == count)  # type: ignore[misc]
+    waiting.end()
+    assert [x is y for x, y in zip(found, [b, c, a], strict=True)] == [True] * 3
+    assert offline.session._driver.watchers == []
+
+
+def test_a_tree_comes_when_all_of_it_is_there_and_a_failure_counts(offline: Offline) -> None:
+    a, b, c = launched(offline, 3)
+    offline.say(Completed((1,)), LaunchFailed(3, BROKEN))
+    done, left = pw.wait([{"x": a, "y": b}, c], count=1)
+    assert (done[0] is c, len(done), len(left)) == (True, 1, 1)
+    with pytest.raises(ExecutionError, match="divided by zero"):
+        done[0].block_until_ready()
+
+
+def test_waiting_returns_what_there_is_at_its_limit(offline: Offline) -> None:
+    a, b = launched(offline, 2)
+    offline.say(Completed((2,)))
+    done, left = pw.wait([a, b], timeout=0.01)
+    assert (done[0] is b, left[0] is a, len(done), len(left)) == (True, True, 1, 1)
+    with pytest.raises(WaitTimeout, match=r"1 of 1 were not computed within 0\.01 s"):
+        list(pw.as_completed([a], timeout=0.01))
+
+
+def test_what_cannot_be_waited_for(offline: Offline) -> None:
+    with pytest.raises(UsageError, match=r"only pw\.Arrays"):
+        pw.wait([3])
+    with pytest.raises(UsageError, match="from 0 to that of the arrays, 1; not 2"):
+        pw.wait(launched(offline, 1), count=2)
+
+
+def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pytest.LogCaptureFixture) -> None:
+    (a,) = launched(offline, 1)
+    called: list[Any] = []
+    a.add_done_callback(called.append)
+    with caplog.at_level(logging.ERROR):
+        a.add_done_callback(lambda _: 1 / 0)
+        assert called == []
+        offline.say(Completed((1,)))
+        offline.say(Completed(()))
+    assert len(called) == 1
+    assert called[0] is a
+    assert "ZeroDivisionError" in caplog.text
+    a.add_done_callback(called.append)
+    assert len(called) == 2
+    a.delete()
+    with pytest.raises(BufferDeleted):
+        a.add_done_callback(called.append)
+
+
+def test_coroutines_await_arrays(offline: Offline) -> None:
+    a, b = launched(offline, 2)
+
+    async def both() -> Any:
+        first = asyncio.create_task(_await(a))
+        await asyncio.sleep(0)
+        offline.say(Completed((1,)), LaunchFailed(2, BROKEN))
+        with pytest.raises(ExecutionError, match="divided by zero"):
+            await b
+        return await first
+
+    assert asyncio.run(both()) is a
+
+
+async def _await(array: Any) -> Any:
+    return await array
