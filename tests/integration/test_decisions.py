@@ -113,7 +113,7 @@ def test_donated_arguments_are_taken_outside_of_bodies(session: ClusterSession, 
 
 def test_a_part_that_fails_is_the_outcome_with_its_line(session: ClusterSession, slices: Slices) -> None:
     there = on(slices.b4, lambda v: v + 1)
-    huge = pw.compiled(lambda v: jnp.sort(jnp.zeros((1 << 40, 1 << 40)) * v[0])[0, :4], slice=slices.a1)
+    huge = pw.compiled(lambda v: jnp.sort(jnp.arange(1 << 42, dtype=np.float32) * v[0])[:4], slice=slices.a1)
     test = pw.compiled(lambda v: v.max() < 5, slice=slices.b2)
     program = pw.program(lambda v: pw.while_loop(test, lambda c: there(c) + huge(c), there(v)))
     v = np.zeros(4, np.float32)
