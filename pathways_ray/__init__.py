@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathways_ray.client.api import connect as connect
     from pathways_ray.client.api import devices as devices
     from pathways_ray.client.api import islands as islands
-    from pathways_ray.client.api import put as put
     from pathways_ray.client.api import recording as recording
     from pathways_ray.client.api import shutdown as shutdown
     from pathways_ray.client.api import trace as trace
@@ -45,6 +44,9 @@ if TYPE_CHECKING:
     from pathways_ray.client.control import scan as scan
     from pathways_ray.client.control import switch as switch
     from pathways_ray.client.control import while_loop as while_loop
+    from pathways_ray.client.derivatives import differentiable as differentiable
+    from pathways_ray.client.jit import jit as jit
+    from pathways_ray.client.placement import put as put
     from pathways_ray.client.program import program as program
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
@@ -67,10 +69,12 @@ _HOMES = {
     "connect": "client.api",
     "devices": "client.api",
     "fori_loop": "client.control",
+    "differentiable": "client.derivatives",
     "init": "deployment.init",
     "islands": "client.api",
+    "jit": "client.jit",
     "program": "client.program",
-    "put": "client.api",
+    "put": "client.placement",
     "recording": "client.api",
     "scan": "client.control",
     "shutdown": "client.api",

@@ -8,19 +8,15 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import jax
+from typing import Any
 
 from pathways_ray.client import context, registry
+from pathways_ray.client import derivatives as derivatives  # what JAX does with calls, once it is loaded
+from pathways_ray.client import eager as eager  # and with arrays
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.specs import broadcast_specs
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.client_trace import ClientTrace
-
-if TYPE_CHECKING:
-    from pathways_ray.client.array import Array
 
 
 def connect(
@@ -69,28 +65,6 @@ def virtual_slice(
         Unschedulable: no island can hold it; the message says what exists.
     """
     return context.current_session().virtual_slice(shape, axes, island=island, platform=platform, name=name)
-
-
-def put(value: Any, slice: VirtualSlice | None = None, spec: Any = None) -> Any:
-    """Places an array (or every array of a pytree) on a slice once, to be used by many launches.
-
-    Args:
-        slice: left out, the default slice: all devices of one island.
-        spec: a `PartitionSpec`, or a pytree prefix of them; None is replicated.
-
-    Returns:
-        A `pw.Array` for every leaf, usable at once.
-
-    Raises:
-        InvalidArray: a leaf is no array. SpecError: the spec does not fit.
-    """
-    where = slice if slice is not None else context.current_session().default_slice()
-    if not isinstance(where, VirtualSlice):
-        raise UsageError(f"slice= takes what pw.virtual_slice returns, not {where!r}")
-    leaves, tree = jax.tree.flatten(value)
-    specs = broadcast_specs(spec, value, where.axes, "spec")
-    arrays: list[Array] = [where.session.put(leaf, where, s) for leaf, s in zip(leaves, specs, strict=True)]
-    return jax.tree.unflatten(tree, arrays)
 
 
 def islands() -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from pathways_ray.client import prng
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import InvalidArray
 from pathways_ray.ir.types import ArrayType, Spec, spec_text
@@ -23,9 +24,12 @@ _KINDS = "biufcV"
 
 
 class ArgumentType:
-    """Interned; compare with `is`. `slice` is None for a value that is still with the client."""
+    """Interned; compare with `is`. `slice` is None for a value that is still with the client.
 
-    __slots__ = ("__weakref__", "array", "aval", "cover", "slice", "spec", "weak")
+    `array` is what lies on devices, `aval` what JAX sees: of typed PRNG keys, these differ.
+    """
+
+    __slots__ = ("__weakref__", "array", "aval", "cover", "shaped", "slice", "spec", "weak")
 
     # Weak: a type goes with the last array and program that have it, and lets go of its slice.
     _known: ClassVar[weakref.WeakValueDictionary[Any, ArgumentType]] = weakref.WeakValueDictionary()
@@ -35,25 +39,38 @@ class ArgumentType:
     slice: VirtualSlice | None
     spec: Spec
     aval: jax.ShapeDtypeStruct
+    shaped: Any  # `aval` as JAX traces it, once it was asked for
     cover: Any  # how arrays of the type are fetched (`data.FetchPlan`), once one was
 
     @classmethod
-    def of(cls, array: ArrayType, weak: bool, where: VirtualSlice | None, spec: Spec) -> ArgumentType:
-        key = (array.shape, array.dtype, weak, where, spec)
+    def of(
+        cls, array: ArrayType, weak: bool, where: VirtualSlice | None, spec: Spec, extended: Any = None
+    ) -> ArgumentType:
+        """The one type with these values; `extended` is the dtype of typed PRNG keys, whose data `array` is."""
+        key = (array.shape, array.dtype, weak, where, spec, extended)
         found = cls._known.get(key)
         if found is None:
             found = object.__new__(cls)
             found.array, found.weak, found.slice, found.spec = array, weak, where, spec
-            found.cover = None
-            found.aval = jax.ShapeDtypeStruct(array.shape, dtype_named(array.dtype), weak_type=weak)
+            found.cover = found.shaped = None
+            found.aval = prng.logical_type(array.shape, dtype_named(array.dtype), weak, extended)
             cls._known[key] = found
         return found
+
+    @property
+    def extended(self) -> Any:
+        """The dtype of typed PRNG keys; None of ordinary arrays."""
+        return self.aval.dtype if prng.is_key(self.aval) else None
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.aval.shape))
+        return f"{self.aval.dtype}[{shape}]" if self.extended is not None else str(self.array)
 
     def where(self) -> str:
         return f"{self.slice}:{spec_text(self.spec)}" if self.slice is not None else "client"
 
 
-def to_numpy(value: Any, what: str = "argument") -> tuple[np.ndarray[Any, Any], bool]:
+def to_numpy(value: Any, what: str = "the value") -> tuple[np.ndarray[Any, Any], bool]:
     """The value as a C-ordered NumPy array of a dtype that JAX holds under its current settings, and its weak type.
 
     Raises:
@@ -61,6 +78,7 @@ def to_numpy(value: Any, what: str = "argument") -> tuple[np.ndarray[Any, Any], 
     """
     weak = isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
     if isinstance(value, jax.Array):
+        value = prng.to_data(value)
         weak = bool(getattr(value, "weak_type", False))
     elif not weak and not hasattr(value, "__array__"):
         raise InvalidArray(f"{what} is a {type(value).__name__}; pass numbers, NumPy arrays, jax.Arrays or pw.Arrays")
@@ -89,5 +107,10 @@ def _check_fits(value: int, dtype: np.dtype[Any]) -> None:
         raise OverflowError(f"{value} does not fit into {dtype} (set jax_enable_x64 for 64 bits)")
 
 
-def array_type(value: np.ndarray[Any, Any]) -> ArrayType:
+def extended_dtype(value: Any) -> Any:
+    """The dtype of typed PRNG keys; None of everything else."""
+    return value.dtype if isinstance(value, jax.Array | jax.ShapeDtypeStruct) and prng.is_key(value) else None
+
+
+def array_type(value: np.ndarray[Any, Any] | jax.ShapeDtypeStruct) -> ArrayType:
     return ArrayType(value.shape, value.dtype.name)

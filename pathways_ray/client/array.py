@@ -9,57 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
+from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
-from pathways_ray.jax_types import dtype_named, partition_spec
 from pathways_ray.observe.why import Why
 
 
-class Array:
+class Array(SliceArray):
     """A future array on a virtual slice.
 
+    It is a `jax.Array`: operators, methods, `jnp.*`, `jax.jit` and `jax.grad` take it, and compute on its slice.
     `np.asarray(y)`, `float(y)` and `y.block_until_ready()` wait for it and raise what went wrong with it; everything
     else answers at once.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_type")
+    __slots__ = ("_buffer",)
 
     def __init__(self, buffer: Buffer, kind: ArgumentType) -> None:
         self._buffer = buffer
         self._type = kind
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._type.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return dtype_named(self._type.array.dtype)
-
-    @property
-    def ndim(self) -> int:
-        return len(self._type.array.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self._type.array.shape))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the logical array; replicas on devices are not counted."""
-        return self._type.array.nbytes
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """Over the abstract mesh of the slice."""
-        assert self._type.slice is not None
-        return NamedSharding(self._type.slice.mesh, partition_spec(self._type.spec))
 
     def is_ready(self) -> bool:
         """Whether a wait would return (or raise) at once.
@@ -147,67 +119,23 @@ class Array:
         if self._buffer.record.failure is not None:
             raise from_failure(self._buffer.record.failure)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("the value of a pw.Array lies on devices; it cannot be had without a copy")
+        if self._type.extended is not None:
+            raise TypeError("typed PRNG keys have no NumPy value; take np.asarray(jax.random.key_data(keys))")
         self._check_alive()
         value = np.asarray(self._buffer.session.fetch(self))
         return value if dtype is None else value.astype(dtype, copy=False)
-
-    def __jax_array__(self) -> jax.Array:
-        return jax.numpy.asarray(self.__array__())
-
-    def item(self) -> Any:
-        """The value of an array of one element, as a Python scalar."""
-        return np.asarray(self).item()
-
-    def tolist(self) -> Any:
-        """The values as Python scalars, in nested lists."""
-        return np.asarray(self).tolist()
-
-    def __format__(self, spec: str) -> str:
-        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`, which waits for nothing."""
-        return format(np.asarray(self)[()], spec) if spec else str(self)
-
-    def __float__(self) -> float:
-        return float(np.asarray(self))
-
-    def __int__(self) -> int:
-        return int(np.asarray(self))
-
-    def __bool__(self) -> bool:
-        return bool(np.asarray(self))
-
-    def __complex__(self) -> complex:
-        return complex(np.asarray(self))
-
-    def __index__(self) -> int:
-        return int(np.asarray(self).__index__())
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        """Fetches the array and indexes it on the client. To index on the devices, do it inside a program."""
-        return np.asarray(self)[index]
-
-    def __iter__(self) -> Any:
-        return iter(np.asarray(self))
-
-    def __eq__(self, other: Any) -> Any:
-        """Fetches the array and compares element by element, as NumPy does. `is` tells handles apart."""
-        return np.asarray(self) == (np.asarray(other) if isinstance(other, Array) else other)
-
-    def __ne__(self, other: Any) -> Any:
-        return np.asarray(self) != (np.asarray(other) if isinstance(other, Array) else other)
 
     __hash__ = object.__hash__
 
     def __copy__(self) -> Array:
         """A further handle to the same array."""
         return Array(self._buffer, self._type)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -216,4 +144,4 @@ class Array:
         )
 
     def __repr__(self) -> str:
-        return f"pw.Array({self._type.array} @ {self._type.where()}, {self._buffer.record.state.value})"
+        return f"pw.Array({self._type} @ {self._type.where()}, {self._buffer.record.state.value})"

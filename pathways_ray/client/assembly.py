@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from pathways_ray.client import prng
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.export import Exported
-from pathways_ray.client.graph_builder import GraphBuilder, Value
+from pathways_ray.client.graph_builder import GraphBuilder, Value, constant
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.ir.graph import Argument, Body, Compute, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
@@ -49,6 +49,11 @@ def array_type_of(variable: Any) -> ArrayType:
     return ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
 
 
+def extended_of(variable: Any) -> Any:
+    """The dtype of a variable of typed PRNG keys; None of others."""
+    return variable.aval.dtype if prng.is_key(variable.aval) else None
+
+
 @dataclass
 class BodyBuilder(GraphBuilder):
     """Builds a body whose operations without a placed operand go to `home`."""
@@ -68,7 +73,6 @@ class BodyBuilder(GraphBuilder):
             recipes=outer.recipes,
             functions=outer.functions,
             slices=outer.slices,
-            debug_info=outer.debug_info,
             home=home,
             inputs=inputs,
         )
@@ -82,11 +86,13 @@ class BodyBuilder(GraphBuilder):
             numbers: for each of its inputs that of the node's input.
             results: the layouts of what it gives; None takes one as it lies.
         """
-        constants = [Value(constant=np.asarray(c)) for c in closed.consts]
+        constants = [constant(c) for c in closed.consts]
         given = []
         for variable, number in zip(closed.jaxpr.invars, numbers, strict=True):
             place = self.inputs.places[number]
-            kind = ArgumentType.of(array_type_of(variable), False, self.slices[place.slice], place.spec)
+            kind = ArgumentType.of(
+                array_type_of(variable), False, self.slices[place.slice], place.spec, extended_of(variable)
+            )
             given.append(Value(leaf=number, kind=kind))
         found = self._run(closed.jaxpr, constants, given)
         assert self.home is not None

@@ -16,7 +16,7 @@ from jax.extend import core as jex_core
 from pathways_ray.client import inlining, prng, source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
-from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of
+from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, without_code
@@ -83,13 +83,14 @@ class _Control:
     def _outline(self, closed: Any, places: Sequence[Place]) -> Outline:
         outer = self.builder
         outliner = Outliner(outer.session, outer.name, [], outer.control, without_code, slices=self.known)
-        outliner.home, outliner.debug_info, outliner.single = self.home, outer.debug_info, self.single
+        outliner.home, outliner.single = self.home, self.single
         outliner._use_slice(self.home)
         given = []
         for variable, place in zip(closed.jaxpr.invars, places, strict=True):
             array = array_type_of(variable)
             where = outliner.slices[place.slice] if place is not None else None
-            given.append(ArgumentType.of(array, False, where, place.spec if place is not None else ()))
+            spec = place.spec if place is not None else ()
+            given.append(ArgumentType.of(array, False, where, spec, extended_of(variable)))
         return outliner.outline(closed, given)
 
     def _place(self, value: Value) -> Place:
@@ -245,13 +246,12 @@ class _Control:
         kinds = [atom.aval for atom in atoms]
 
         def flat(*leaves: Any) -> list[Any]:
-            given = [prng.from_data(leaf, kind) for leaf, kind in zip(leaves, kinds, strict=False)]
             held = {id(array): leaf for array, leaf in zip(self.arrays, leaves[len(kinds) :], strict=True)}
-            values = iter(given)
+            values = iter(leaves)
             read = [inlining.literal(a) if isinstance(a, jex_core.Literal) else next(values) for a in equation.invars]
-            return [prng.to_data(value) for value in inlining.run(equation, read, held)]
+            return inlining.run(equation, read, held)
 
-        avals = [*(prng.data_type(kind) for kind in kinds), *(array._type.aval for array in self.arrays)]
+        avals = [*(prng.logical(kind) for kind in kinds), *(array._type.aval for array in self.arrays)]
         name = self._title
         exported = builder.export(name, flat, avals, specs, lambda types: results, self.home, builder.session.platforms)
         return builder.node(exported, self.home, [*inputs, *captured], self.where)

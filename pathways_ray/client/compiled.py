@@ -16,11 +16,11 @@ import jax
 
 from pathways_ray.client import source_info
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.export import Exported, export_function, jax_settings
+from pathways_ray.client.export import Exported, export_function, jax_settings, type_of
 from pathways_ray.client.program import Program
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.specs import broadcast_specs, check_specs
-from pathways_ray.client.tracer import CallSite, call_p, operand
+from pathways_ray.client.specs import broadcast_specs, check_specs, ranks_of
+from pathways_ray.client.tracer import CallSite, call_p, is_outside, operand
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.types import ArrayType, Spec
 
@@ -67,7 +67,7 @@ class CompiledFunction:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if tracing.session is not None:
+        if tracing.session is not None or not is_outside():
             return self._bind(args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
 
@@ -77,7 +77,7 @@ class CompiledFunction:
         static = self.static_values(args)
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
         values = [operand(leaf, self.__name__, k) for k, leaf in enumerate(leaves)]
-        exported = self.specialize(where, static, tree, tuple(_aval(value) for value in values))
+        exported = self.specialize(where, static, tree, tuple(type_of(value) for value in values))
         outputs = call_p.bind(*values, site=CallSite(exported, where, source_info.here()))
         return jax.tree.unflatten(exported.output_tree, outputs)
 
@@ -113,6 +113,7 @@ class CompiledFunction:
 
             direct = (lambda *a, **k: self(*a, **k)) if not static else alone
             direct.__name__ = self.__name__
+            direct.__wrapped__ = self.fun  # type: ignore[attr-defined]  # for the names of parameters
             found = self._alone[key] = Program(direct, self.__name__, check=False, slice=self.slice)
         return found
 
@@ -178,7 +179,8 @@ class CompiledFunction:
 
         def output_specs(types: list[ArrayType]) -> list[Spec]:
             like = jax.tree.unflatten(trees[-1], list(range(len(types))))
-            return broadcast_specs(self.out_specs, like, where.axes, f"out_specs of {self.__name__}")
+            ranks = [len(kind.shape) for kind in types]
+            return broadcast_specs(self.out_specs, like, where.axes, f"out_specs of {self.__name__}", ranks)
 
         return export_function(
             self.__name__,
@@ -208,7 +210,7 @@ class CompiledFunction:
             specs, rest = (self.in_specs,) * len(args), self.in_specs
         found: list[Spec] = []
         for spec, value in [*zip(specs, args, strict=True), (rest, kwargs)]:
-            found += broadcast_specs(spec, value, where.axes, what)
+            found += broadcast_specs(spec, value, where.axes, what, ranks_of(jax.tree.leaves(value)))
         return found
 
     def _donated_leaves(self, args: tuple[Any, ...], static: dict[int, Any]) -> tuple[int, ...]:
@@ -229,15 +231,13 @@ class CompiledFunction:
         return f"pw.compiled({self.__name__}, slice={self.slice})"
 
 
-def _aval(value: Any) -> jax.ShapeDtypeStruct:
-    kind = jax.typeof(value)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=bool(getattr(kind, "weak_type", False)))
-
-
 def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
     if value is None:
         return ()
-    found = (value,) if isinstance(value, int) else tuple(value)
+    try:
+        found = (value,) if isinstance(value, int) else tuple(value)
+    except TypeError:
+        found = ("",)  # type: ignore[assignment]
     if not all(isinstance(k, int) for k in found):
         raise UsageError(f"{what} takes argument positions, not {value!r}")
     return found

@@ -18,11 +18,11 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
-from pathways_ray.client import estimates, source_info
-from pathways_ray.client.jaxprs import constant_bytes, equations_of
-from pathways_ray.client.prng import is_key
+from pathways_ray.client import estimates, prng, source_info
+from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
+from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import InvalidArray, PathwaysError, TooLarge, TraceError
+from pathways_ray.errors import PathwaysError, TooLarge, TraceError
 from pathways_ray.ir.graph import MAX_ESTIMATED_US
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
@@ -49,14 +49,18 @@ _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """A function exported for given argument types, flat: leaves in, leaves out."""
+    """A function exported for given argument types, flat: leaves in, leaves out.
+
+    `arguments` and `results` are types as JAX sees them, `outputs` those of what lies on devices.
+    """
 
     name: str
     digest: str
     blob: bytes
     input_specs: tuple[Spec, ...]
     outputs: tuple[ArrayType, ...]
-    weak: tuple[bool, ...]
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
     output_specs: tuple[Spec, ...]
     output_tree: Any
     donated: tuple[int, ...]
@@ -85,22 +89,25 @@ def export_function(
         SpecError: an input or output does not divide as its spec says.
         TooLarge: it captured more than `limits.MAX_CONSTANT_BYTES` of constants.
     """
-    mesh = where.mesh
-    for k, (aval, spec) in enumerate(zip(avals, input_specs, strict=True)):
+    mesh = where.mesh.abstract_mesh
+    data = [prng.data_type(aval) for aval in avals]
+    for k, (aval, spec) in enumerate(zip(data, input_specs, strict=True)):
         check_layout(ArrayType(aval.shape, np.dtype(aval.dtype).name), spec, where.type, f"{name}, input {k}")
     chosen: list[Sequence[Spec]] = []
+    results: list[jax.ShapeDtypeStruct] = []
 
     def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
         leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
-        out = [jax.numpy.asarray(leaf) for leaf in flat(*leaves)]
-        if any(is_key(leaf) for leaf in out):
-            raise InvalidArray(f"{name} returns a typed PRNG key; return jax.random.key_data(key), which is an array")
+        given = [prng.from_data(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
+        logical = [jax.numpy.asarray(leaf) for leaf in flat(*given)]
+        results[:] = map(type_of, logical)
+        out = [prng.to_data(leaf) for leaf in logical]
         chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
         return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
     jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
-    traced, exported = _trace_and_export(name, jitted, avals, where, platforms)
+    traced, exported = _trace_and_export(name, jitted, data, where, platforms)
     outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
     for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
         check_layout(array, spec, where.type, f"{name}, output {k}")
@@ -111,7 +118,8 @@ def export_function(
         blob=blob,
         input_specs=tuple(input_specs),
         outputs=outputs,
-        weak=tuple(bool(aval.weak_type) for aval in traced.jaxpr.out_avals),
+        arguments=tuple(avals),
+        results=tuple(results),
         output_specs=tuple(chosen[-1]),
         output_tree=output_tree(),
         donated=donated,
@@ -122,12 +130,17 @@ def export_function(
     )
 
 
+def type_of(value: Any) -> jax.ShapeDtypeStruct:
+    """The type that a trace depends on, of a value that JAX traces."""
+    return prng.logical(jax.typeof(value))
+
+
 def _trace_and_export(
     name: str, jitted: Any, avals: Sequence[jax.ShapeDtypeStruct], where: VirtualSlice, platforms: tuple[str, ...]
 ) -> tuple[Any, export.Exported]:
     disabled = (_ANY_CUSTOM_CALL,) if where.session.trusted else ()
     try:
-        with jax.sharding.use_abstract_mesh(where.mesh):
+        with jax.sharding.use_abstract_mesh(where.mesh.abstract_mesh):
             traced = jitted.trace(*avals)
             _check_shippable(name, traced.jaxpr)
             return traced, export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
@@ -136,7 +149,7 @@ def _trace_and_export(
     except Exception as error:
         where_text = source_info.of_error(error)
         at = f" ({where_text})" if where_text else ""
-        raise TraceError(f"{name}{at} cannot be traced: {type(error).__name__}: {error}") from error
+        raise TraceError(f"{name}{at} cannot be traced: {source_info.text_of(error)}") from error
 
 
 def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
@@ -153,6 +166,9 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
             f"{name} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
             "Pass them as arguments (pw.put places one once)"
         )
+    for constant in constants_of(closed):
+        if isinstance(constant, SliceArray):
+            raise TraceError(f"{name} uses {constant!r} without taking it; pass it as an argument")
     for equation in equations_of(closed.jaxpr):
         if equation.primitive.name in _OURS:
             raise TraceError(

@@ -6,7 +6,7 @@ slice of its first placed operand. A value that is still with the client is plac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from jax.extend import core as jex_core
 
 from pathways_ray import limits
 from pathways_ray.client import prng, source_info
-from pathways_ray.client.argument_types import ArgumentType, array_type
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.export import Exported, export_function
-from pathways_ray.client.jaxprs import constant_bytes, inner_equations, used_equations
+from pathways_ray.client.jaxprs import body_of, constant_bytes, used_equations
+from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p
+from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
@@ -29,7 +30,7 @@ from pathways_ray.ir.verify import verify
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session
 
-INLINED = ("pjit", "jit", "closed_call", "core_call")
+INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
 """Operations that stand for the body that they hold."""
 
 CONTROL = ("cond", "while", "scan")
@@ -38,13 +39,23 @@ CONTROL = ("cond", "while", "scan")
 
 @dataclass
 class Value:
-    """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant)."""
+    """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant).
+
+    A constant is a NumPy array, or a `jax.Array` of typed PRNG keys.
+    """
 
     ref: Ref | None = None
     leaf: int = -1
     array: Array | None = None
-    constant: np.ndarray[Any, Any] | None = None
+    constant: Any = None
     kind: ArgumentType | None = None
+
+
+def constant(value: Any) -> Value:
+    """A constant of a jaxpr, which may be an array of a slice."""
+    if isinstance(value, Array):
+        return Value(array=value, kind=value._type)
+    return Value(constant=value if extended_dtype(value) is not None else np.asarray(value))
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Source:
     """The source of argument k of a launch: a leaf of the call, or an array or constant that the program captured."""
 
     leaf: int
-    held: Array | np.ndarray[Any, Any] | None
+    held: Any
     slice: VirtualSlice
     spec: Spec
 
@@ -63,7 +74,7 @@ class Output:
 
     result: int = -1
     leaf: int = -1
-    held: Array | np.ndarray[Any, Any] | None = None
+    held: Any = None
 
 
 @dataclass
@@ -98,22 +109,43 @@ class GraphBuilder:
     slices: dict[int, VirtualSlice] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     donated: set[int] = field(default_factory=set)
-    debug_info: Any = None
+    first: VirtualSlice | None = None
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
         closed = traced.closed
-        self.debug_info = closed.jaxpr.debug_info
+        self._check_constants(closed)
+        self.first = first_slice(self.kinds, closed)
+        outputs = self._run(closed.jaxpr, [constant(c) for c in closed.consts], self._leaves())
+        return self._finish(outputs, closed.out_avals)
+
+    def build_hoisted(self, closed: Any, captured: Sequence[Array]) -> BuiltProgram:
+        """The program of a jaxpr whose captured arrays are the first arguments."""
+        self._check_constants(closed)
+        leaves = self._leaves()
+        first = iter(leaves[: len(captured)])
+        constants = [next(first) if isinstance(c, Array) else constant(c) for c in closed.consts]
+        return self._finish(self._run(closed.jaxpr, constants, leaves[len(captured) :]), closed.out_avals)
+
+    def build_operation(self, operation: Operation) -> BuiltProgram:
+        """The program of one operation, of the arguments."""
+        self._check_constants(operation.closed)
+        return self._finish(self._operation(operation, self._leaves()), operation.closed.out_avals)
+
+    def _check_constants(self, closed: Any) -> None:
         size = constant_bytes(closed)
         if size > limits.MAX_CONSTANT_BYTES:
             raise TooLarge(
                 f"program {self.name!r} captures constants of {size} bytes; the limit is {limits.MAX_CONSTANT_BYTES}. "
                 "Pass them as arguments (pw.put places one once)"
             )
+
+    def _leaves(self) -> list[Value]:
         for kind in self.kinds:
             self._check_mine(kind)
-        leaves = [Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
-        outputs = self._run(closed.jaxpr, [Value(constant=np.asarray(c)) for c in closed.consts], leaves)
+        return [Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
+
+    def _finish(self, outputs: list[Value], avals: Sequence[Any]) -> BuiltProgram:
         size = sum(len(blob) for blob in self.functions.values())
         if size > limits.MAX_PROGRAM_BYTES:
             raise TooLarge(
@@ -122,8 +154,7 @@ class GraphBuilder:
             )
         refs: list[Ref] = []
         mapped = [self._output(value, refs) for value in outputs]
-        types = dict(zip((output.result for output in mapped), closed.jaxpr.outvars, strict=True))
-        weak = [bool(types[k].aval.weak_type) for k in range(len(refs))]
+        types = dict(zip((output.result for output in mapped), avals, strict=True))
         self.nodes.append(Result(tuple(refs)))
         graph = verify(
             Graph(self.name, tuple(s.type for s in self.slices.values()), tuple(self.recipes), tuple(self.nodes))
@@ -133,13 +164,14 @@ class GraphBuilder:
             functions=self.functions,
             sources=self.sources,
             outputs=mapped,
-            result_kinds=tuple(self._kind(graph, ref, w) for ref, w in zip(refs, weak, strict=True)),
+            result_kinds=tuple(self._kind(graph, ref, types[k]) for k, ref in enumerate(refs)),
             donated_leaves=tuple(sorted(self.donated)),
         )
 
-    def _kind(self, graph: Graph, ref: Ref, weak: bool) -> ArgumentType:
+    def _kind(self, graph: Graph, ref: Ref, aval: Any) -> ArgumentType:
         layout = graph.layout_of(ref)
-        return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec)
+        weak, extended = bool(getattr(aval, "weak_type", False)), aval.dtype if prng.is_key(aval) else None
+        return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec, extended)
 
     def _output(self, value: Value, refs: list[Ref]) -> Output:
         """A value that is an argument, a captured array or a constant is handed back without a launch."""
@@ -176,10 +208,20 @@ class GraphBuilder:
                 outputs = [Value(array=array, kind=array._type)]
             elif equation.primitive is call_p:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
-            elif any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
+            elif is_call(equation):
+                where = source_info.of_equation(equation)
+                operation = Operation.of_jit(equation.params["jaxpr"], equation.params, where)
+                captured = [constant(array) for array in operation.captured]
+                outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
+            elif holds_calls(equation):
                 outputs = self._inner(equation, [read(atom) for atom in equation.invars])
             else:
-                outputs = self._operation(equation, read)
+                atoms = list(dict.fromkeys(a for a in equation.invars if not isinstance(a, jex_core.Literal)))
+                operation = Operation.of_equation(equation, atoms, jaxpr.debug_info)
+                if not atoms and operation.is_small:
+                    outputs = [constant(value) for value in operation.value()]
+                else:
+                    outputs = self._operation(operation, [read(atom) for atom in atoms])
             values.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -193,9 +235,9 @@ class GraphBuilder:
                 f"({source_info.of_equation(equation)}). Branches and loops may do that (pw.cond, pw.while_loop, "
                 "pw.scan); for anything else, put it inside the compiled function"
             )
-        inner = equation.params["jaxpr"]
-        held = [Value(constant=np.asarray(c)) for c in inner.consts]
-        return self._run(inner.jaxpr, held, inputs)
+        inner = body_of(equation)
+        held = [constant(c) for c in getattr(inner, "consts", ())]
+        return self._run(getattr(inner, "jaxpr", inner), held, inputs)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -234,12 +276,12 @@ class GraphBuilder:
         """The value as a ref of the graph; one that is not in it yet becomes an argument."""
         if value.ref is not None:
             return value.ref
-        held: Array | np.ndarray[Any, Any] | None = value.array if value.array is not None else value.constant
+        held: Any = value.array if value.array is not None else value.constant
         kind = value.kind
         if kind is not None and kind.slice is not None:
             where, spec = kind.slice, kind.spec
             self._use_slice(where)
-        array = kind.array if kind is not None else array_type(value.constant)  # type: ignore[arg-type]
+        array = self.type_of(value)
         value.ref = Ref(len(self.nodes))
         self.nodes.append(Argument(len(self.sources), array, Layout(where.id, spec)))
         self.sources.append(Source(value.leaf, held, where, spec))
@@ -259,57 +301,40 @@ class GraphBuilder:
             raise GraphError(f"program {self.name!r} uses {where}, which was released")
         self.slices.setdefault(where.id, where)
 
-    def _operation(self, equation: Any, read: Any) -> list[Value]:
-        """An ordinary JAX operation as a node: on the slice of its first placed operand, else on the default slice."""
-        atoms = list(dict.fromkeys(a for a in equation.invars if not isinstance(a, jex_core.Literal)))
-        inputs = [read(atom) for atom in atoms]
-        where, specs = self._place_operation(equation, inputs)
-        shapes = {tuple(v.aval.shape) for v in equation.outvars}
-        name = str(equation.params.get("name", equation.primitive.name))
+    def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
+        """An operation on arrays, as a node: on the slice of its first placed operand, else on the default slice. The
+        results lie as JAX has them lie for such operands."""
+        where, specs = self._place_operation(inputs, operation.slice)
+        if operation.inputs:
+            specs = [s if s is not None else lying for s, lying in zip(operation.inputs, specs, strict=True)]
+        exported = operation.export(self.export, where, specs, self.session.platforms)
+        return self.node(exported, where, inputs, operation.where)
 
-        def flat(*leaves: Any) -> list[Any]:
-            values = [prng.from_data(leaf, atom.aval) for leaf, atom in zip(leaves, atoms, strict=True)]
-            jaxpr = jex_core.Jaxpr([], atoms, equation.outvars, [equation], equation.effects, self.debug_info)
-            return [prng.to_data(value) for value in jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, []))(*values)]
-
-        output = specs[0] if specs and len(shapes) == 1 and self._same_shape(inputs, atoms, shapes) else ()
-        avals = [prng.data_type(atom.aval) for atom in atoms]
-        exported = self.export(
-            name, flat, avals, specs, lambda types: [output] * len(types), where, self.session.platforms
-        )
-        return self.node(exported, where, inputs, source_info.of_equation(equation))
-
-    def _place_operation(self, equation: Any, inputs: list[Value]) -> tuple[VirtualSlice, list[Spec]]:
+    def _place_operation(self, inputs: list[Value], pinned: VirtualSlice | None) -> tuple[VirtualSlice, list[Spec]]:
         """The slice, and each operand's spec: as it lies when it lies there, else like the first of equal shape."""
-        where: VirtualSlice | None = None
-        lead: Spec = ()
-        shape: tuple[int, ...] = ()
-        for value in inputs:
-            layout = self.layout_of(value)
-            if layout is not None:
-                where, lead = layout
-                shape = self.type_of(value).shape
-                break
-        if where is None:
-            where = self._default_slice()
+        layouts = [self.layout_of(value) for value in inputs]
+        shapes = [self.type_of(value).shape for value in inputs]
+        here = [k for k, layout in enumerate(layouts) if layout is not None and pinned in (None, layout[0])]
+        if not here:
+            return pinned if pinned is not None else self._default_slice(), [()] * len(inputs)
+        first = here[0]
+        lead = layouts[first]
+        assert lead is not None
+        where, spec = lead
+        alike = len({shape for shape in shapes if shape}) <= 1
         specs: list[Spec] = []
-        for value in inputs:
-            specs.append(lead if self.type_of(value).shape == shape else ())
-        if len({self.type_of(v).shape for v in inputs if self.type_of(v).shape}) > 1:
-            specs = [
-                layout[1] if (layout := self.layout_of(v)) is not None and layout[0] is where else () for v in inputs
-            ]
+        for layout, shape in zip(layouts, shapes, strict=True):
+            if layout is not None and layout[0] is where and not (alike and shape == shapes[first]):
+                specs.append(layout[1])
+            else:
+                specs.append(spec if shape == shapes[first] else ())
         return where, specs
 
     def _default_slice(self) -> VirtualSlice:
-        """The slice of an operation whose operands are all with the client."""
-        return self.session.default_slice()
-
-    def _same_shape(self, inputs: list[Value], atoms: list[Any], shapes: set[tuple[int, ...]]) -> bool:
-        """Whether an operation keeps the shape of all its operands, so that its result may keep their layout."""
-        return all(not self.type_of(v).shape or self.type_of(v).shape in shapes for v in inputs) and bool(
-            self.type_of(inputs[0]).shape
-        )
+        """The slice of an operation whose operands are all with the client: the first that the program uses."""
+        if self.first is None:
+            self.first = self.session.default_slice()
+        return self.first
 
     def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         if value.ref is not None:
@@ -328,5 +353,4 @@ class GraphBuilder:
             return node.outputs[value.ref.output] if made else node.type  # type: ignore[union-attr]
         if value.kind is not None:
             return value.kind.array
-        assert value.constant is not None
-        return array_type(value.constant)
+        return array_type(prng.to_data(value.constant))

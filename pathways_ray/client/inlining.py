@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
+from pathways_ray.client import prng
 from pathways_ray.client.graph_builder import INLINED
-from pathways_ray.client.jaxprs import inner_equations
+from pathways_ray.client.jaxprs import body_of, inner_equations
 from pathways_ray.client.tracer import call_p, capture_p
 
 Held = Mapping[int, Any]
@@ -24,15 +25,16 @@ Held = Mapping[int, Any]
 def run(equation: Any, values: Sequence[Any], held: Held) -> list[Any]:
     """The results of one operation on `values`, one for each of its inputs."""
     if equation.primitive is call_p:
-        site = equation.params["site"]
-        return list(site.exported.run(*values))
+        exported = equation.params["site"].exported
+        made = exported.run(*map(prng.to_data, values))
+        return [prng.from_data(value, kind) for value, kind in zip(made, exported.results, strict=True)]
     if equation.primitive is capture_p:
         return [held[id(equation.params["captured"].array)]]
     if not any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
         made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
         return list(made) if equation.primitive.multiple_results else [made]
     if equation.primitive.name in INLINED:
-        return _body(equation.params["jaxpr"], held)(*values)
+        return _body(body_of(equation), held)(*values)
     return _CONTROL[equation.primitive.name](equation, list(values), held)
 
 
@@ -45,8 +47,8 @@ def _body(closed: Any, held: Held) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function."""
 
     def evaluate(*arguments: Any) -> list[Any]:
-        jaxpr = closed.jaxpr
-        known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        jaxpr = getattr(closed, "jaxpr", closed)
+        known = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Any:

@@ -16,6 +16,11 @@ def inner_jaxprs(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
+def body_of(equation: Any) -> Any:
+    """The jaxpr, closed or open, that an operation which does what a jaxpr says has among its parameters."""
+    return equation.params["jaxpr"] if "jaxpr" in equation.params else equation.params["call_jaxpr"]
+
+
 def equations_of(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of nested jaxprs included."""
     for equation in jaxpr.eqns:
@@ -26,17 +31,28 @@ def equations_of(jaxpr: Any) -> Iterator[Any]:
 
 def constant_bytes(closed: jex_core.ClosedJaxpr) -> int:
     """Bytes of the constants that a traced function captured, nested functions included; each counts once."""
-    constants = list(closed.consts)
-    for equation in equations_of(closed.jaxpr):
-        for inner in inner_jaxprs(equation):
-            constants += getattr(inner, "consts", ())
-    return sum({id(constant): int(getattr(constant, "nbytes", 0)) for constant in constants}.values())
+    return sum({id(constant): int(getattr(constant, "nbytes", 0)) for constant in constants_of(closed)}.values())
+
+
+def constants_of(closed: Any) -> Iterator[Any]:
+    """The constants of a jaxpr and of those in it."""
+    yield from closed.consts
+    for equation in closed.jaxpr.eqns:
+        yield from inner_constants(equation)
 
 
 def inner_equations(equation: Any) -> Iterator[Any]:
     """All equations of the jaxprs among the parameters of an equation."""
     for inner in inner_jaxprs(equation):
         yield from equations_of(getattr(inner, "jaxpr", inner))
+
+
+def inner_constants(equation: Any) -> Iterator[Any]:
+    """The constants of the jaxprs in an equation, however deep."""
+    for inner in inner_jaxprs(equation):
+        yield from getattr(inner, "consts", ())
+        for nested in getattr(inner, "jaxpr", inner).eqns:
+            yield from inner_constants(nested)
 
 
 def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]:

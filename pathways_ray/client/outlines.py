@@ -13,8 +13,10 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
+from pathways_ray.client import prng
 from pathways_ray.client.export import Exported
-from pathways_ray.client.graph_builder import GraphBuilder, Value
+from pathways_ray.client.graph_builder import GraphBuilder, Value, constant
+from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.ir.graph import Argument, Compute, Node, Ref
 from pathways_ray.ir.types import ArrayType, Layout, Spec
@@ -64,7 +66,7 @@ class Outliner(GraphBuilder):
 
     def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
         """Args: given: for each input its place, as a `Value` without content."""
-        constants = [Value(constant=np.asarray(c)) for c in closed.consts]
+        constants = [constant(c) for c in closed.consts]
         values = [Value(leaf=k, kind=kind) for k, kind in enumerate(given)]
         results = self._run(closed.jaxpr, constants, values)
         asked: dict[int, Layout] = {}
@@ -80,8 +82,8 @@ class Outliner(GraphBuilder):
         loose = [value.ref in self.loose or (value.leaf >= 0 and not given[value.leaf].slice) for value in results]
         return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose)
 
-    def _operation(self, equation: Any, read: Any) -> list[Value]:
-        made = super()._operation(equation, read)
+    def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
+        made = super()._operation(operation, inputs)
         self.loose.update(value.ref for value in made if value.ref is not None)
         return made
 
@@ -120,10 +122,12 @@ def without_code(
     output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
     where: VirtualSlice,
     platforms: tuple[str, ...],
+    donated: tuple[int, ...] = (),
 ) -> Exported:
     """An operation with its types and layouts, and no code."""
     made = jax.eval_shape(flat, *avals)
-    outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in made)
+    data = [prng.data_type(one) for one in made]
+    outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in data)
     specs = tuple(output_specs(list(outputs)))
-    weak = (False,) * len(outputs)
-    return Exported(name, name, b"", tuple(input_specs), outputs, weak, specs, None, (), True, 0, False, lambda *_: ())
+    no_code = (None, (), True, 0, False, lambda *_: ())
+    return Exported(name, name, b"", tuple(input_specs), outputs, tuple(avals), tuple(made), specs, *no_code)

@@ -1,4 +1,4 @@
-"""Typed PRNG keys inside programs: between nodes they travel as arrays of uint32."""
+"""Typed PRNG keys: on devices, and between nodes, they are arrays of uint32, with one more dimension or several."""
 
 from __future__ import annotations
 
@@ -15,11 +15,25 @@ def is_key(value: Any) -> bool:
 def data_type(aval: Any) -> jax.ShapeDtypeStruct:
     """The type of a value as it lies on devices."""
     if not is_key(aval):
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+        return logical(aval)
     return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
 
 
+def logical_type(shape: tuple[int, ...], dtype: Any, weak: bool, extended: Any) -> jax.ShapeDtypeStruct:
+    """The type that JAX sees of data on devices: that of keys with dtype `extended`, if that is given."""
+    if extended is None:
+        return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    words = len(data_type(jax.ShapeDtypeStruct((), extended)).shape)
+    return jax.ShapeDtypeStruct(shape[: len(shape) - words], extended)
+
+
+def logical(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type of a traced value, without where it lies."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
 def to_data(value: Any) -> Any:
+    """The value as it lies on devices."""
     return jax.random.key_data(value) if is_key(value) else value
 
 

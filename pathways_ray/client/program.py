@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import jax
 
-from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
+from pathways_ray.client import prng
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
@@ -17,10 +18,12 @@ from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.explanation import explanation
 from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
+from pathways_ray.client.leaves import argument, named
+from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import check_no_outer_assignment, trace
-from pathways_ray.errors import TraceError, UsageError
+from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace
+from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 from pathways_ray.ir.text import graph_text
 from pathways_ray.transport.messages import encode
 
@@ -39,26 +42,50 @@ class Program:
         self.fun = fun
         self.slice = slice
         self._cache: dict[Any, LoweredProgram] = {}
+        self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__))
         functools.update_wrapper(self, fun, updated=())
-        self.__name__ = name or getattr(fun, "__name__", type(fun).__name__)
+        self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
         if check:
             check_no_outer_assignment(fun, self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
-        if tracing.session is not None:
+        if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         session = self._session()
-        kinds = [leaf._type if type(leaf) is Array else _type_of(leaf) for leaf in leaves]
+        kinds = self._kinds(leaves, args, kwargs)
         key = (session, tree, *jax_settings(), *kinds)
         try:
             lowered = self._cache.get(key)
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
+            self._traces.note(kinds, stacklevel=3)
             lowered = self._cache[key] = self._lower(session, tree, kinds)
-        return lowered.launch(leaves)
+        try:
+            return lowered.launch(leaves)
+        except (BufferDeleted, ForeignArray) as error:
+            raise self._about_leaf(error, leaves, args, kwargs) from None
+
+    def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
+        kinds: list[ArgumentType] = []
+        try:
+            for leaf in leaves:
+                kinds.append(leaf._type if type(leaf) is Array else _type_of(leaf))
+        except InvalidArray:
+            to_numpy(leaves[len(kinds)], f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}")
+            raise
+        return kinds
+
+    def _about_leaf(
+        self, error: PathwaysError, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PathwaysError:
+        """The error about an array that cannot be used, with the name of the argument that it is, if it is one."""
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not self._session()):
+                return named(error, f"{argument(self.fun, args, kwargs, number)} of {self.__name__}")
+        return error
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds it as a method, like any function: the instance comes first, and has to be a pytree."""
@@ -70,7 +97,7 @@ class Program:
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return self._lower(self._session(), tree, [_type_of(leaf) for leaf in leaves])
+        return self._lower(self._session(), tree, self._kinds(leaves, args, kwargs))
 
     def _session(self) -> Session:
         if self.slice is not None and not self.slice.session.closed_because:
@@ -90,15 +117,11 @@ class Program:
 def _type_of(leaf: Any) -> ArgumentType:
     if isinstance(leaf, Array):
         return leaf._type
-    if isinstance(leaf, jax.core.Tracer):
-        raise TraceError(
-            "a pw function was called inside jax.jit, grad or another JAX transformation; use those inside pw.compiled "
-            "functions, and call pw functions from plain Python or from a pw.program"
-        )
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return ArgumentType.of(array_type(leaf), bool(leaf.weak_type), None, ())  # type: ignore[arg-type]
+        data = prng.data_type(leaf)
+        return ArgumentType.of(array_type(data), bool(leaf.weak_type), None, (), extended_dtype(leaf))
     array, weak = to_numpy(leaf)
-    return ArgumentType.of(array_type(array), weak, None, ())
+    return ArgumentType.of(array_type(array), weak, None, (), extended_dtype(leaf))
 
 
 class LoweredProgram:

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.argument_types import ArgumentType, array_type, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord
 from pathways_ray.client.connection import Connection
@@ -284,7 +284,7 @@ class Session:
         if where.released:
             raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
-        kind = ArgumentType.of(array_type(array), weak, where, spec)
+        kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
         check_layout(kind.array, spec, where.type, "put")
         return self.upload(array, kind)
 

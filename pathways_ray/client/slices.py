@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jax.sharding import AbstractMesh
 
+from pathways_ray import compat
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType, Spec
 
 _MAX_AXIS_SIZE = 1 << 20
 """Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
+
+
+_SLICE = "_pathways_slice"
+"""The attribute of a slice's mesh that is the slice."""
 
 
 class SliceOwner(Protocol):
@@ -46,7 +50,8 @@ class VirtualSlice:
         self.name = name
         self.type: SliceType = placed.mesh
         self.released = False
-        self.mesh = AbstractMesh(placed.mesh.shape, placed.mesh.axes)
+        self.mesh = compat.mesh_of_its_own(placed.mesh.shape, placed.mesh.axes)
+        object.__setattr__(self.mesh, _SLICE, self)  # who has the mesh alone has the slice
 
     @property
     def id(self) -> int:
@@ -90,6 +95,11 @@ class VirtualSlice:
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
         return f"slice {self.name or self.id} ({mesh})"
+
+
+def slice_of(mesh: Any) -> VirtualSlice | None:
+    """The slice whose `mesh` this is; None if it is that of none."""
+    return getattr(mesh, _SLICE, None)
 
 
 def island_of(island: int | None) -> int:

@@ -12,6 +12,8 @@ import jax
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
 
+_LEFT_OUT = "--------------------\nFor simplicity, JAX has removed"
+
 
 def _foreign(file: str) -> bool:
     return not (file.startswith((_OURS, _JAX, "<frozen")) or os.sep + "contextlib.py" in file)
@@ -46,3 +48,8 @@ def of_error(error: BaseException) -> str:
             found = f"{os.path.basename(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found
+
+
+def text_of(error: BaseException) -> str:
+    """The kind and text of an exception, without what JAX says about frames that it left out."""
+    return f"{type(error).__name__}: {str(error).partition(_LEFT_OUT)[0].rstrip()}"

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
+from pathways_ray.client import leaves
 from pathways_ray.errors import SpecError
 from pathways_ray.ir.types import Spec, canonical_spec, check_spec
 
 
-def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...]) -> Spec:
+def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...], rank: int | None = None) -> Spec:
     """The canonical form of `value`; None means replicated.
 
+    Args:
+        rank: the number of dimensions of the array, where it is known.
+
     Raises:
-        SpecError: an unknown axis, an axis used twice, or an entry that is no axis name.
+        SpecError: an unknown axis, an axis used twice, an entry that is no axis name, or more entries than dimensions.
     """
     if value is None:
         return ()
+    if rank is not None and len(value) > rank:
+        raise SpecError(
+            f"{value} has {len(value)} entries, and the array has {rank} dimensions; give one entry for each dimension "
+            "at most"
+        )
     entries: list[tuple[str, ...]] = []
     for entry in value:
         if entry is None:
@@ -54,19 +64,36 @@ def check_specs(specs: Any, axes: tuple[str, ...], what: str) -> None:
         spec_from_user(leaf, axes)
 
 
-def broadcast_specs(specs: Any, tree: Any, axes: tuple[str, ...], what: str) -> list[Spec]:
+def ranks_of(values: Sequence[Any]) -> list[int | None]:
+    """The number of dimensions of each array; None for what does not say."""
+    return [len(shape) if isinstance(shape := getattr(value, "shape", None), tuple) else None for value in values]
+
+
+def broadcast_specs(
+    specs: Any, tree: Any, axes: tuple[str, ...], what: str, ranks: Sequence[int | None] | None = None
+) -> list[Spec]:
     """One spec for each leaf of `tree`, where `specs` is a pytree prefix of it (a single spec stands for all).
+
+    Args:
+        ranks: the number of dimensions of each leaf.
 
     Raises:
         SpecError: `specs` is no prefix of `tree`, or holds what is no spec.
     """
     # A None among the specs is one (replicated), a None among the values is no value: wrapped, they can be told apart.
-    leaves, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
-    if wrong := [leaf for leaf in leaves if not is_spec(leaf)]:
+    given, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
+    if wrong := [leaf for leaf in given if not is_spec(leaf)]:
         raise SpecError(f"{what} holds {wrong[0]!r}; its leaves are jax.sharding.PartitionSpec or None")
-    wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in leaves])
+    wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in given])
     try:
         full = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))
     except ValueError as error:
         raise SpecError(f"{what} is no pytree prefix of the values it describes: {error}") from None
-    return [spec_from_user(leaf.spec, axes) for leaf in full]
+    found = []
+    for number, leaf in enumerate(full):
+        try:
+            found.append(spec_from_user(leaf.spec, axes, ranks[number] if ranks is not None else None))
+        except SpecError as error:
+            at = leaves.path(tree, number)
+            raise SpecError(f"{what}{f', leaf {at}' if at else ''}: {error}") from None
+    return found

@@ -10,23 +10,23 @@ from __future__ import annotations
 import dis
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend import core as jex_core
 
+from pathways_ray import compat
 from pathways_ray.client import source_info
-from pathways_ray.client.argument_types import ArgumentType, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
 from pathways_ray.client.export import Exported
-from pathways_ray.client.prng import is_key
+from pathways_ray.client.jaxprs import constants_of, equations_of, inner_constants, inner_equations
+from pathways_ray.client.operation import is_pinned, slices_of
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import BufferDeleted, GraphError, InvalidArray, PathwaysError, TraceError
-from pathways_ray.ir.types import ArrayType
-from pathways_ray.jax_types import dtype_named
+from pathways_ray.errors import BufferDeleted, GraphError, PathwaysError, TraceError
 
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 call_p = jex_core.Primitive("pathways_call")
 call_p.multiple_results = True
 capture_p = jex_core.Primitive("pathways_capture")
+
+is_outside = compat.outside_of_traces()
+
+JITTED = ("pjit", "jit")
+"""The names of a call of a jitted function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class Captured:
     """
 
     reference: weakref.ref[Array]
-    type: ArrayType
+    type: jax.ShapeDtypeStruct
 
     @property
     def array(self) -> Array:
@@ -66,36 +71,59 @@ class Captured:
 
 @call_p.def_abstract_eval
 def _call_types(*_: Any, site: CallSite) -> list[Any]:
-    return [
-        jax.core.ShapedArray(t.shape, dtype_named(t.dtype), weak_type=weak)
-        for t, weak in zip(site.exported.outputs, site.exported.weak, strict=True)
-    ]
+    return [jax.core.ShapedArray(r.shape, r.dtype, weak_type=bool(r.weak_type)) for r in site.exported.results]
 
 
 @capture_p.def_abstract_eval
 def _capture_type(*, captured: Captured) -> Any:
-    return jax.core.ShapedArray(captured.type.shape, dtype_named(captured.type.dtype))
+    return jax.core.ShapedArray(captured.type.shape, captured.type.dtype)
+
+
+def holds_calls(equation: Any) -> bool:
+    """Whether jaxprs in an equation call compiled functions or hold arrays of slices."""
+    return any(is_call(inner) or inner.primitive is capture_p for inner in inner_equations(equation)) or any(
+        isinstance(constant, Array) for constant in inner_constants(equation)
+    )
+
+
+def is_call(equation: Any) -> bool:
+    """Whether an equation calls a function that is pinned to a slice."""
+    return equation.primitive is call_p or (equation.primitive.name in JITTED and is_pinned(equation.params))
+
+
+def first_slice(kinds: Sequence[ArgumentType], closed: Any) -> VirtualSlice | None:
+    """The first slice that a traced program uses: that of an argument, a captured array, a compiled function."""
+    kinds = [*kinds, *(constant._type for constant in constants_of(closed) if isinstance(constant, Array))]
+    found = next((kind.slice for kind in kinds if kind.slice is not None), None)
+    for equation in equations_of(closed.jaxpr) if found is None else ():
+        if equation.primitive is capture_p:
+            return equation.params["captured"].array.slice
+        if is_call(equation):
+            site = equation.params.get("site")
+            return site.slice if site is not None else next(iter(slices_of(equation.params)), None)
+    return found
 
 
 def operand(leaf: Any, name: str, number: int) -> Any:
     """An argument of a call inside a program, as a value that JAX traces."""
     if isinstance(leaf, jax.core.Tracer):
-        return _checked(leaf, f"argument {number} of {name}")
+        return leaf
     if isinstance(leaf, Array):
         return _capture(leaf)
-    return to_numpy(leaf, f"argument {number} of {name}")[0]
+    return constant(leaf, f"argument {number} of {name}")
 
 
-def _checked(tracer: Any, what: str) -> Any:
-    if is_key(tracer):
-        raise InvalidArray(f"{what} is a typed PRNG key; pass jax.random.key_data(key), which is an array")
-    return tracer
+def constant(value: Any, what: str) -> Any:
+    """A value that is no array of a slice, as one that JAX traces: keys keep their type."""
+    if extended_dtype(value) is not None:
+        return value
+    return to_numpy(value, what)[0]
 
 
 def _capture(array: Array) -> Any:
     array._check_not_deleted()
     tracing.captured.append(array)
-    return capture_p.bind(captured=Captured(weakref.ref(array), array._type.array))
+    return capture_p.bind(captured=Captured(weakref.ref(array), array._type.aval))
 
 
 @dataclass(frozen=True)
@@ -140,7 +168,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
                 "values on through its results"
             ) from error
         raise TraceError(
-            f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {type(error).__name__}: {error}"
+            f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {source_info.text_of(error)}"
         ) from error
     finally:
         captured, tracing.captured = tracing.captured, []
@@ -154,10 +182,10 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
 
 def _result(leaf: Any, name: str, number: int) -> Any:
     if isinstance(leaf, jax.core.Tracer):
-        return _checked(leaf, f"result {number} of {name}")
+        return leaf
     if isinstance(leaf, Array):
         return _capture(leaf)
-    return jax.numpy.asarray(to_numpy(leaf, f"result {number} of {name}")[0])
+    return jax.numpy.asarray(constant(leaf, f"result {number} of {name}"))
 
 
 def check_no_outer_assignment(fun: Callable[..., Any], name: str) -> None:

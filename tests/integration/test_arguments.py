@@ -251,9 +251,9 @@ def test_numpy_and_jax_and_scalars_and_handles_are_arguments(session, slices, eq
 
 def test_what_is_no_array_is_refused(session, slices) -> None:
     f = pw.compiled(lambda v: v, slice=slices.a4)
-    with pytest.raises(pw.errors.InvalidArray, match="argument is a str; pass numbers, NumPy arrays"):
+    with pytest.raises(pw.errors.InvalidArray, match="argument v of <lambda> is a str; pass numbers, NumPy arrays"):
         f("text")
-    with pytest.raises(pw.errors.InvalidArray, match="argument is a object"):
+    with pytest.raises(pw.errors.InvalidArray, match="argument v of <lambda> is a object"):
         pw.program(lambda v: f(v))(object())
     with pytest.raises(pw.errors.UsageError, match=r"pw\.compiled decorates a function, not 3"):
         pw.compiled(cast(Any, 3))

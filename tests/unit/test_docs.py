@@ -28,7 +28,7 @@ FOLDERS = (*PACKAGES, "tests", "docs", "deploy")
 OUTPUTS = re.compile(r"checkpoints/|events/|.*\.jsonl?")
 """Paths that exist only after a run."""
 
-OTHERS = {"AllocateBuffer", "PartitionSpec", "Software", "jax", "np", "pydoc_data/topics.py", "pytest", "torch"}
+OTHERS = {"AllocateBuffer", "PartitionSpec", "Software", "jax", "jnp", "np", "pydoc_data/topics.py", "pytest", "torch"}
 """Names of Python, libraries and other systems."""
 
 VARIABLES = {"error", "f", "host", "y"}

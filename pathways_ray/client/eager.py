@@ -1,0 +1,158 @@
+"""Operations on arrays outside of a program: `x + 1`, `jnp.sum(x)`, `jax.jit(f)(x)`, `jax.grad(f)(x)`.
+
+JAX traces what it is asked for, as always, and hands over the jaxpr instead of compiling it for devices of this process
+(`compat.make_jax_value`). Here it becomes a program of one node, on the slice of its first argument that lies on one,
+and is launched. What is done again, with arguments of the same types and layouts, is launched at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from pathways_ray import compat
+from pathways_ray.client import prng, source_info
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
+from pathways_ray.client.array import Array
+from pathways_ray.client.bodies import control_node
+from pathways_ray.client.context import current_session
+from pathways_ray.client.graph_builder import GraphBuilder
+from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.operation import Operation, is_pinned, slices_of
+from pathways_ray.client.placement import put_at
+from pathways_ray.client.program import LoweredProgram
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import slice_of
+from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.tracer import holds_calls, is_call
+from pathways_ray.errors import UsageError
+
+_lowered: weakref.WeakKeyDictionary[Any, dict[Any, LoweredProgram]] = weakref.WeakKeyDictionary()
+"""For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types."""
+
+
+def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
+    """Whether a jaxpr is to run on a slice: since arrays of slices are among its arguments or constants, or since the
+    function was written so."""
+    return (
+        any(type(argument) is Array for argument in arguments)
+        or any(type(constant) is Array for constant in closed.consts)
+        or is_pinned(params)
+        or any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns)
+    )
+
+
+def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
+    """Launches a jaxpr as one operation.
+
+    Raises:
+        ForeignArray: arrays of several sessions.
+        TraceError: it cannot be shipped to hosts.
+    """
+    captured = [constant for constant in closed.consts if type(constant) is Array]
+    leaves = [*captured, *(_leaf(value, aval) for value, aval in zip(arguments, closed.in_avals, strict=True))]
+    session = _session(leaves, closed, params)
+    avals = [*(array.aval for array in captured), *closed.in_avals]
+    kinds = [_kind(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
+    programs = _lowered.setdefault(closed, {})
+    key = (session, *(params[name] for name in ("name", "in_shardings", "out_shardings", "donated_invars")), *kinds)
+    found = programs.get(key)
+    if found is None:
+        session.check_open()
+        builder = GraphBuilder(session, str(params["name"]), kinds, control_node)
+        if any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
+            built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
+        else:
+            built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
+        found = programs[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
+    results: list[Any] = found.launch(leaves)
+    return results
+
+
+def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
+    """The session that an operation runs in: that of its slice, else of its first array."""
+    owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
+    if is_pinned(params):
+        owners = [*(where.session for where in slices_of(params)), *owners, None]
+    for equation in equations_of(closed.jaxpr) if not owners else ():
+        if is_call(equation):
+            site = equation.params.get("site")
+            slices = [site.slice] if site is not None else slices_of(equation.params)
+            owners += [where.session for where in slices]
+    if not owners:
+        raise UsageError(
+            f"{params['name']} uses a pw.Array that a jax.jit inside of it captured; pass it as an argument there"
+        )
+    return cast(Session, owners[0]) if owners[0] is not None else current_session()
+
+
+def _leaf(value: Any, aval: Any) -> Any:
+    """An argument as `Session.put` takes it, of the type that it was traced with."""
+    if type(value) is Array or extended_dtype(value) is not None:
+        return value
+    return np.asarray(value, aval.dtype)
+
+
+def _kind(value: Any, aval: Any) -> ArgumentType:
+    if type(value) is Array:
+        return value._type
+    extended = aval.dtype if prng.is_key(aval) else None
+    return ArgumentType.of(array_type(prng.data_type(aval)), bool(aval.weak_type), None, (), extended)
+
+
+def place(value: Any, target: Any) -> Any:
+    """`jax.device_put` to a slice, or of an array that lies on one; to no place in particular it stays where it is."""
+    where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
+    if where is not None:
+        return put_at(value, where, spec_from_user(target.spec, where.axes))
+    if type(value) is not Array:
+        return NotImplemented
+    if target is None:
+        return value
+    raise UsageError(
+        f"jax.device_put cannot move {value!r} to {target}; to a slice it moves with NamedSharding(slice.mesh, spec), "
+        "and jax.device_put(np.asarray(y), ...) fetches it first"
+    )
+
+
+def refuse(value: Any) -> NoReturn:
+    """Raises the error for what would download an array unasked."""
+    raise UsageError(
+        f"{value!r} lies on a slice, and JAX wants its value in this process; np.asarray(y) fetches it. "
+        "In a compiled function, pass it as an argument"
+    )
+
+
+def full_like(value: Any, fill: Any, dtype: Any) -> Any:
+    """An array of one value that lies as another one does."""
+    return _filled(value, np.asarray(fill, dtype if dtype is not None else value.dtype))
+
+
+@jax.jit
+def _filled(value: Any, fill: Any) -> Any:
+    # It has to depend on the array to lie as it does; XLA sees that its values are not used.
+    return jax.lax.select(
+        jax.numpy.ones(value.shape, bool), jax.numpy.full(value.shape, fill), value.astype(fill.dtype)
+    )
+
+
+def fetch(value: Array) -> Any:
+    """`jax.device_get` of typed keys: keys in this process."""
+    return prng.from_data(np.asarray(jax.random.key_data(value)), value.aval)
+
+
+class _Rules:
+    concerns = staticmethod(concerns)
+    evaluate = staticmethod(evaluate)
+    place = staticmethod(place)
+    refuse = staticmethod(refuse)
+    full_like = staticmethod(full_like)
+    fetch = staticmethod(fetch)
+
+
+compat.make_jax_value(Array, _Rules())

@@ -1,0 +1,47 @@
+"""Counting of traces: a function that is traced again and again is compiled each time, and rarely on purpose."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from pathways_ray.client.argument_types import ArgumentType
+
+MANY = 10
+"""Traces of one function at which a warning is given: as often as that, shapes change with the data."""
+
+
+class ManyTraces(UserWarning):
+    """A function was traced for the tenth time."""
+
+
+class Traces:
+    """The traces of one function, and what differs between them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._last: list[str] | None = None
+        self._count = 0
+
+    def note(self, kinds: Sequence[ArgumentType], stacklevel: int = 2) -> None:
+        """Notes a trace for these argument types; warns at the tenth."""
+        self._count += 1
+        now = [f"{kind} on {kind.where()}" for kind in kinds]
+        before, self._last = self._last, now
+        if self._count == MANY:
+            warnings.warn(
+                f"{self.name} was traced for the {MANY}th time, and is compiled each time: {_difference(before, now)}. "
+                "Pad what changes to a few sizes, or pass numbers as arrays instead of static arguments",
+                ManyTraces,
+                stacklevel=stacklevel,
+            )
+
+
+def _difference(before: list[str] | None, now: list[str]) -> str:
+    if before is None or len(before) != len(now):
+        return f"the trees of its arguments differ ({len(before or ())} leaves, then {len(now)})"
+    changed = [k for k, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
+    if not changed:
+        return "its arguments have the same types, but other static values or trees, or JAX has other settings"
+    shown = [f"leaf {k} was {before[k]}, now {now[k]}" for k in changed[:3]]
+    return "; ".join(shown) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")

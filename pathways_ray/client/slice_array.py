@@ -1,0 +1,183 @@
+"""The face that a `pw.Array` shows to JAX: a `jax.Array` whose shards no device of this process holds.
+
+Operators and methods come from JAX itself (`compat.make_jax_value`), and become operations on the slice (`eager`). Here
+is what JAX asks an array about itself, and what would need its value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from pathways_ray.client import indexing
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.errors import UsageError
+from pathways_ray.jax_types import partition_spec
+
+
+class SliceArray(jax.Array):
+    """A `jax.Array` on a virtual slice."""
+
+    __slots__ = ("__weakref__", "_type")
+    __array_priority__ = 1000  # above NumPy's and JAX's: `array + y` is left to `y`
+
+    _type: ArgumentType
+
+    @property
+    def aval(self) -> Any:
+        """The type that JAX traces with."""
+        kind = self._type
+        if kind.shaped is None:
+            kind.shaped = jax.typeof(kind.aval)
+        return kind.shaped
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._type.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._type.aval.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        return self._type.weak
+
+    @property
+    def ndim(self) -> int:
+        return len(self._type.aval.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self._type.aval.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical array; replicas on devices are not counted."""
+        return self._type.array.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self._type.aval.dtype.itemsize
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Over the abstract mesh of the slice."""
+        assert self._type.slice is not None
+        return NamedSharding(self._type.slice.mesh, partition_spec(self._type.spec))
+
+    @property
+    def slice(self) -> Any:
+        """The `pw.VirtualSlice` that the array lies on."""
+        return self._type.slice
+
+    @property
+    def committed(self) -> bool:
+        return True
+
+    _committed = committed
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """False: no device of this process has a part of it."""
+        return False
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return not self._type.spec
+
+    def _not_here(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"{what} of a pw.Array is not in this process: its shards lie on {self._type.where()}. np.asarray(y) "
+            "fetches the value, y.slice.devices says where it is"
+        )
+
+    def devices(self) -> NoReturn:
+        self._not_here("a set of jax.Devices")
+
+    @property
+    def device(self) -> NoReturn:
+        self._not_here("the jax.Device")
+
+    @property
+    def addressable_shards(self) -> NoReturn:
+        self._not_here("a shard")
+
+    @property
+    def global_shards(self) -> NoReturn:
+        self._not_here("a shard")
+
+    def addressable_data(self, index: int) -> NoReturn:
+        self._not_here("a shard")
+
+    def unsafe_buffer_pointer(self) -> NoReturn:
+        self._not_here("a pointer to the memory")
+
+    def __dlpack__(self, **_: Any) -> NoReturn:
+        self._not_here("the memory")
+
+    def copy_to_host_async(self) -> None:
+        """Does nothing: a fetch asks the hosts at once, and they send when the value is there."""
+
+    def item(self, *index: int) -> Any:
+        """The value of one element, as a Python scalar: of an array of one element, or at an index."""
+        return (self.__array__()).item(*index)
+
+    def tolist(self) -> Any:
+        """The values as Python scalars, in nested lists."""
+        return self.__array__().tolist()
+
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        raise NotImplementedError
+
+    def __format__(self, spec: str) -> str:
+        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`, which waits for nothing."""
+        return format(self.__array__()[()], spec) if spec else str(self)
+
+    def _scalar(self, what: str) -> Any:
+        """The value of an array of one element. Others are refused before they are fetched."""
+        if self.size != 1:
+            raise TypeError(f"{what} of an array takes one of one element; this one has shape {self.shape}")
+        return self.__array__()
+
+    def __float__(self) -> float:
+        return float(self._scalar("float()"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int()"))
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(
+                f"the truth of an array of shape {self.shape} is not clear; write y.any() or y.all(), or size"
+            )
+        return bool(self.__array__())
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex()"))
+
+    def __index__(self) -> int:
+        if self.shape or not jax.numpy.issubdtype(self.dtype, np.integer):
+            raise TypeError(f"only a whole number is an index, not {self._type.array}")
+        return int(self.__array__())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """The part of the array, on its slice: one launch. An index of booleans is fetched, as shapes depend on it."""
+        return indexing.take(self, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The entries of the first dimension, on the slice of the array: one launch for many of them."""
+        return indexing.entries(self)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self[::-1])

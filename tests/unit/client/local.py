@@ -1,0 +1,137 @@
+"""A session that runs its programs in this process: for tests of what users write, without processes.
+
+Graphs are run as they were traced, node by node, on CPU devices of this process; the passes, plans and hosts are left
+out. Import it before JAX has made its devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import Mesh, NamedSharding
+
+import pathways_ray as pw
+from pathways_ray.client import api, context
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice, mesh_of
+from pathways_ray.ir.evaluate import evaluate
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import Layout, SliceType
+from pathways_ray.jax_types import partition_spec
+from tests.unit.client.offline import Controller, Hosts
+
+DEVICES = 4
+
+jax.config.update("jax_num_cpu_devices", DEVICES)
+
+
+class LocalSession(Session):
+    """A session of slices on the devices of this process. `launched` has the graphs of all launches,
+    `fetched` is the number of fetches."""
+
+    def __init__(self) -> None:
+        super().__init__(ClientCore(1, 1 << 20), Controller(), Hosts(), ("cpu",))  # type: ignore[arg-type]
+        self.values: dict[int, Any] = {}
+        self.launched: list[Graph] = []
+        self.fetched = 0
+        self._programs: dict[int, tuple[Graph, dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        local: Any = self
+        local.free = lambda record: self.values.pop(record.id, None)
+        local.wait = lambda record, timeout=None: None
+
+    def virtual_slice(self, shape: Any = None, axes: Any = None, **options: Any) -> VirtualSlice:
+        sizes, names = mesh_of(shape, axes)
+        sizes = sizes or (DEVICES,)
+        mesh = SliceType(next(self._numbers), sizes, names)
+        placed = PlacedSlice.on(mesh, options.get("island") or 0, [Device(0, k) for k in range(mesh.size)])
+        return VirtualSlice(self, placed, options.get("name", ""))
+
+    def put(self, value: Any, where: VirtualSlice, spec: Any) -> Any:
+        found = super().put(value, where, spec)
+        hosts: Any = self._data
+        self.values[found._buffer.id] = hosts.arrays.pop(found._buffer.id)
+        hosts.uploads.clear()
+        found._buffer.record.state, found._buffer.record.upload = READY, None
+        return found
+
+    def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
+        number = next(self._numbers)
+        self._programs[number] = graph, {k: export.deserialize(bytearray(v)) for k, v in functions.items()}
+        return number
+
+    def launch(
+        self,
+        program: int,
+        arguments: list[BufferRecord],
+        results: tuple[ArgumentType, ...],
+        donated: Sequence[BufferRecord] = (),
+        why: str = "",
+    ) -> list[pw.Array]:
+        graph, functions = self._programs[program]
+        self.launched.append(graph)
+        values = _run(graph, functions, [self.values[record.id] for record in arguments])
+        for record in donated:
+            record.state, record.why_deleted = DELETED, why
+        found = []
+        for value, kind in zip(values, results, strict=True):
+            record = BufferRecord(next(self._numbers) + (1 << 40), READY)
+            self.values[record.id] = value
+            found.append(pw.Array(Buffer(self, record), kind))
+        return found
+
+    def fetch(self, array: Any) -> np.ndarray[Any, Any]:
+        self.fetched += 1
+        return np.array(self.values[array._buffer.id])
+
+    def close(self) -> None:
+        assert api  # has JAX take arrays and calls
+        if self in context.sessions:
+            context.sessions.remove(self)
+
+
+def opened() -> LocalSession:
+    """A local session that is the current one."""
+    session = LocalSession()
+    context.sessions.append(session)
+    return session
+
+
+@functools.lru_cache(1024)
+def _jitted(exported: export.Exported, shardings: Any) -> Any:
+    return jax.jit(exported.call, out_shardings=shardings)
+
+
+def _run(graph: Graph, functions: dict[str, Any], arguments: list[Any]) -> list[Any]:
+    meshes = {s.id: Mesh(np.array(jax.devices("cpu")[: s.size]).reshape(s.shape), s.axes) for s in graph.slices}
+
+    def placed(value: Any, layout: Layout) -> Any:
+        return jax.device_put(np.asarray(value), NamedSharding(meshes[layout.slice], partition_spec(layout.spec)))
+
+    made: list[list[Any]] = []
+    for node in graph.nodes[:-1]:
+        if isinstance(node, Argument):
+            made.append([arguments[node.index]])
+            continue
+        assert isinstance(node, Compute)
+        inputs = [
+            placed(made[ref.node][ref.output], layout)
+            for ref, layout in zip(node.inputs, node.input_layouts, strict=True)
+        ]
+        shardings = tuple(NamedSharding(meshes[o.slice], partition_spec(o.spec)) for o in node.output_layouts)
+
+        def call(part: Part, taken: list[Any], shardings: Any = shardings) -> Any:
+            return _jitted(functions[part.function], shardings)(*taken).__getitem__
+
+        made.append([np.asarray(value) for value in evaluate(graph.recipes[node.recipe], inputs, call)])
+    return [made[ref.node][ref.output] for ref in graph.nodes[-1].inputs]  # type: ignore[union-attr]

@@ -1,0 +1,308 @@
+"""Arrays of slices in JAX's own functions: they compute on the slice, and give what plain JAX gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from tests.unit.client import jax_names
+from tests.unit.client.local import LocalSession, opened
+
+V = np.arange(8, dtype=np.float32)
+M = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    found = opened()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def a4(session: LocalSession) -> pw.VirtualSlice:
+    return session.virtual_slice((4,), ("x",))
+
+
+@pytest.fixture
+def b22(session: LocalSession) -> pw.VirtualSlice:
+    return session.virtual_slice((2, 2), ("x", "y"))
+
+
+def same(session: LocalSession, function: Any, *arguments: Any) -> Any:
+    """What a function makes of arrays on a slice, which must be what it makes of plain ones. Nothing is fetched."""
+    before = session.fetched
+    found = function(*arguments)
+    assert session.fetched == before
+    plain = function(*(jnp.asarray(np.asarray(x)) if isinstance(x, pw.Array) else x for x in arguments))
+    trees: list[Any] = [jax.tree.structure(found), jax.tree.structure(plain)]
+    assert trees[0] == trees[1]
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+        assert isinstance(one, pw.Array)
+        assert (one.shape, one.dtype, one.weak_type) == (other.shape, other.dtype, other.weak_type)
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+    return found
+
+
+OPERATIONS = {
+    "x + 1": lambda x: x + 1,
+    "1 - x": lambda x: 1 - x,
+    "-x": lambda x: -x,
+    "x * x": lambda x: x * x,
+    "x ** 2": lambda x: x**2,
+    "x / 2, x // 2, x % 3": lambda x: (x / 2, x // 2, x % 3),
+    "divmod(x, 3)": lambda x: divmod(x, 3),
+    "x > 1": lambda x: x > 1,
+    "x == x": lambda x: x == x,
+    "x @ x.T": lambda x: x @ x.T,
+    "np.ones + x": lambda x: np.ones(4, np.float32) + x,
+    "jnp.ones + x": lambda x: jnp.ones(4) + x,
+    "abs(x), round(x, 1)": lambda x: (abs(x), round(x, 1)),
+    "x.sum()": lambda x: x.sum(),
+    "x.mean(0)": lambda x: x.mean(0),
+    "x.astype": lambda x: x.astype(jnp.int32),
+    "x.reshape": lambda x: x.reshape(4, 8),
+    "x.at[0].set": lambda x: x.at[0].set(7.0),
+    "x.at[1, 2].add": lambda x: x.at[1, 2].add(1),
+    "x[0]": lambda x: x[0],
+    "x[-1, 1:]": lambda x: x[-1, 1:],
+    "x[::-1, None]": lambda x: x[::-1, None],
+    "x[[1, 2]]": lambda x: x[np.array([1, 2])],
+    "list(x)": list,
+    "sum(list(x))": lambda x: sum(list(x)),
+    "jnp.where": lambda x: jnp.where(x > 2, x, 0.0),
+    "jnp.concatenate": lambda x: jnp.concatenate([x, np.ones((1, 4), np.float32)]),
+    "jnp.zeros_like": lambda x: jnp.zeros_like(x),
+    "jax.nn.softmax": jax.nn.softmax,
+    "jax.jit": lambda x: jax.jit(lambda v: v * 2)(x),
+    "jax.grad": lambda x: jax.grad(lambda v: (v * jnp.sin(v)).sum())(x),
+    "jax.vmap": lambda x: jax.vmap(lambda v: v.sum())(x),
+    "jax.lax.scan": lambda x: jax.lax.scan(lambda c, v: (c + v, c.sum()), jnp.zeros(4), x),
+    "jax.lax.cond": lambda x: jax.lax.cond(True, lambda v: v, lambda v: -v, x),
+    "jax.checkpoint": lambda x: jax.grad(jax.checkpoint(lambda v: jnp.sin(v).sum()))(x),
+    "jnp.asarray": lambda x: jnp.asarray(x) + 0,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_runs_on_the_slice(session, a4, name) -> None:
+    x = pw.put(M, a4, P("x"))
+    for leaf in jax.tree.leaves(same(session, OPERATIONS[name], x)):
+        assert leaf.slice is a4
+
+
+def test_results_lie_as_jax_has_them(session, a4, b22) -> None:
+    x = pw.put(M, a4, P("x"))
+    z = pw.put(M, b22, P("x", "y"))
+    cases: list[tuple[Any, P]] = [
+        (x + 1, P("x")),
+        (x.T, P(None, "x")),
+        (x.sum(1), P("x")),
+        (x.sum(), P()),
+        (x @ np.ones((4, 2), np.float32), P("x")),
+        (x.T @ x, P()),
+        (jnp.zeros_like(x), P("x")),
+        (z.T, P("y", "x")),
+        (z.mean(0), P("y")),
+        (jax.grad(lambda v: (v**2).sum())(z), P("x", "y")),
+    ]
+    for found, spec in cases:
+        assert found.sharding.spec == spec, found
+
+
+def test_an_index_is_one_launch_whatever_the_number(session, a4) -> None:
+    x = pw.put(M, a4, P("x"))
+    np.testing.assert_array_equal(np.asarray(x[3]), M[3])
+    before = len(session.launched)
+    graphs = len(session._programs)
+    np.testing.assert_array_equal(np.asarray(x[5]), M[5])
+    assert len(session.launched) == before + 1
+    assert len(session._programs) == graphs, "another number is no other program"
+    np.testing.assert_array_equal(np.asarray(x[x > 5]), M[M > 5])
+    np.testing.assert_array_equal(np.asarray(x[True]), M[True])
+
+
+def test_an_operation_is_built_once(session, a4) -> None:
+    x = pw.put(V, a4, P("x"))
+    y = x + 1
+    graphs = len(session._programs)
+    for _ in range(3):
+        y = y + 1
+    assert len(session._programs) == graphs
+    np.testing.assert_array_equal(np.asarray(y), V + 4)
+
+
+def test_other_slices_meet_on_that_of_the_first(session, a4, b22) -> None:
+    x, z = pw.put(V, a4, P("x")), pw.put(V, b22, P("y"))
+    assert (z + x).slice is b22
+    np.testing.assert_array_equal(np.asarray(x - z), V - V)
+    moved = pw.put(x, b22, P("y"))
+    assert (moved.slice, moved.sharding.spec) == (b22, P("y"))
+    again = jax.device_put({"a": V, "b": x}, NamedSharding(b22.mesh, P("x")))
+    assert all(leaf.slice is b22 for leaf in jax.tree.leaves(again))
+    assert pw.put({"w": V}, NamedSharding(b22.mesh, P("y")))["w"].sharding.spec == P("y")
+    assert session.fetched == 1, "arrays move between slices without this process"
+
+
+def test_a_captured_array_is_used_where_it_lies(session, a4) -> None:
+    x = pw.put(V, a4, P("x"))
+    for function in (
+        jax.jit(lambda c: c + x),
+        pw.program(lambda c: c + x),
+        pw.program(lambda c: jnp.add(x, c)),
+        pw.program(lambda c: jax.jit(lambda d: d + x)(c)),
+    ):
+        before = session.fetched
+        found = function(1.0)
+        assert (session.fetched, found.slice) == (before, a4)
+        np.testing.assert_array_equal(np.asarray(found), V + 1)
+    with pytest.raises(pw.errors.TraceError, match=r"<lambda> uses pw.Array\(float32\[8\].*; pass it as an argument"):
+        pw.compiled(lambda c: c + x, slice=a4)(1.0)
+    with pytest.raises(
+        pw.errors.UsageError, match=r"that a jax.jit inside of it captured; pass it as an argument there"
+    ):
+        jax.jit(lambda c: jax.jit(lambda d: d + x)(c))(1.0)
+
+
+def test_donated_to_a_jitted_function(session, a4) -> None:
+    x = pw.put(V, a4, P("x"))
+    y = jax.jit(lambda v: v + 1, donate_argnums=0)(x)
+    assert x.is_deleted()
+    np.testing.assert_array_equal(np.asarray(y), V + 1)
+
+
+def test_shardings_of_a_jitted_function_say_where_it_runs(session, a4, b22) -> None:
+    f = jax.jit(lambda v: v * 2, in_shardings=NamedSharding(a4.mesh, P("x")))
+    y = f(V)
+    assert (y.slice, y.sharding.spec) == (a4, P("x"))
+    g = jax.jit(lambda v: v * 2, out_shardings=NamedSharding(b22.mesh, P("y")))
+    assert (g(y).slice, g(y).sharding.spec) == (b22, P("y"))
+    both = jax.jit(lambda v: v, in_shardings=NamedSharding(a4.mesh, P()), out_shardings=NamedSharding(b22.mesh, P()))
+    with pytest.raises(
+        pw.errors.UsageError, match=r"has shardings on slice .* and on slice .*; a function runs on one"
+    ):
+        both(y)
+    here = jax.jit(lambda v: v, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    with pytest.raises(pw.errors.UsageError, match=r"out_shardings of <lambda> are over devices of this process"):
+        here(y)
+
+
+# --- typed keys -------------------------------------------------------------------------------------------------------
+
+
+def test_typed_keys_are_arrays(session, a4) -> None:
+    plain = jax.random.key(3)
+    k = pw.put(plain, a4)
+    assert (k.shape, k.dtype) == ((), plain.dtype)
+    assert repr(k) == "pw.Array(key<fry>[] @ slice 1 (x=4):P(), ready)"
+    draw = lambda key: jax.random.normal(key, (2,))  # noqa: E731
+    for function in (draw, jax.jit(draw), pw.program(draw), pw.compiled(draw, slice=a4)):
+        for key in (k, plain):
+            np.testing.assert_array_equal(np.asarray(function(key)), np.asarray(draw(plain)))
+    state = pw.compiled(lambda s: {"k": jax.random.split(s["k"])}, slice=a4)({"k": plain})
+    assert (state["k"].dtype, state["k"].shape) == (plain.dtype, (2,))
+    expected = jax.random.key_data(jax.random.split(plain)[1])
+    np.testing.assert_array_equal(np.asarray(jax.random.key_data(state["k"][1])), expected)
+    fetched = jax.device_get(state["k"])
+    assert jnp.issubdtype(fetched.dtype, jax.dtypes.prng_key)
+    with pytest.raises(TypeError, match=r"typed PRNG keys have no NumPy value; take np.asarray\(jax.random.key_data"):
+        np.asarray(k)
+
+
+def test_typed_keys_are_captured_returned_and_sharded(session, a4) -> None:
+    k = pw.put(jax.random.key(3), a4)
+    for key in (k, jax.random.key(3)):
+        found = pw.program(lambda v, key=key: v + jax.random.normal(key, v.shape))(V)
+        np.testing.assert_allclose(np.asarray(found), V + jax.random.normal(jax.random.key(3), (8,)), rtol=1e-6)
+    made = pw.program(lambda: jax.random.key(5))()
+    assert float(jax.random.uniform(made)) == float(jax.random.uniform(jax.random.key(5)))
+    keys = pw.put(jax.random.split(jax.random.key(0, impl="rbg"), 4), a4, P("x"))
+    assert (keys.shape, keys.sharding.spec) == ((4,), P("x"))
+    drawn = jax.vmap(lambda key: jax.random.bits(key))(keys)
+    assert drawn.shape == (4,)
+
+
+# --- what needs the value ---------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_anything_is_fetched(session, a4) -> None:
+    x = pw.put(M, a4, P("x"))
+    for call, kind, match in (
+        (lambda: float(x), TypeError, r"float\(\) of an array takes one of one element; this one has shape \(8, 4\)"),
+        (lambda: bool(x), ValueError, r"the truth of an array of shape \(8, 4\) is not clear; write y.any\(\)"),
+        (lambda: [1, 2][x[0, 0]], TypeError, r"only a whole number is an index, not float32\[\]"),
+        (lambda: x[0.5], TypeError, r"an index of an array is made of whole numbers.*got 0.5"),
+        (lambda: x["a"], TypeError, r"an index of an array is made of whole numbers.*got 'a'"),
+        (lambda: x.device, pw.errors.UsageError, r"the jax.Device of a pw.Array is not in this process"),
+        (lambda: x.addressable_shards, pw.errors.UsageError, r"np.asarray\(y\) fetches the value"),
+        (lambda: jax.device_put(x, jax.devices()[0]), pw.errors.UsageError, r"jax.device_put cannot move pw.Array"),
+        (lambda: jax.jit(lambda v: float(v.sum()))(x), jax.errors.ConcretizationTypeError, "float"),
+        (lambda: x + "a", TypeError, "unsupported operand"),
+        (lambda: x @ np.ones(3, np.float32), TypeError, "dot_general"),
+    ):
+        with pytest.raises(kind, match=match):
+            call()
+    with pytest.raises(TypeError, match="immutable"):
+        x[0] = 1
+    assert session.fetched == 0
+
+
+def test_arrays_of_two_sessions_do_not_meet(session, a4) -> None:
+    other = opened()
+    z = pw.put(V, other.virtual_slice((4,)))
+    with pytest.raises(pw.errors.ForeignArray, match="belongs to another session; fetch it there"):
+        pw.put(V, a4) + z
+    other.close()
+
+
+# --- leaves of trees --------------------------------------------------------------------------------------------------
+
+
+def test_errors_name_the_leaf(session, a4) -> None:
+    f = pw.program(lambda state, *, rest=None: state["w"] + 1)
+    gone = pw.put(V, a4)
+    gone.delete()
+    for call, kind, match in (
+        (lambda: f({"w": V, "n": "text"}), pw.errors.InvalidArray, r"argument state\['n'\] of <lambda> is a str; pass"),
+        (lambda: f({"w": V}, rest=[None, "b"]), pw.errors.InvalidArray, r"argument rest\[1\] of <lambda> is a str"),
+        (lambda: f({"w": gone}), pw.errors.BufferDeleted, r"argument state\['w'\] of <lambda>: .*: it was deleted"),
+        (lambda: pw.put({"a": [V, {}.keys()]}, a4), pw.errors.InvalidArray, r"leaf \['a'\]\[1\]: .*is a dict_keys"),
+        (lambda: pw.put({"a": V[:7]}, a4, P("x")), pw.errors.SpecError, r"leaf \['a'\]: put: dimension 0 of .* size 7"),
+        (lambda: pw.put({"a": V}, a4, P("x", None)), pw.errors.SpecError, r"spec, leaf \['a'\]: .*has 2 entries, and"),
+        (
+            lambda: pw.compiled(lambda v: v.sum(), slice=a4, out_specs=P(None))(V),
+            pw.errors.SpecError,
+            r"out_specs of <lambda>: .*has 1 entries, and the array has 0 dimensions",
+        ),
+        (
+            lambda: pw.put(V, NamedSharding(jax.sharding.AbstractMesh((4,), ("x",)), P())),
+            pw.errors.UsageError,
+            r"is over a mesh of no slice; write NamedSharding\(slice.mesh, spec\)",
+        ),
+    ):
+        with pytest.raises(kind, match=match):
+            call()
+
+
+# --- the lists of the page --------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_what_becomes_of_each_method() -> None:
+    table = jax_names.methods_table()
+    page = jax_names.PAGE.read_text(encoding="utf-8").partition("## Methods and properties")[2]
+    listed = jax_names.lists(table, ".")
+    assert [line for line in listed if line] == [line for line in page.splitlines()[1:] if line]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_page_has_what_becomes_of_each_function() -> None:
+    assert jax_names.page(jax_names.text()) == jax_names.PAGE.read_text(encoding="utf-8")

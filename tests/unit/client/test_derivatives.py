@@ -1,0 +1,142 @@
+"""Derivatives across nodes: forward and backward of a call are nodes on its slice, with the values of plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.ir.graph import Compute
+from tests.unit.client.local import LocalSession, opened
+
+RANDOM = np.random.default_rng(0)
+PARAMS = {
+    "encoder": RANDOM.normal(size=(4, 5)).astype(np.float32),
+    "decoder": RANDOM.normal(size=(5, 3)).astype(np.float32),
+}
+X, T = RANDOM.normal(size=(8, 4)).astype(np.float32), RANDOM.normal(size=(8, 3)).astype(np.float32)
+XS, TS = np.stack([X, X + 1]), np.stack([T, T - 1])
+
+
+def encode(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def decode(w: Any, h: Any) -> Any:
+    return h @ w
+
+
+def plain_loss(p: Any, x: Any, t: Any) -> Any:
+    return ((decode(p["decoder"], encode(p["encoder"], x)) - t) ** 2).mean()
+
+
+class Model(NamedTuple):
+    session: LocalSession
+    a: pw.VirtualSlice
+    b: pw.VirtualSlice
+    encoder: Any
+    loss: Any
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    session = opened()
+    a, b = session.virtual_slice((4,), ("x",), name="a"), session.virtual_slice((2,), ("x",), name="b")
+    encoder = pw.compiled(encode, slice=a, in_specs=(P(), P("x")), out_specs=P("x"))
+    decoder = pw.compiled(decode, slice=b, in_specs=(P(), P("x")), out_specs=P("x"))
+    error = pw.compiled(lambda y, t: ((y - t) ** 2).mean(), slice=b, in_specs=P("x"))
+    yield Model(session, a, b, encoder, lambda p, x, t: error(decoder(p["decoder"], encoder(p["encoder"], x)), t))
+    session.close()
+
+
+def close(found: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-5)
+
+
+TRANSFORMATIONS = {
+    "value_and_grad": lambda loss: lambda p: jax.value_and_grad(loss)(p, X, T),
+    "vjp": lambda loss: lambda p: jax.vjp(lambda q: loss(q, X, T), p)[1](1.0),
+    "jvp": lambda loss: lambda p: jax.jvp(lambda q: loss(q, X, T), (p,), (p,)),
+    "linearize": lambda loss: lambda p: jax.linearize(lambda q: loss(q, X, T), p)[1](p),
+    "vmap": lambda loss: lambda p: jax.vmap(loss, (None, 0, 0))(p, XS, TS),
+    "vmap of grad": lambda loss: lambda p: jax.vmap(jax.grad(loss), (None, 0, 0))(p, XS, TS),
+    "checkpoint": lambda loss: lambda p: jax.checkpoint(loss)(p, X, T),
+    "grad of checkpoint": lambda loss: lambda p: jax.grad(jax.checkpoint(loss))(p, X, T),
+    "hessian": lambda loss: lambda p: jax.hessian(lambda d: loss({**p, "decoder": d}, X, T))(p["decoder"]),
+    "jit": lambda loss: lambda p: jax.jit(jax.grad(loss))(p, X, T),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_a_transformation_gives_what_plain_jax_gives(model, name) -> None:
+    expected = TRANSFORMATIONS[name](plain_loss)(PARAMS)
+    made = TRANSFORMATIONS[name](model.loss)
+    close(pw.program(made)(PARAMS), expected)
+    close(made(PARAMS), expected)  # outside of a program: node by node
+
+
+def test_forward_and_backward_are_nodes_on_their_slices(model) -> None:
+    lowered = pw.program(lambda p, x, t: jax.value_and_grad(model.loss)(p, x, t)).lower(PARAMS, X, T)
+    nodes = [node for node in lowered.graph.nodes if isinstance(node, Compute)]
+    a, b = model.a.id, model.b.id
+    assert [(node.name, node.slice) for node in nodes] == [
+        ("encode", a), ("decode", b), ("<lambda>", b), ("<lambda>", b), ("decode", b), ("encode", a),
+    ]  # fmt: skip
+    assert {s.id for s in lowered.graph.slices} == {a, b}
+    # Residuals are taken where they were made, and as they lie: what crosses is the activation and its cotangent.
+    crossing = [
+        (node.name, ref)
+        for node in nodes
+        for ref, layout in zip(node.inputs, node.input_layouts, strict=True)
+        if isinstance(lowered.graph.nodes[ref.node], Compute) and lowered.graph.layout_of(ref) != layout
+    ]
+    assert [name for name, _ in crossing] == ["decode", "encode"]
+
+
+def test_an_own_derivative(model) -> None:
+    def forward(w: Any, x: Any) -> Any:
+        h = encode(w, x)
+        return h, (w, x, h)
+
+    def backward(kept: Any, ct: Any) -> Any:
+        w, x, h = kept
+        g = 2 * ct * (1 - h * h)  # twice the derivative, to see that it is the one
+        return x.T @ g, g @ w.T
+
+    own = pw.differentiable(
+        model.encoder,
+        forward=pw.compiled(forward, slice=model.a, in_specs=(P(), P("x"))),
+        backward=pw.compiled(backward, slice=model.a),
+    )
+    f = pw.program(lambda w, x: jax.value_and_grad(lambda v: own(v, x).sum())(w))
+    value, gradient = jax.value_and_grad(lambda w: encode(w, X).sum())(PARAMS["encoder"])
+    close(f(PARAMS["encoder"], X), (value, 2 * gradient))
+    close(pw.program(own)(PARAMS["encoder"], X), encode(PARAMS["encoder"], X))
+    with pytest.raises(pw.errors.UsageError, match=r"pw.differentiable takes functions; backward= is None"):
+        pw.differentiable(encode, forward=forward, backward=None)  # type: ignore[arg-type]
+
+
+def test_training_over_two_slices(model) -> None:
+    """1. The gradients of each step lie on the slice of their parameters. 2. Losses are those of plain JAX."""
+
+    def step(loss: Any, p: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(p, X, T)
+        return value, jax.tree.map(lambda v, g: v - 0.1 * g, p, gradient)
+
+    there = pw.program(lambda p: step(model.loss, p))
+    here = jax.jit(lambda p: step(plain_loss, p))
+    mine: Any = {"encoder": pw.put(PARAMS["encoder"], model.a), "decoder": pw.put(PARAMS["decoder"], model.b)}
+    plain: Any = PARAMS
+    for _ in range(5):
+        loss, mine = there(mine)
+        expected, plain = here(plain)
+        close(loss, expected)
+    assert (mine["encoder"].slice, mine["decoder"].slice) == (model.a, model.b)
+    assert len(model.session._programs) == 1

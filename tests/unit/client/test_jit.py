@@ -1,0 +1,141 @@
+"""`pw.jit`: `jax.jit` on a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from tests.unit.client.local import LocalSession, opened
+
+V = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    found = opened()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def a4(session: LocalSession) -> pw.VirtualSlice:
+    return session.virtual_slice((4,), ("x",), name="a4")
+
+
+@pytest.fixture
+def b22(session: LocalSession) -> pw.VirtualSlice:
+    return session.virtual_slice((2, 2), ("x", "y"), name="b22")
+
+
+def double(v: Any) -> Any:
+    return v * 2
+
+
+def test_where_it_runs_and_how_results_lie(session, a4, b22) -> None:
+    sharding = NamedSharding(a4.mesh, P("x"))
+    x = pw.put(V, a4, P("x"))
+    cases: list[tuple[Any, Any, Any, P]] = [
+        (pw.jit(double, in_shardings=sharding), V, a4, P("x")),
+        (pw.jit(double, in_shardings=sharding, out_shardings=NamedSharding(a4.mesh, P())), V, a4, P()),
+        (pw.jit(double, slice=b22, in_shardings=P("y"), out_shardings=P("x")), V, b22, P("x")),
+        (pw.jit(double, slice=b22), V, b22, P()),
+        (pw.jit(double), x, a4, P("x")),
+        (pw.jit(double, in_shardings=None), x, a4, P("x")),
+        (pw.jit(slice=a4, in_shardings=P("x"))(double), V, a4, P("x")),
+    ]
+    for function, argument, where, spec in cases:
+        found = function(argument)
+        assert (found.slice, found.sharding.spec) == (where, spec)
+        np.testing.assert_array_equal(np.asarray(found), V * 2)
+    assert pw.jit(double)(V).slice is session.default_slice()
+
+
+def test_static_and_donated_arguments_by_name_and_number(session, a4) -> None:
+    def f(state: Any, mode: str, times: int = 2) -> Any:
+        return state * times if mode == "times" else state
+
+    for options in ({"static_argnames": ("mode", "times")}, {"static_argnums": (1, 2)}):
+        g = pw.jit(f, slice=a4, donate_argnames="state", **options)
+        x = pw.put(V, a4)
+        np.testing.assert_array_equal(np.asarray(g(x, "times", times=3)), V * 3)
+        assert x.is_deleted()
+    with pytest.raises(pw.errors.BufferDeleted, match="it was donated to f"):
+        g(x, "times", 3)
+
+
+def test_in_programs_and_transformations(session, a4, b22) -> None:
+    square = pw.jit(lambda v: (v**2).sum(), slice=a4, in_shardings=P("x"))
+    for function in (jax.value_and_grad(square), pw.program(jax.value_and_grad(square))):
+        value, gradient = function(V)
+        assert (float(value), gradient.slice) == (float((V**2).sum()), a4)
+        np.testing.assert_array_equal(np.asarray(gradient), 2 * V)
+    twice = pw.jit(double, slice=b22, in_shardings=P("y"))
+    f = pw.program(lambda v: twice(pw.jit(double, slice=a4)(v)))
+    np.testing.assert_array_equal(np.asarray(f(V)), V * 4)
+    assert [s.id for s in session.launched[-1].slices] == [a4.id, b22.id]
+    np.testing.assert_array_equal(np.asarray(jax.vmap(twice)(np.stack([V, V]))), np.stack([V, V]) * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"in_shardings": P("x")}, r"P\('x',\) says no slice; write NamedSharding\(slice.mesh, spec\), or slice= as w"),
+        (
+            {"in_shardings": "x"},
+            r"shardings of pw.jit are NamedSharding\(slice.mesh, spec\) or a PartitionSpec, not",
+        ),
+        ({"slice": "x"}, r"slice= takes what pw.virtual_slice returns, not 'x'"),
+    ],
+)
+def test_options_that_make_no_sense(session, options, match) -> None:
+    with pytest.raises(pw.errors.UsageError, match=match):
+        pw.jit(double, **options)
+
+
+def test_shardings_that_do_not_fit(session, a4, b22) -> None:
+    two: dict[str, Any] = {"in_shardings": NamedSharding(a4.mesh, P()), "out_shardings": NamedSharding(b22.mesh, P())}
+    with pytest.raises(pw.errors.UsageError, match="a function runs on one slice; its shardings are on slice"):
+        pw.jit(double, **two)
+    f = pw.jit(double, slice=a4, in_shardings=P("x"))
+    with pytest.raises(ValueError, match="the dimension size is 7"):
+        f(V[:7])
+    with pytest.raises(ValueError, match="was applied to a value of rank 0"):
+        f(np.float32(1))
+    with pytest.raises(TypeError, match="of type <class 'str'> and was passed to the function at path v"):
+        f("text")
+    with pytest.raises(pw.errors.UsageError, match=r"pw.jit decorates a function, not 3"):
+        pw.jit(3)  # type: ignore[arg-type]
+
+
+# --- many traces ------------------------------------------------------------------------------------------------------
+
+
+def test_the_tenth_trace_is_warned_of_with_what_differs(session, a4) -> None:
+    f = pw.compiled(lambda state, n: state["v"] * n, slice=a4)
+    for size in range(1, 10):
+        f({"v": np.ones(size, np.float32)}, 2.0)
+    with pytest.warns(UserWarning, match=r"<lambda> was traced for the 10th time, .*leaf 0 was float32\[9\] on client"):
+        f({"v": np.ones(10, np.float32)}, 2.0)
+    for size in (10, 11):
+        f({"v": np.ones(size, np.float32)}, 2.0)
+
+
+def test_shard_map_over_the_mesh_of_a_slice_or_an_equal_one(session, a4) -> None:
+    for mesh in (a4.mesh, jax.sharding.AbstractMesh((4,), ("x",))):
+        total = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+        expected = V.reshape(4, 2).sum(0)
+        f = pw.compiled(total, slice=a4, in_specs=P("x"))
+        for function in (f, pw.jit(total, slice=a4), pw.program(lambda v, f=f: f(v))):
+            np.testing.assert_array_equal(np.asarray(function(V)), expected)
+        gradient = pw.program(lambda v, f=f: jax.grad(lambda u: f(u).sum())(v))
+        np.testing.assert_array_equal(np.asarray(gradient(V)), np.ones(8))
+        sharding = NamedSharding(mesh, P("x"))
+        held = pw.compiled(lambda v, s=sharding: jax.lax.with_sharding_constraint(v * 2, s), slice=a4)
+        np.testing.assert_array_equal(np.asarray(held(V)), V * 2)
