@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
     from pathways_ray.client.transfers import TransferBytes as TransferBytes
     from pathways_ray.client.transfers import transfer_bytes as transfer_bytes
+    from pathways_ray.client.warmup import like as like
+    from pathways_ray.client.warmup import warmup as warmup
     from pathways_ray.deployment.init import init as init
     from pathways_ray.deployment.topology import Island as Island
 
@@ -73,6 +75,7 @@ _HOMES = {
     "init": "deployment.init",
     "islands": "client.api",
     "jit": "client.jit",
+    "like": "client.warmup",
     "program": "client.program",
     "put": "client.placement",
     "recording": "client.api",
@@ -83,6 +86,7 @@ _HOMES = {
     "transfer_bytes": "client.transfers",
     "virtual_slice": "client.api",
     "wait": "client.completion",
+    "warmup": "client.warmup",
     "while_loop": "client.control",
 }
 

@@ -82,35 +82,27 @@ class ArrayRules(Protocol):
 
     def concerns(self, arguments: Sequence[Any], closed: Any, params: Any) -> bool:
         """Whether a jaxpr with such arguments is to be evaluated by `evaluate`; `params` are those of `jax.jit`."""
-        ...
 
     def evaluate(self, arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
         """The results of a jaxpr."""
-        ...
 
     def full_like(self, value: Any, fill: Any, dtype: Any) -> Any:
         """An array of one value that lies as another does, for `jnp.full_like`."""
-        ...
 
     def fetch(self, value: Any) -> Any:
         """Typed keys in this process, for `jax.device_get`."""
-        ...
 
     def place(self, value: Any, target: Any) -> Any:
         """The value at a device or sharding, as `jax.device_put` has it; `NotImplemented` leaves it to JAX."""
-        ...
 
     def refuse(self, value: Any) -> NoReturn:
         """Raises an error: JAX wants the value in this process."""
-        ...
 
 
 def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
     """Has JAX take instances of a subclass of `jax.Array` wherever it takes arrays, and leave to `rules` what it would
-    compute with them. They get the operators, methods and properties of JAX's own arrays that the class does not have.
-
-    JAX takes own types as arguments (`__jax_array__`) only by their value in this process. All that it evaluates comes
-    through one function, as a jaxpr; primitives that are evaluated in another way are few.
+    compute with them. They get the operators, methods and properties of its own arrays that the class does not have.
+    The public `__jax_array__` takes values in this process only. All evaluation comes through one function, as a jaxpr.
     """
     import jax
     from jax._src import ad_util, core, dtypes, pjit
@@ -185,16 +177,14 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
 
 
 def outside_of_traces() -> Callable[[], bool]:
-    """A function that says whether no function of JAX's is tracing or transforming on its thread: to look at all
-    arguments would take longer."""
+    """A function that says whether JAX traces nothing on its thread: to look at all arguments would take longer."""
     from jax._src import core
 
     return core.trace_state_clean
 
 
 def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
-    """Has JAX differentiate and batch a primitive as it does a call of a jitted function, whose parameters `parameters`
-    makes of those of the primitive. JAX has no public name for the rules of that call."""
+    """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
     from jax._src.interpreters import ad, batching
     from jax._src.pjit import jit_p
 
@@ -224,8 +214,7 @@ def _own_meshes() -> type[AbstractMesh]:
 
 
 def mesh_of_its_own(sizes: tuple[int, ...], axes: tuple[str, ...]) -> AbstractMesh:
-    """An abstract mesh that equals no other one, so that a sharding over it says which slice is meant. JAX hands out
-    one object for all meshes of the same sizes and axes."""
+    """An abstract mesh that equals no other one: a sharding over it says which slice is meant."""
     from jax.sharding import AbstractMesh
 
     shared = AbstractMesh(sizes, axes)

@@ -89,6 +89,10 @@ class CompiledFunction:
         """Lowers the program of one node, as `Program.lower` does."""
         return self._program(args).lower(*self._dynamic(args), **kwargs)
 
+    def alone(self, args: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
+        """The program that a call outside of programs launches, and the arguments that it takes."""
+        return self._program(args), self._dynamic(args)
+
     def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.static_argnums:
             return args

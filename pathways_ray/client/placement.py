@@ -44,9 +44,9 @@ def put(value: Any, slice: Any = None, spec: Any = None) -> Any:
         InvalidArray: a leaf is no array. SpecError: the spec does not fit. Both name the leaf.
     """
     found, tree = jax.tree.flatten(value)
-    targets = _targets(value, found, slice, spec)
+    places = targets(value, found, slice, spec)
     arrays = []
-    for number, (leaf, (where, layout)) in enumerate(zip(found, targets, strict=True)):
+    for number, (leaf, (where, layout)) in enumerate(zip(found, places, strict=True)):
         try:
             arrays.append(put_at(leaf, where, layout))
         except (InvalidArray, SpecError) as error:
@@ -80,7 +80,7 @@ def _same(array: Any) -> Any:
     return array
 
 
-def _targets(value: Any, found: list[Any], slice: Any, spec: Any) -> list[Target]:
+def targets(value: Any, found: list[Any], slice: Any, spec: Any) -> list[Target]:
     """The target of each leaf."""
     if slice is None or isinstance(slice, VirtualSlice):
         if isinstance(spec, NamedSharding):

@@ -21,7 +21,8 @@ from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, slice_of
+from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 from pathways_ray.ir.text import graph_text
@@ -53,6 +54,18 @@ class Program:
         if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
+        lowered = self._prepared(leaves, tree, args, kwargs)
+        try:
+            return lowered.launch(leaves)
+        except (BufferDeleted, ForeignArray) as error:
+            raise self._about_leaf(error, leaves, args, kwargs) from None
+
+    def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
+        """The program for a call with such arguments, as that call will find it."""
+        leaves, tree = jax.tree.flatten((args, {}))
+        return self._prepared(leaves, tree, args, {})
+
+    def _prepared(self, leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoweredProgram:
         session = self._session()
         kinds = self._kinds(leaves, args, kwargs)
         key = (session, tree, *jax_settings(), *kinds)
@@ -61,12 +74,9 @@ class Program:
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
-            self._traces.note(kinds, stacklevel=3)
+            self._traces.note(kinds, stacklevel=4)
             lowered = self._cache[key] = self._lower(session, tree, kinds)
-        try:
-            return lowered.launch(leaves)
-        except (BufferDeleted, ForeignArray) as error:
-            raise self._about_leaf(error, leaves, args, kwargs) from None
+        return lowered
 
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
         kinds: list[ArgumentType] = []
@@ -119,7 +129,9 @@ def _type_of(leaf: Any) -> ArgumentType:
         return leaf._type
     if isinstance(leaf, jax.ShapeDtypeStruct):
         data = prng.data_type(leaf)
-        return ArgumentType.of(array_type(data), bool(leaf.weak_type), None, (), extended_dtype(leaf))
+        where = slice_of(getattr(leaf.sharding, "mesh", None))
+        spec = spec_from_user(leaf.sharding.spec, where.axes) if where is not None else ()
+        return ArgumentType.of(array_type(data), bool(leaf.weak_type), where, spec, extended_dtype(leaf))
     array, weak = to_numpy(leaf)
     return ArgumentType.of(array_type(array), weak, None, (), extended_dtype(leaf))
 
@@ -197,6 +209,16 @@ class LoweredProgram:
                 self._returned[id(output)] = value
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)
+
+    def register(self) -> None:
+        """Sends the program, so that its hosts compile it, unless that was done."""
+        if self._number < 0:
+            self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
+
+    def wait_compiled(self) -> None:
+        """Waits until the hosts have compiled the program. Raises `CompileError` if they cannot."""
+        self.register()
+        self.session.explain(self._number, self._encoded)
 
     def as_text(self, stage: str = "graph") -> str:
         """The program as text: "graph" as traced, "plan" as placed, step by step for each island."""

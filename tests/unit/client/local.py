@@ -37,13 +37,13 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 
 class LocalSession(Session):
     """A session of slices on the devices of this process. `launched` has the graphs of all launches,
-    `fetched` is the number of fetches."""
+    `fetched` and `compiled` count fetches and waits for compilations."""
 
     def __init__(self) -> None:
         super().__init__(ClientCore(1, 1 << 20), Controller(), Hosts(), ("cpu",))  # type: ignore[arg-type]
         self.values: dict[int, Any] = {}
         self.launched: list[Graph] = []
-        self.fetched = 0
+        self.fetched = self.compiled = 0
         self._programs: dict[int, tuple[Graph, dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         local: Any = self
@@ -93,6 +93,10 @@ class LocalSession(Session):
     def fetch(self, array: Any) -> np.ndarray[Any, Any]:
         self.fetched += 1
         return np.array(self.values[array._buffer.id])
+
+    def explain(self, program: int, graph: bytes) -> Any:
+        assert program in self._programs
+        self.compiled += 1
 
     def close(self) -> None:
         assert api  # has JAX take arrays and calls

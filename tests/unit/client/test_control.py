@@ -13,7 +13,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import context
+from pathways_ray.client import context, prng
 from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import GraphError, TraceError, UsageError
@@ -51,7 +51,7 @@ def run(lowered: LoweredProgram, *leaves: Any) -> list[np.ndarray]:
     """The results of a program's graph, node by node on this process's device."""
     built = lowered._built
     given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
-    found = run_graph(built.graph, [jnp.asarray(value) for value in given], built.functions)
+    found = run_graph(built.graph, [prng.to_data(jnp.asarray(value)) for value in given], built.functions)
     return [np.asarray(value) for value in found]
 
 
@@ -269,8 +269,9 @@ def test_a_branch_is_a_function(a: VirtualSlice) -> None:
 
 def test_other_transformations_still_cannot_hold_calls(a: VirtualSlice) -> None:
     f = double(a)
-    with pytest.raises(TraceError):
-        pw.program(lambda v: jax.vmap(f)(v)).lower(V)
+    mapped = jax.shard_map(f, mesh=a.mesh, in_specs=P(), out_specs=P())
+    with pytest.raises(TraceError, match="calls a compiled function inside shard_map"):
+        pw.program(mapped).lower(V)
 
 
 def test_an_ordinary_operation_leaves_its_result_where_the_other_branch_does(session: Nowhere) -> None:

@@ -1,0 +1,68 @@
+"""Compiling ahead: `pw.warmup`, for types that are known before the values, and `pw.like`, which names such types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from pathways_ray.client.compiled import CompiledFunction
+from pathways_ray.client.placement import targets
+from pathways_ray.client.program import Program
+from pathways_ray.errors import UsageError
+from pathways_ray.jax_types import partition_spec
+
+
+def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
+    """Traces and compiles a function for the arguments of calls to come, and waits until hosts have compiled it.
+
+        pw.warmup(serve, *((params, jax.ShapeDtypeStruct((n, 64), np.float32)) for n in (1, 8, 32)))
+
+    Nothing is launched. The first call of each kind is then like a later one.
+
+    Args:
+        fun: a `pw.program` or `pw.compiled` function.
+        calls: for each, a tuple of positional arguments: values, or `jax.ShapeDtypeStruct`s for what will come from
+            this process, or what `pw.like` gives for arrays that will lie on a slice.
+
+    Raises:
+        UsageError: `fun` is another thing, or a call is no tuple.
+        CompileError: it cannot be compiled.
+    """
+    if not isinstance(fun, Program | CompiledFunction):
+        raise UsageError(f"pw.warmup takes a pw.program or pw.compiled function, not {fun!r}")
+    prepared = []
+    for call in calls:
+        if not isinstance(call, tuple):
+            raise UsageError(f"each call of pw.warmup is a tuple of arguments, not {call!r}")
+        program, dynamic = fun.alone(call) if isinstance(fun, CompiledFunction) else (fun, call)
+        prepared.append(program.prepared(dynamic))
+    for lowered in prepared:  # all are on their way before the first is waited for
+        lowered.register()
+    for lowered in prepared:
+        lowered.wait_compiled()
+
+
+def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:
+    """The types of arrays like those of a tree, that will lie as `pw.put(tree, slice, spec)` has them.
+
+    For `pw.warmup`, and for what restores arrays by their types and shardings.
+
+    Args:
+        tree: of arrays or `jax.ShapeDtypeStruct`s.
+        slice: and `spec`: as in `pw.put`. Both left out, `pw.Array`s keep their own.
+
+    Raises:
+        SpecError: the spec does not fit.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    if slice is None and spec is None:
+        shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    else:
+        shardings = [NamedSharding(s.mesh, partition_spec(p)) for s, p in targets(tree, leaves, slice, spec)]
+    types = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, types)
