@@ -6,7 +6,7 @@ session's under numbers that no client can name: they are negative. When a part 
 decides, a host says it (`Decided`), and the launch goes on. So later calls that have to do with the launch wait, all
 others and other tenants do not, and a client hears of one launch with one outcome: once all its parts have ended.
 
-A launch that never decides to end is ended by the launch limit, counted from its first part.
+A launch that never decides to end is ended by the launch limit, which counts what its parts have taken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Decisions:
 
     Args:
         start: admits a part, when its hosts, memory and islands have room.
-        limit_s: seconds that a launch may take, unless its tenant has a limit of its own.
+        limit_s: seconds that the parts of a launch may take together, unless its tenant has a limit of its own.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Decisions:
         if whole is None:
             assert program.script is not None
             course = script.Course(program.script, launch.message.arguments)
-            whole = launch.whole = Whole(launch.message.launch, course, self.tables.now)
+            whole = launch.whole = Whole(launch.message.launch, course)
         commands: list[Send] = []
         while whole.failure is None and (part := whole.course.now) is not None:
             if isinstance(part, script.Await) or len(whole.flying) >= MAX_AHEAD:
@@ -107,7 +107,9 @@ class Decisions:
         whole = launch.whole
         assert whole is not None
         limit_s = session.tenant.launch_limit_s or self.limit_s
-        if self.tables.now - whole.since > limit_s:
+        # Its last part may have ended without the value that decides: nothing would end it.
+        silent_s = 0.0 if whole.flying or why is not LaunchEvent.UNDECIDED else self.tables.now - whole.at
+        if whole.spent_s + silent_s > limit_s:
             text = f"program {program.name!r} did not come to its end in {limit_s:.0f} s, after {whole.course.rounds}"
             return self.abandon(session, launch, Failure("LaunchTimeout", f"{text} rounds of its loops"))
         backlog.defer(launch, program, why)

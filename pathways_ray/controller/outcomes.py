@@ -118,7 +118,7 @@ class Outcomes:
                         failed += self.donations.consumed(session, record.donated)
                 else:
                     failed += self._fail(session, record, record.failure)
-                if whole is not None and whole.ended(record) and whole.failure is not None:
+                if whole is not None and whole.ended(record, tables.now) and whole.failure is not None:
                     failed += self.report(session, whole)
                 elif record.failure is None if whole is None else whole.is_over:
                     launches, device_us = completed.setdefault(session.id, ([], []))

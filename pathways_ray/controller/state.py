@@ -165,17 +165,22 @@ class Session:
         buffer.failure = failure
 
 
+PART_COST_S = 0.25
+"""Beside its time on the devices, a part counts for the launch limit with the time until its outcome, up to this: an
+endless loop of nothing has to end as well, and a launch that waits behind others has not used that time."""
+
+
 class Whole(msgspec.Struct, eq=False):
     """A launch that goes to its islands in parts, as values decide (`decisions.Decisions`).
 
-    `since` is when its first part went, `segment` the one that goes next; `flying` has the parts without an outcome, by
-    sequence, with their segments. It is `closed` when there will be no further one. `results` and `islands` are those
-    of the last part, `consumed` and `undecided` what parts did with donated arguments.
+    `segment` is the one that goes next; `flying` has the parts without an outcome, by sequence, with their segments;
+    `spent_s` is what the others took, `at` when the last of them ended. It is `closed` when there will be no further
+    one. `results` and `islands` are those of the last part, `consumed` and `undecided` what parts did with donated
+    arguments.
     """
 
     launch: int
     course: Course
-    since: float
     segment: int = 0
     flying: dict[int, int] = msgspec.field(default_factory=dict)
     closed: bool = False
@@ -185,16 +190,21 @@ class Whole(msgspec.Struct, eq=False):
     consumed: set[int] = msgspec.field(default_factory=set)
     undecided: set[int] = msgspec.field(default_factory=set)
     device_us: int = 0
+    spent_s: float = 0.0
+    at: float = 0.0
 
     def begun(self, record: InFlight) -> None:
         """Notes that a part is on its islands."""
         record.whole = self
         self.flying[record.sequence] = self.segment
 
-    def ended(self, record: InFlight) -> bool:
-        """Notes that a part has ended; returns whether that was all."""
+    def ended(self, record: InFlight, now: float) -> bool:
+        """Notes that a part has ended; returns whether that was all. What it waited for others is not its own time."""
         self.flying.pop(record.sequence, None)
-        self.device_us += round(1e6 * record.device_seconds / record.program.devices)
+        busy_s = record.device_seconds / record.program.devices
+        self.spent_s += min(now - record.at, busy_s + PART_COST_S)
+        self.at = now
+        self.device_us += round(1e6 * busy_s)
         if record.failure is None:
             self.consumed.update(record.donated)
         return self.is_over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -59,10 +60,15 @@ def test_who_does_not_know_the_secret_cannot_make_a_digest() -> None:
 # --- on the devices ---------------------------------------------------------------------------------------------------
 
 
-DEVICES = jax.local_devices()[:1]
-COMPILER = Compiler(0, DEVICES, {0: DEVICES})
 PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
 BIG = np.arange(1 << 18, dtype=np.float32)
+
+
+@functools.cache
+def compiler() -> Compiler:
+    """A host of one device; made when it is first used, since importing this file starts no backend."""
+    devices = jax.local_devices()[:1]
+    return Compiler(0, devices, {0: devices})
 
 
 def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Array]:
@@ -76,7 +82,7 @@ def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Arr
     else:
         upload = Upload(message, boxes, 0)
         upload.add(PutPart(1, 0, 0, value.tobytes()))
-    return upload, upload.array(COMPILER)
+    return upload, upload.array(compiler())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in parts", "in a file"])
@@ -99,7 +105,7 @@ def test_a_big_array_is_not_copied_again(shared: bool) -> None:
 def test_memory_of_a_file_outlives_the_upload_and_is_not_written_to() -> None:
     """It may be read only: a computation to which it is donated works on a copy."""
     _, array = uploaded(BIG, shared=True)
-    kept = jax.device_put(array, DEVICES[0])
+    kept = jax.device_put(array, compiler().devices[0])
     step = jax.jit(lambda v: v.at[3].set(-1.0), donate_argnums=0)
     changed = np.asarray(step(array))
     assert changed[3] == -1
