@@ -58,7 +58,7 @@ class Decisions:
         if whole is None:
             assert program.script is not None
             course = script.Course(program.script, launch.message.arguments)
-            whole = launch.whole = Whole(launch.message.launch, course)
+            whole = launch.whole = Whole(launch.message.launch, course, self.tables.now)
         commands: list[Send] = []
         while whole.failure is None and (part := whole.course.now) is not None:
             if isinstance(part, script.Await) or len(whole.flying) >= MAX_AHEAD:
@@ -108,7 +108,8 @@ class Decisions:
         assert whole is not None
         limit_s = session.tenant.launch_limit_s or self.limit_s
         # Its last part may have ended without the value that decides: nothing would end it.
-        silent_s = 0.0 if whole.flying or why is not LaunchEvent.UNDECIDED else self.tables.now - whole.at
+        is_silent = isinstance(whole.course.now, script.Await) and not whole.flying
+        silent_s = self.tables.now - whole.at if is_silent else 0.0
         if whole.spent_s + silent_s > limit_s:
             text = f"program {program.name!r} did not come to its end in {limit_s:.0f} s, after {whole.course.rounds}"
             return self.abandon(session, launch, Failure("LaunchTimeout", f"{text} rounds of its loops"))

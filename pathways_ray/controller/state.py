@@ -174,13 +174,14 @@ class Whole(msgspec.Struct, eq=False):
     """A launch that goes to its islands in parts, as values decide (`decisions.Decisions`).
 
     `segment` is the one that goes next; `flying` has the parts without an outcome, by sequence, with their segments;
-    `spent_s` is what the others took, `at` when the last of them ended. It is `closed` when there will be no further
-    one. `results` and `islands` are those of the last part, `consumed` and `undecided` what parts did with donated
-    arguments.
+    `spent_s` is what the others took, `at` when the last of them ended, or the launch began. It is `closed` when there
+    will be no further one. `results` and `islands` are those of the last part, `consumed` and `undecided` what parts
+    did with donated arguments.
     """
 
     launch: int
     course: Course
+    at: float
     segment: int = 0
     flying: dict[int, int] = msgspec.field(default_factory=dict)
     closed: bool = False
@@ -191,7 +192,6 @@ class Whole(msgspec.Struct, eq=False):
     undecided: set[int] = msgspec.field(default_factory=set)
     device_us: int = 0
     spent_s: float = 0.0
-    at: float = 0.0
 
     def begun(self, record: InFlight) -> None:
         """Notes that a part is on its islands."""
