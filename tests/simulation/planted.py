@@ -811,7 +811,7 @@ def the_time_in_a_device_queue_counts(patch: Patch) -> None:
     wrapped(patch, Devices, "heartbeat", heartbeat)
 
 
-@bug(faults=0, seeds=100, shown=15, **FLAWED)
+@bug(faults=0, seeds=400, shown=183, **FLAWED)
 def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
     """And nobody becomes a suspect, to be tried alone."""
 
