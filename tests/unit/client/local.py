@@ -32,7 +32,7 @@ from tests.unit.client.offline import Controller, Hosts
 
 DEVICES = 4
 
-jax.config.update("jax_num_cpu_devices", DEVICES)
+jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
 
 
 class LocalSession(Session):
