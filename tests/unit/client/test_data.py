@@ -45,7 +45,7 @@ def test_parts_of_a_fetch_take_time_in_proportion_to_the_array() -> None:
 
 
 class Hosts:
-    """Hosts that read what comes, keep none of it, and say what they are told to."""
+    """Hosts that read what comes, keep none of it, and answer each piece with what they are told to say."""
 
     def __init__(self, count: int, says: bytes = b"") -> None:
         self.read = [0] * count
@@ -59,10 +59,10 @@ class Hosts:
         peer, _ = self._servers[k].accept()
         room = bytearray(1 << 16)
         with peer:
-            peer.sendall(self.says)
             self.go.wait(LIMIT_S)
             while size := peer.recv_into(room):
                 self.read[k] += size
+                peer.sendall(self.says)
 
     def close(self) -> None:
         for server in self._servers:
