@@ -177,7 +177,7 @@ def a_launch_completes_twice(patch: Patch) -> None:
     wrapped(patch, Outcomes, "settle", settle)
 
 
-@bug()
+@bug(shown=7)
 def a_failed_launch_is_reported_as_complete(patch: Patch) -> None:
     def fail(original: Original, self: Outcomes, session: Any, record: Any, failure: Failure) -> Any:
         original(self, session, record, failure)
@@ -238,7 +238,7 @@ def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
 # --- one order, no circular wait --------------------------------------------------------------------------------------
 
 
-@bug(faults=0, shown=9, **PAIRS)
+@bug(faults=0, shown=16, **PAIRS)
 def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
     def handle_batch(original: Original, self: HostDriver, messages: list[Any], now: float) -> None:
         launches = [m for m in messages if isinstance(m, IslandLaunch)]
@@ -265,7 +265,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     wrapped(patch, IslandOrder, "_start", start)
 
 
-@bug(faults=0, seeds=200, shown=128, **CROWDED)
+@bug(faults=0, seeds=200, shown=28, **CROWDED)
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
@@ -275,7 +275,7 @@ def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
 
 
 @bug(
-    faults=0, seeds=300, shown=184, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3}
+    faults=0, seeds=300, shown=15, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3}
 )
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
     """It does not wait for the gangs that it has no part in."""
@@ -290,7 +290,7 @@ def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
 # --- whole gang or none -----------------------------------------------------------------------------------------------
 
 
-@bug(seeds=150, shown=17)
+@bug(seeds=150, shown=23)
 def hosts_pass_input_barriers_by_themselves(patch: Patch) -> None:
     def barriers(original: Original, *arguments: Any) -> Any:
         return tuple(
@@ -325,7 +325,7 @@ def gangs_of_several_hosts_go_on_before_the_launch_before_has_ended_on_all(patch
     patch.setattr(ActiveLaunch, "goes_early", property(lambda self: not self.launch.gangs))
 
 
-@bug(faults=0, seeds=150, shown=7)
+@bug(faults=0, seeds=150, shown=16)
 def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
     def reach_barrier(original: Original, record: Any, message: Any, hosts: Any) -> Any:
         return original(record, message, frozenset({message.host}))
@@ -368,7 +368,7 @@ def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
 # --- liveness ---------------------------------------------------------------------------------------------------------
 
 
-@bug(faults=12, seeds=150, **SINGLES)
+@bug(faults=12, seeds=150, shown=9, **SINGLES)
 def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) -> None:
     patch.setattr(ManagerCore, "_silent_controller", lambda self, now, slowness: [])
 
@@ -392,7 +392,7 @@ def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
 # --- values do not depend on scheduling -------------------------------------------------------------------------------
 
 
-@bug(faults=0)
+@bug(shown=8, faults=0)
 def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
     patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
 
@@ -461,7 +461,7 @@ def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
     patch.setattr(Coalescer, "take_covered", lambda self, launch: ())
 
 
-@bug(faults=0, seeds=150, shown=25, **LOOPING)
+@bug(faults=0, seeds=150, shown=41, **LOOPING)
 def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
     def prepared(original: Original, self: Coalescer, program: int) -> None:
         if program in self._registered:
@@ -601,7 +601,7 @@ def every_epoch_has_the_same_number(patch: Patch) -> None:
 # --- clients that flood -----------------------------------------------------------------------------------------------
 
 
-@bug()
+@bug(shown=29)
 def functions_are_not_sent_again_to_hosts_that_restarted(patch: Patch) -> None:
     patch.setattr(Distribution, "restart", lambda self, island: None)
 
@@ -619,7 +619,7 @@ def a_session_whose_program_is_planned_is_forgotten(patch: Patch) -> None:
 # --- cancelled launches -----------------------------------------------------------------------------------------------
 
 
-@bug(faults=0, cancels=0.3, window=2)
+@bug(shown=12, faults=0, cancels=0.3, window=2)
 def a_cancelled_launch_is_forgotten(patch: Patch) -> None:
     def cancel(*arguments: Any) -> list[Any]:
         found = withdrawals.cancel(*arguments)
@@ -643,7 +643,7 @@ def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
 # --- donated arrays ---------------------------------------------------------------------------------------------------
 
 
-@bug(seeds=300, shown=225, poison=0.4)
+@bug(seeds=300, shown=249, poison=0.4)
 def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
 
@@ -740,7 +740,7 @@ def a_program_that_one_host_refuses_is_launched_on_the_others(patch: Patch) -> N
     wrapped(patch, Launches, "ready", ready)
 
 
-@bug(faults=20, seeds=300, lost_after_s=math.inf, **SINGLES)
+@bug(faults=20, seeds=300, shown=11, lost_after_s=math.inf, **SINGLES)
 def a_kill_that_is_lost_is_not_repeated(patch: Patch) -> None:
     """Neither by the scheduler, nor by the resource manager for a scheduler that is new."""
     patch.setattr(restart, "KILL_PERIOD_S", math.inf)
@@ -800,7 +800,7 @@ def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) 
     wrapped(patch, Restart, "_causes", causes)
 
 
-@bug(faults=0, seeds=150, shown=47, **FLAWED)
+@bug(faults=0, seeds=150, shown=67, **FLAWED)
 def the_time_in_a_device_queue_counts(patch: Patch) -> None:
     def heartbeat(original: Original, self: Devices, slowness: float) -> Heartbeat:
         found = original(self, slowness)
@@ -823,12 +823,12 @@ def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
     patch.setattr(CircuitBreaker, "is_suspect", lambda self, culprit: False)
 
 
-@bug(faults=0, **FLAWED)
+@bug(shown=13, faults=0, **FLAWED)
 def a_program_that_ends_hosts_is_never_refused(patch: Patch) -> None:
     patch.setattr(CircuitBreaker, "refusal", lambda self, culprit: None)
 
 
-@bug(faults=0, seeds=250, **FLAWED)
+@bug(faults=0, seeds=250, shown=14, **FLAWED)
 def suspects_do_not_wait_for_each_other(patch: Patch) -> None:
     patch.setattr(Preparation, "must_wait", lambda self, program: False)
 
