@@ -28,7 +28,7 @@ from pathways_ray.simulation.decisions import drawn_program
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
-from pathways_ray.simulation.values import Outcome, mixed, run_alone
+from pathways_ray.simulation.values import Outcome, made_alone, mixed
 from pathways_ray.transport import messages as wire
 
 
@@ -176,13 +176,13 @@ class SimulatedClient:
     def _launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]:
         checker = self.world.checker
         arguments = given if given is not None else self._chosen(program)
-        expected = run_alone(program.graph, [handle.expected for handle in arguments])
-        fails = any(isinstance(outcome, Failure) for outcome in expected)
+        made, whole = made_alone(program.graph, [handle.expected for handle in arguments])
+        fails = whole is not None or any(isinstance(outcome, Failure) for outcome in made)
         doubtful = fails or any(handle.doubtful or isinstance(handle.expected, Failure) for handle in arguments)
         records = self.core.new_buffers(len(program.results))
         results = tuple(
-            self._handle_to(record, layout, outcome, doubtful)
-            for record, layout, outcome in zip(records, program.results, expected, strict=True)
+            self._handle_to(record, layout, outcome, doubtful, whole)
+            for record, layout, outcome in zip(records, program.results, made, strict=True)
         )
         donated = [arguments[index] for index in sorted(program.donated)]
         message = self.core.launch(
@@ -233,10 +233,13 @@ class SimulatedClient:
                 chosen.append(self._put(layout))
         return chosen
 
-    def _handle_to(self, record: BufferRecord, layout: Layout, expected: Outcome, doubtful: bool = False) -> Handle:
-        made = self.handles[record.id] = Handle(record, layout, expected, doubtful)
-        self.world.checker.expect(self.session, record.id, expected, doubtful)
-        return made
+    def _handle_to(
+        self, record: BufferRecord, layout: Layout, made: Outcome, doubtful: bool = False, whole: Failure | None = None
+    ) -> Handle:
+        """Args: made: what hosts make of it. whole: the failure of its whole launch, which the client sees instead."""
+        handle = self.handles[record.id] = Handle(record, layout, made if whole is None else whole, doubtful)
+        self.world.checker.expect(self.session, record.id, made, doubtful)
+        return handle
 
     def _drop_some(self) -> None:
         """Most handles go soon after their use, as they do in a loop that keeps its last value only."""

@@ -85,8 +85,7 @@ class Settings:
             impatient=random.choice([0.0, 0.3]),
             faults=faults,
             flaws=Random(f"flaws {seed}").choice([0.0, 0.0, 0.0, 0.0, 0.3]),
-            # Not beside divergent programs: seed 239 with poison 0.4 has a wrong value there, whose cause is open.
-            decisions=Random(f"decisions {seed}").choice([0.0, 0.0, 0.6]) if not divergent else 0.0,
+            decisions=Random(f"decisions {seed}").choice([0.0, 0.0, 0.6]),
             hostile=int(random.random() < 0.2),
             divergent=divergent,
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),

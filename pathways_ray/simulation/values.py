@@ -115,9 +115,16 @@ Outcome = int | Failure
 
 def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
     """The results of a program that runs alone, without a fault. One that decides fails whole, whatever of it fails."""
+    made, failure = made_alone(graph, arguments)
+    return [failure] * len(made) if failure is not None else made
+
+
+def made_alone(graph: Graph, arguments: Sequence[Outcome]) -> tuple[list[Outcome], Failure | None]:
+    """What hosts make of each result, and the failure with which a program that decides fails whole: some of its
+    results may be made by then."""
     failures: list[Failure] = []
-    results = _run(prune(graph), arguments, failures)
-    return [failures[0]] * len(results) if failures and has_control(graph) else results
+    made = _run(prune(graph), arguments, failures)
+    return made, failures[0] if failures and has_control(graph) else None
 
 
 def _run(graph: Graph, arguments: Sequence[Outcome], failures: list[Failure]) -> list[Outcome]:

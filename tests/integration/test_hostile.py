@@ -21,7 +21,6 @@ def flooded(python: Any, folder: Path, peace_s: float, flood_s: float) -> dict[s
     print(found)
     assert found["alive"], "a process was restarted"
     assert found["client_status"] == 0
-    assert found["client"]["floods"] >= 3
     assert found["launches"][1] > 0
     for name, most in MOST_GROWN.items():
         assert found["grown"].get(name, 0) < most, f"the {name} grew by {found['grown'][name] >> 20} MiB"
@@ -31,7 +30,8 @@ def flooded(python: Any, folder: Path, peace_s: float, flood_s: float) -> dict[s
 @pytest.mark.timeout(180)
 def test_a_hostile_client_ends_nobody_and_another_tenant_goes_on(python: Any, tmp_path: Path) -> None:
     """Ten seconds: every kind of flood has its turn in the long test only."""
-    flooded(python, tmp_path, 2.0, 10.0)
+    found = flooded(python, tmp_path, 2.0, 10.0)
+    assert found["client"]["floods"] >= 3
 
 
 @pytest.mark.long

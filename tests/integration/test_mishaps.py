@@ -19,8 +19,8 @@ def test_what_has_not_begun_is_cancelled_and_a_loop_without_end_holds_up_nobody_
 
 @pytest.mark.timeout(150)
 def test_a_crowded_machine_loses_nothing(python: Any) -> None:
-    """Sixty processes that never rest, for 40 s."""
-    assert "rounds" in python.run("mishap_slow", "60", "40", "0", timeout=140)
+    """Sixty processes that never rest, for 15 s: nearly twice the silence after which a process is looked at."""
+    assert "rounds" in python.run("mishap_slow", "60", "15", "0", timeout=140)
 
 
 @pytest.mark.long
