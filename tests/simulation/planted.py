@@ -274,9 +274,7 @@ def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     patch.setattr(HostPlan, "arguments", only_here)
 
 
-@bug(
-    faults=0, seeds=300, shown=15, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3}
-)
+@bug(faults=0, seeds=300, shown=15, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
     """It does not wait for the gangs that it has no part in."""
     patch.setattr(HostPlan, "last_gang", property(lambda self: -1))
