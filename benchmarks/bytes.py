@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -139,7 +139,6 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Measures on a cluster of its own."""
     import pathways_ray as pw
 
-    machine = measure.machine()
     rows: list[dict[str, Any]] = []
     raw = Raw(max(settings.sizes) * MIB)
     try:
@@ -157,10 +156,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     finally:
         raw.close()
     return {
-        "benchmark": "bytes",
-        "machine": machine,
         "measured": " ".join(__doc__.split("\n\n")[1].split()),
-        "settings": asdict(settings),
         "rows": rows,
         "small": [{**calls, "numpy_ratio": calls["numpy"] / calls["future"]}],
         "figures": figures(rows),

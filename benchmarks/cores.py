@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from unittest.mock import patch
 
 from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE, core_of, pinned, pool_threads
 
@@ -35,7 +36,7 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
         return
     os.sched_setaffinity(0, cores[1:] if hosts == 1 else cores)
     try:
-        with environment(listed(cores[:hosts])):
+        with patch.dict(os.environ, listed(cores[:hosts])):
             yield True
     finally:
         os.sched_setaffinity(0, cores)
@@ -44,17 +45,3 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
 def listed(cores: Sequence[int]) -> dict[str, str]:
     """The variable that gives these cores to the devices of hosts, in turn."""
     return {CORES_VARIABLE: ",".join(map(str, cores))} if cores else {}
-
-
-@contextlib.contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables for processes that are started inside, and puts back what they were."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

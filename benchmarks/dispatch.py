@@ -10,12 +10,11 @@ Run it with `python -m benchmarks.dispatch --json results.json --figure results.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import measure
-from benchmarks.harness import Benchmark, Output, Result, drawn_by, option
+from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
 from benchmarks.peers import protocol, systems
 from benchmarks.peers.protocol import ALLREDUCE, CHAIN
 from benchmarks.printing import Table, shows
@@ -23,7 +22,6 @@ from benchmarks.printing import Table, shows
 DEVICES = 4
 SYSTEMS = ("pathways", "jax", "ray", "ray-stateful")
 RUN_LIMIT_S = 120.0
-SMOKE: dict[str, Any] = {"repetitions": 1, "computations": 2 * CHAIN}  # its numbers mean nothing
 
 MEASURED = (
     "One computation is an all-reduce of a float32 scalar over {devices} CPU devices of one host, a division by "
@@ -36,41 +34,49 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class Settings:
-    repetitions: int = option(9, "rounds")
-    computations: int = 2048  # per measured run: 16 chains, so that fetching the last value weighs little
+    """
+    Attributes:
+        computations: per measured run, a multiple of 128: usually 16 chains, so that fetching the last value weighs
+            little
+        reuse_session: `pathways` is a client in this process, on the session that is open. It must have a host with 4
+            free devices.
+    """
+
+    repetitions: int = option(9, "rounds that count, after one to warm up")
+    computations: int = 2048
     systems: tuple[str, ...] = option(SYSTEMS, choices=SYSTEMS)
+    reuse_session: bool = False
 
 
-class Case(NamedTuple):
-    """One bar of the figure."""
-
-    system: str
-    mode: str
+SMOKE = Settings(repetitions=1, computations=2 * CHAIN)
 
 
 CASES = {
-    Case("pathways", "opbyop"): ("pathways", "opbyop"),
-    Case("pathways", "chained"): ("pathways", "chained"),
-    Case("pathways", "fused"): ("pathways", "fused"),
-    Case("jax", "opbyop"): ("jax-multicontroller", "opbyop"),
-    Case("jax", "fused"): ("jax-multicontroller", "fused"),
-    Case("ray", "opbyop"): ("ray-actors", "opbyop"),
-    Case("ray", "chained"): ("ray-actors", "chained"),
-    Case("ray", "fused"): ("ray-actors", "list"),
-    Case("ray-stateful", "opbyop"): ("ray-actors", "kept-opbyop"),
+    "pathways opbyop": ("pathways", "opbyop"),
+    "pathways chained": ("pathways", "chained"),
+    "pathways fused": ("pathways", "fused"),
+    "jax opbyop": ("jax-multicontroller", "opbyop"),
+    "jax fused": ("jax-multicontroller", "fused"),
+    "ray opbyop": ("ray-actors", "opbyop"),
+    "ray chained": ("ray-actors", "chained"),
+    "ray fused": ("ray-actors", "list"),
+    "ray-stateful opbyop": ("ray-actors", "kept-opbyop"),
 }
-"""The peer and its mode for each bar. A Ray actor's `list` is one method call that loops over its computations."""
+"""The peer and its mode for each bar, a system and a mode. A Ray actor's `list` is one method call that loops over its
+computations."""
 
-# The pairs that are compared. JAX has nothing like `chained`, so that is held against its `opbyop`, as in the paper.
-RATIOS = (
-    (Case("pathways", "opbyop"), Case("jax", "opbyop")),
-    (Case("pathways", "chained"), Case("jax", "opbyop")),
-    (Case("pathways", "fused"), Case("jax", "fused")),
-    (Case("pathways", "opbyop"), Case("ray", "opbyop")),
-    (Case("pathways", "opbyop"), Case("ray-stateful", "opbyop")),
-    (Case("pathways", "chained"), Case("ray", "chained")),
-    (Case("pathways", "fused"), Case("ray", "fused")),
-)
+RIVALS = {
+    "pathways opbyop": ("jax opbyop", "ray opbyop", "ray-stateful opbyop"),
+    "pathways chained": ("jax opbyop", "ray chained"),
+    "pathways fused": ("jax fused", "ray fused"),
+}
+"""What each way to run this runtime is compared with. JAX has nothing like `chained`, so that is held against its
+`opbyop`, as in the paper."""
+
+
+def named(case: str) -> dict[str, str]:
+    system, mode = case.split()
+    return {"system": system, "mode": mode}
 
 
 class Here:
@@ -93,58 +99,38 @@ def started(name: str, reuse_session: bool) -> systems.Running:
     return systems.Running(here, here.ask("configure", 0, hosts=1, devices=DEVICES), DEVICES)
 
 
-def run(
-    repetitions: int = Settings.repetitions,
-    computations: int = Settings.computations,
-    systems: Sequence[str] = SYSTEMS,
-    reuse_session: bool = False,
-) -> Result:
-    """Measures and returns the result as it is written to JSON.
-
-    Args:
-        repetitions: rounds that count; one warm-up round comes before them.
-        computations: per measured run; a multiple of 128.
-        systems: names out of SYSTEMS.
-        reuse_session: `pathways` is a client in this process, on the session that is open. It must have a host with 4
-            free devices.
-
+def run(settings: Settings, progress: Progress) -> Result:
+    """
     Raises:
         WrongValue: a value is wrong; it is an AssertionError too.
         PeerError: a system did not start, or failed.
     """
+    computations = settings.computations
     if computations % CHAIN:
         raise ValueError(f"computations must be a multiple of {CHAIN}, got {computations}")
-    machine = measure.machine()
-    cases = [case for case in CASES if case.system in systems]
+    cases = [case for case in CASES if named(case)["system"] in settings.systems]
     with contextlib.ExitStack() as stack:
         peers = {}
         for name in dict.fromkeys(CASES[case][0] for case in cases):
-            peers[name] = stack.enter_context(contextlib.closing(started(name, reuse_session)))
+            peers[name] = stack.enter_context(contextlib.closing(started(name, settings.reuse_session)))
 
-        def rate(case: Case) -> float:
+        def rate(case: str) -> float:
             peer, mode = CASES[case]
             return computations / peers[peer].seconds(RUN_LIMIT_S, mode, ALLREDUCE, computations)
 
-        samples = measure.interleaved(cases, rate, repetitions)
-    settings = {"devices": DEVICES, "chain": CHAIN, "computations": computations, "repetitions": repetitions}
+        samples = measure.interleaved(cases, rate, settings.repetitions)
     where = {"hosts": 1, "devices_per_host": DEVICES}
+    pairs = [(over, under) for over, rivals in RIVALS.items() for under in rivals if {over, under} <= samples.keys()]
     return {
-        "benchmark": "dispatch",
-        "machine": machine,
-        "measured": MEASURED.format(**settings),
+        "measured": MEASURED.format(devices=DEVICES, chain=CHAIN, **asdict(settings)),
         "rows": [
-            {**case._asdict(), **where, "computations_per_second": measure.spread(values)}
+            {**named(case), **where, "computations_per_second": measure.spread(values)}
             for case, values in samples.items()
         ],
         "ratios": [
-            {
-                "name": f"{' '.join(over)} / {' '.join(under)}",
-                "numerator": over._asdict(),
-                "denominator": under._asdict(),
-                **measure.paired_ratios(samples[over], samples[under]),
-            }
-            for over, under in RATIOS
-            if over in samples and under in samples
+            {"name": f"{over} / {under}", "numerator": named(over), "denominator": named(under)}
+            | measure.paired_ratios(samples[over], samples[under])
+            for over, under in pairs
         ],
     }
 
@@ -154,16 +140,8 @@ show = shows(
     Table("ratios, round by round", "ratios", "name", ".:.2f"),
 )
 
-BENCHMARK = Benchmark(
-    "dispatch",
-    __doc__,
-    Settings,
-    Settings(**SMOKE),
-    lambda settings, progress: run(**asdict(settings)),
-    show,
-    outputs=(Output("--figure", drawn_by("dispatch"), "dispatch.png"),),
-    uses_peers=True,
-)
+FIGURE = Output("--figure", drawn_by("dispatch"), "dispatch.png")
+BENCHMARK = Benchmark("dispatch", __doc__, Settings, SMOKE, run, show, outputs=(FIGURE,), uses_peers=True)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

@@ -15,12 +15,14 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
+
+from benchmarks import measure
 
 S = TypeVar("S")
 Result = dict[str, Any]
@@ -39,6 +41,7 @@ class Progress:
 
     def __init__(self, target: Path | None = None, quiet: bool = False) -> None:
         self._target, self._quiet = target, quiet
+        self.head: Result = {}
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -49,8 +52,9 @@ class Progress:
         return lambda text: self.say(f"{what}: {text}")
 
     def save(self, result: Result) -> None:
+        """Writes what is known so far, behind the head of the result."""
         if self._target:
-            self._target.write_text(json.dumps(result, indent=2) + "\n")
+            self._target.write_text(json.dumps({**self.head, **result}, indent=2) + "\n")
 
 
 QUIET = Progress(quiet=True)
@@ -114,9 +118,10 @@ class Benchmark(Generic[S]):
         about: its first line is the description.
         settings: a dataclass; what each field with `option` means is in its help text.
         smoke: the smallest settings, to see that everything runs; the numbers mean nothing.
-        run: measures and returns the result as it is written to JSON.
+        run: measures; returns what is written to JSON beside the name, the machine and the settings.
         show: prints what was measured, on what, and the numbers.
         outputs: what a result can be written to.
+        result: the name that results have, if not the benchmark's.
         succeeded: whether a result is as it must be; if not, the exit status is 1.
         uses_peers: it measures processes of other systems, and has no other children: however it ends, none is left.
     """
@@ -130,6 +135,7 @@ class Benchmark(Generic[S]):
     outputs: tuple[Output, ...] = ()
     succeeded: Callable[[Result], bool] = lambda result: True
     uses_peers: bool = False
+    result: str = ""
 
     def parser(self) -> argparse.ArgumentParser:
         description = self.about.splitlines()[0]
@@ -147,6 +153,12 @@ class Benchmark(Generic[S]):
         """The usual settings, or the smallest ones, with what the options change."""
         return _changed(self.smoke if options.smoke else self.settings(), vars(options))
 
+    def measured(self, settings: Any, progress: Progress = QUIET) -> Result:
+        """Runs the benchmark and returns its result as it is written to JSON."""
+        name = self.result or self.name
+        progress.head = {"benchmark": name, "machine": measure.machine(), "settings": asdict(settings)}
+        return {**progress.head, **self.run(settings, progress)}
+
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Runs the benchmark as its options say; returns the exit status."""
         parser = self.parser()
@@ -159,7 +171,7 @@ class Benchmark(Generic[S]):
         with contextlib.ExitStack() as stack:
             if self.uses_peers:
                 stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
-            result = self.run(settings, progress)
+            result = self.measured(settings, progress)
         progress.save(result)
         console = Console(highlight=False)
         if not console.is_terminal:

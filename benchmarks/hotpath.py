@@ -20,11 +20,10 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 
 from benchmarks import measure
@@ -33,7 +32,12 @@ from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.printing import Table, shows
 from benchmarks.relays import Relays
 
-PROCESSES = {"client": "", "controller": "ray::Controller", "scheduler": "ray::IslandScheduler", "host": "ray::HostEx"}
+PROCESSES = {
+    "client": "client",
+    "controller": "Controller 0",
+    "scheduler": "IslandScheduler 0",
+    "host": "HostExecutor 0",
+}
 TRACED = 300
 """Round trips that are divided into parts."""
 
@@ -58,18 +62,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Measures on clusters of its own."""
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        machine = measure.machine()
         apart = settings.apart and stack.enter_context(devices_apart())
         for devices in settings.devices:
             for fusion in (True, False):
                 progress.say(f"{devices} devices, {'with' if fusion else 'without'} fusion")
                 rows.append({"devices": devices, "fusion": fusion, **on_a_cluster(devices, fusion, settings)})
     return {
-        "benchmark": "profile",
-        "machine": machine,
         "devices_apart": apart,
         "measured": " ".join(__doc__.split("\n\n")[2].split()),
-        "settings": asdict(settings),
         "rows": rows,
         "figures": [
             {"name": f"blocking round trip, {row['devices']} devices", "unit": "us", **row["round_trip_us"]["value"]}
@@ -101,7 +101,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
         trips, streams = [], []
         for _ in range(settings.rounds):
             trips.append(round_trips(step, start, relays, settings.round_trips))
-            with cpu(session) as used:
+            with cpu() as used:
                 began = time.perf_counter()
                 stream(step, start, settings.launches, devices)
                 elapsed = time.perf_counter() - began
@@ -173,16 +173,12 @@ def traced(session: Any, step: Any, start: Any, count: int) -> dict[str, dict[st
 
 
 @contextlib.contextmanager
-def cpu(session: Any) -> Iterator[dict[str, float]]:
+def cpu() -> Iterator[dict[str, float]]:
     """CPU seconds of each process of the runtime, filled in at the end."""
-    watched = {"client": psutil.Process()}
-    raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
-    for process in raylet.children():
-        title = " ".join(process.cmdline())
-        watched |= {name: process for name, words in PROCESSES.items() if words and words in title}
-    missing = PROCESSES.keys() - watched.keys()
-    if missing:
+    there = measure.runtime_processes()
+    if missing := PROCESSES.values() - there.keys():
         raise RuntimeError(f"no process of the runtime was found for: {', '.join(sorted(missing))}")
+    watched = {name: there[process] for name, process in PROCESSES.items()}
 
     def seconds() -> dict[str, float]:
         return {name: sum(process.cpu_times()[:2]) for name, process in watched.items()}
@@ -208,7 +204,7 @@ show = shows(
     ),
 )
 
-BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show)
+BENCHMARK = Benchmark("hotpath", __doc__, Settings, SMOKE, run, show, result="profile")
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,6 +17,7 @@ import psutil
 Case = TypeVar("Case", bound=Hashable)
 Sample = TypeVar("Sample")
 
+RAY_WORKERS = {"IDLE", "DashboardAgent", "RuntimeEnvAgent"}  # of the raylet, and not actors of the runtime
 PACKAGES = ("jax", "jaxlib", "ray", "grpcio", "numpy")
 
 
@@ -61,6 +63,21 @@ def cpu_seconds() -> float:
             times = process.cpu_times()
             total += times.user + times.system
     return total
+
+
+def runtime_processes() -> dict[str, psutil.Process]:
+    """This process and the runtime's actors, which Ray names `ray::Class`; each by a name of its own, `Class 0`."""
+    here = psutil.Process()
+    raylets = [p for p in here.children(recursive=True) if p.name() == "raylet"] or [
+        p for p in psutil.process_iter(["name"]) if p.info["name"] == "raylet"
+    ]
+    found = {"client": here}
+    for process in (worker for raylet in raylets for worker in raylet.children()):
+        prefix, _, title = (process.cmdline() or [""])[0].partition("::")
+        name = re.split(r"\W", title)[0]  # an actor at work shows its method too
+        if prefix == "ray" and name not in RAY_WORKERS:
+            found[f"{name} {sum(key.startswith(f'{name} ') for key in found)}"] = process
+    return found
 
 
 def busy_cores(seconds: float) -> float:

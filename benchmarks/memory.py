@@ -8,7 +8,6 @@ Run it with `python -m benchmarks.memory --launches 10000 --json results.json`.
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,6 @@ WARM_UP = 500  # caches, pools and queues reach their size
 SAMPLES = 40
 EMPTY_WITHIN_S = 10.0  # for the last buffers to be freed, well above a garbage collection and a few messages
 DEVICES = 4
-RAY_WORKERS = {"IDLE", "DashboardAgent", "RuntimeEnvAgent"}  # of the raylet, and not actors of the runtime
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,12 @@ SMOKE = Settings(launches=400)
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Samples the memory of all processes on the way through the launches, always with nothing in flight."""
-    machine, launches, at = measure.machine(), settings.launches, [0]
+    launches, at = settings.launches, [0]
     with pw.init(islands=1, hosts_per_island=1, devices_per_host=DEVICES) as session:
         devices = pw.virtual_slice((DEVICES,), ("x",))
         add_one = pw.compiled(lambda v: v + 1.0, slice=devices, in_specs=P("x"), out_specs=P("x"))
         y = launch(add_one, pw.put(np.zeros(DEVICES, np.float32), slice=devices, spec=P("x")), WARM_UP)
-        processes = runtime_processes()
+        processes = measure.runtime_processes()
         memory = {name: [resident(process)] for name, process in processes.items()}
         while at[-1] < launches:
             count = min(max(launches // SAMPLES, 1), launches - at[-1])
@@ -61,7 +59,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         | {"first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
         for name, kib in memory.items()
     ]
-    return {"benchmark": "memory", "machine": machine, "launches": launches, "rows": rows, "buffers_left": left}
+    return {"launches": launches, "rows": rows, "buffers_left": left}
 
 
 def launch(program: Any, y: Any, count: int) -> Any:
@@ -73,21 +71,6 @@ def launch(program: Any, y: Any, count: int) -> Any:
             y = program(y)
     y.block_until_ready()
     return y
-
-
-def runtime_processes() -> dict[str, psutil.Process]:
-    """This process and the runtime's actors, which Ray names `ray::Class`; each by a name of its own."""
-    here = psutil.Process()
-    raylets = [p for p in here.children(recursive=True) if p.name() == "raylet"] or [
-        p for p in psutil.process_iter(["name"]) if p.info["name"] == "raylet"
-    ]
-    found = {"client": here}
-    for process in (worker for raylet in raylets for worker in raylet.children()):
-        prefix, _, title = (process.cmdline() or [""])[0].partition("::")
-        name = re.split(r"\W", title)[0]  # an actor at work shows its method too
-        if prefix == "ray" and name not in RAY_WORKERS:
-            found[f"{name} {sum(key.startswith(f'{name} ') for key in found)}"] = process
-    return found
 
 
 def resident(process: psutil.Process) -> float:

@@ -187,7 +187,6 @@ class Bench:
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on 1 host of 4 devices, or 4 workers."""
-    machine = measure.machine()
     with session(1, WIDTH, {name: SYSTEMS[name] for name in settings.systems}, progress.say) as made:
         bench = Bench(made, settings)
         # All systems in turn for each pattern.
@@ -197,8 +196,6 @@ def run(settings: Settings, progress: Progress) -> Result:
             for case in cases:
                 bench.search(case)
     return {
-        "benchmark": "metg",
-        "machine": machine,
         "measured": MEASURED.format(width=WIDTH, rounds=settings.rounds),
         "versions": {name: system.described["versions"] for name, system in made.systems.items()},
         "iteration_ns": {name: 1e9 * seconds for name, seconds in bench.iteration_s.items()},

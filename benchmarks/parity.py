@@ -153,7 +153,6 @@ class Pair:
 
 
 def run(settings: Settings, progress: Progress) -> Result:
-    machine = measure.machine()
     rows: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
     for topology in settings.hosts:
@@ -172,8 +171,6 @@ def run(settings: Settings, progress: Progress) -> Result:
                 errors[f"{name}, {topology}"] = str(error)
                 progress.say(f"{name}, {topology}: {error}")
     return {
-        "benchmark": "parity",
-        "machine": machine,
         "measured": MEASURED.format(parity=PARITY, rounds=settings.rounds),
         "rows": rows,
         "figures": [

@@ -99,7 +99,6 @@ class Runtime:
 
 
 def run(settings: Settings, progress: Progress) -> Result:
-    machine = measure.machine()
     stages, programs = settings.stages, settings.programs
     with contextlib.ExitStack() as stack:
         runtimes: dict[str, Worker] = {}
@@ -129,10 +128,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     ]
     shown = {"elements": settings.elements, "programs": programs, "repetitions": settings.repetitions}
     return {
-        "benchmark": "pipeline",
-        "machine": machine,
         "measured": MEASURED.format(**shown, where=", each an island" if settings.islands else " of one island"),
-        "settings": {**shown, "stages": list(stages), "islands": settings.islands},
         "rows": rows,
         "ratios": ratios,
     }

@@ -111,7 +111,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     """Measures on a cluster of its own."""
     from megatron_ptdp.planner.calibration.measure import Bench
 
-    machine, software, wanted = measure.machine(), load.software(SOFTWARE), settings.runs()
+    software, wanted = load.software(SOFTWARE), settings.runs()
     with cores_listed() as cores, cluster(fusion=False) as session:
         bench = Bench("cpu", INSIDE[0], (ACROSS[0], ACROSS[1]))
         progress.say(f"{len(bench.probes)} probes are ready")
@@ -134,8 +134,6 @@ def run(settings: Settings, progress: Progress) -> Result:
     here = cluster_of(seen, MEMORY, software)
     rows = [row_of(one, taken[one], here) for one in wanted]
     return {
-        "benchmark": "planner_here",
-        "machine": machine,
         "cores": cores,
         "rounds": settings.rounds,
         "cluster": cluster_text(here),

@@ -61,7 +61,6 @@ def first_result(pw: Any) -> None:
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Starts and stops the runtime in fresh processes, one after the other; needs no Ray to be running."""
-    machine = measure.machine()
     samples = []
     for _ in range(settings.repetitions):
         process = Worker(Start, daemon=False)  # it starts processes itself
@@ -71,7 +70,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         finally:
             process.close()
     rows = [{"phase": phase, "seconds": measure.spread([sample[phase] for sample in samples])} for phase in PHASES]
-    return {"benchmark": "startup", "machine": machine, "repetitions": settings.repetitions, "rows": rows}
+    return {"repetitions": settings.repetitions, "rows": rows}
 
 
 show = shows(Table("starts of two islands of one host with 4 CPU devices", "rows", "phase", "seconds:.2f"))

@@ -22,9 +22,8 @@ from rich.console import Console
 
 from benchmarks import report
 from benchmarks.harness import Benchmark, Output, Progress, Result, option
-from benchmarks.paper_tables.others import H100_CALIBRATION, SEEN, other_rows
 from benchmarks.paper_tables.pathways import ratios
-from benchmarks.paper_tables.rows import CALIBRATION, Line, Row, ptdp_rows, ptdp_table_1
+from benchmarks.paper_tables.rows import CALIBRATION, H100_CALIBRATION, SEEN, Line, Row, printed
 from benchmarks.printing import Table
 from megatron_ptdp.config import load
 from megatron_ptdp.config.cluster import Cluster
@@ -68,10 +67,9 @@ def lines() -> list[Line]:
             *(row.table, row.label, row.plan.label(), row.printed, predict(row), row.unit),
             read=row.read,
             calibrated=(row.table, row.label) in CALIBRATED,
-            counted=row.counted,
             compare=row.compare,
         )
-        for row in [*ptdp_rows(), *other_rows()]
+        for row in printed()
     ]
     return [*made, *ratios()]
 
@@ -137,7 +135,7 @@ def calibrate(
     matrices: Iterable[int] = range(68, 86), memories: Iterable[int] = range(60, 92, 2)
 ) -> tuple[float, float, float]:
     """Matrix and memory efficiency of `a100-80g` with the least error on the calibration rows, and that error."""
-    cluster, rows = load.cluster("a100-80g"), [row for row in ptdp_table_1() if row.label in CALIBRATION]
+    cluster, rows = load.cluster("a100-80g"), [row for row in printed("PTD-P table 1") if row.label in CALIBRATION]
     tried = ((matrix / 100, memory / 100) for memory, matrix in product(memories, matrices))  # from percent
     found = ((error_of(rows, cluster, estimate, matrix_efficiency=a, memory_efficiency=b), a, b) for a, b in tried)
     error, matrix, memory = min(found)
@@ -146,7 +144,7 @@ def calibrate(
 
 def calibrate_h100(matrices: Iterable[int] = range(50, 71)) -> tuple[float, float]:
     """Matrix efficiency of `h100` with the least error on its rows, and that error."""
-    cluster, rows = load.cluster("h100"), [row for row in other_rows() if (row.table, row.label) in H100_CALIBRATION]
+    cluster, rows = load.cluster("h100"), [row for row in printed() if (row.table, row.label) in H100_CALIBRATION]
     error, matrix = min(
         (error_of(rows, cluster, estimate_exactly, matrix_efficiency=a / 100), a / 100) for a in matrices
     )
@@ -163,7 +161,6 @@ def run(settings: Settings, progress: Progress) -> Result:
         matrix, memory, error = calibrate()
         h100, h100_error = calibrate_h100()
         return {
-            "benchmark": "paper_tables",
             "calibrated": {
                 "a100-80g": {"matrix_efficiency": matrix, "memory_efficiency": memory, "error": error},
                 "h100": {"matrix_efficiency": h100, "error": h100_error},
@@ -171,7 +168,6 @@ def run(settings: Settings, progress: Progress) -> Result:
         }
     made = lines()
     return {
-        "benchmark": "paper_tables",
         "lines": [{**asdict(line), "error": line.error} for line in made],
         "tables": summaries(made),
         "winners": winners(made),

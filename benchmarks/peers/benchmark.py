@@ -125,8 +125,8 @@ def ratios(made: rounds.Session) -> list[dict[str, Any]]:
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures one topology after the other; saves the result after each, in case the next one fails."""
     measured = MEASURED.format(rounds=settings.rounds, target_s=settings.target_s, chain=CHAIN)
-    result: Result = {"benchmark": "peers", "machine": measure.machine(), "measured": measured}
-    result |= {"topologies": [], "rows": [], "ratios": [], "devices_apart": settings.apart}
+    result: Result = {"measured": measured, "topologies": [], "rows": [], "ratios": []}
+    result["devices_apart"] = settings.apart
     wanted = {name: SYSTEMS[name].or_here(settings.here and name == JAX) for name in SYSTEMS if name in settings.only}
     for hosts, devices in settings.hosts:
         with contextlib.ExitStack() as stack:

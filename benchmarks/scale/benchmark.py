@@ -13,7 +13,7 @@ import asyncio
 import gc
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import measure
@@ -53,12 +53,8 @@ SMOKE = Settings(hosts=(2, 16, 32), batches=(1, 4), devices=(2, 64), streams=(2,
 
 def run(settings: Settings, progress: Progress = QUIET) -> Result:
     batches = " and ".join(map(str, settings.batches))
-    result: dict[str, Any] = {
-        "benchmark": "scale",
-        "machine": measure.machine(),
-        "measured": MEASURED.format(rounds=settings.rounds, batches=batches, devices=DEVICES_PER_HOST),
-        "settings": asdict(settings),
-    }
+    measured = MEASURED.format(rounds=settings.rounds, batches=batches, devices=DEVICES_PER_HOST)
+    result: Result = {"measured": measured}
     if "launches" in settings.parts:
         result["launches"], result["ratios"] = launches(settings)
     if "plans" in settings.parts:

@@ -74,17 +74,13 @@ class Case:
 def run(settings: Settings, progress: Progress = QUIET) -> Result:
     """Measures on clusters of its own."""
     with contextlib.ExitStack() as stack:
-        machine = measure.machine()
         apart = settings.apart and stack.enter_context(devices_apart())
-        return {"benchmark": "tenants", "machine": machine, "devices_apart": apart, **measured(settings, apart)}
+        return {"devices_apart": apart, **measured(settings, apart)}
 
 
 def measured(settings: Settings, apart: bool) -> dict[str, Any]:
     """The measurements, without the description of the machine."""
-    result: dict[str, Any] = {
-        "measured": MEASURED.format(**asdict(settings)) + (APART if apart else TOGETHER),
-        "settings": asdict(settings),
-    }
+    result: Result = {"measured": MEASURED.format(**asdict(settings)) + (APART if apart else TOGETHER)}
     jax = Worker(JaxAlone, devices=settings.devices)
     try:
         jax.answer()

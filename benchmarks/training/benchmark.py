@@ -13,7 +13,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,9 @@ def cases_of(settings: Settings) -> list[Case]:
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on a cluster of its own."""
-    machine = measure.machine()
     with cores_listed() as cores, cluster(settings.fusion) as session, peers_of(settings, cores) as peers:
         found = Bench(Runtime(session, settings.sizes), peers, settings, progress.say).measured()
-    return {"benchmark": "training", "machine": machine, "cores": cores, "settings": asdict(settings), **found}
+    return {"cores": cores, **found}
 
 
 @contextlib.contextmanager

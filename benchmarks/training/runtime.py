@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import pathways_ray as pw
-from benchmarks.cores import environment, listed
+from benchmarks.cores import listed
 from benchmarks.training.model import Sizes
 from megatron_ptdp import schedules
 from megatron_ptdp.parallel import Layout, Options, Step, build_step
@@ -95,7 +96,7 @@ def cores_listed() -> Iterator[list[int]]:
     """
     cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
     cores = cores if len(cores) == 2 else []
-    with environment({**KEPT, **listed(cores)}):
+    with patch.dict(os.environ, {**KEPT, **listed(cores)}):
         yield cores
 
 

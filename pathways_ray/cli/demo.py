@@ -73,7 +73,7 @@ def command(output: Path, target: Path | None, smoke: bool) -> None:
     # The cluster has CPU devices; plain JAX, which its results are compared with, must have the same.
     os.environ["JAX_PLATFORMS"] = "cpu"
     figures, measure = load("benchmarks.figures"), load("benchmarks.measure")
-    dispatch = load("benchmarks.dispatch")
+    dispatch = load("benchmarks.dispatch").BENCHMARK
     machine = measure.machine()
     start = time.perf_counter()
     programs, measured = run(console, dispatch, smoke)
@@ -111,7 +111,8 @@ def run(console: Console, dispatch: Any, smoke: bool) -> tuple[list[dict[str, An
         programs = [run_program(program, session, steps, shown) for program in PROGRAMS]
         with shown.step("dispatch", "how many small computations a second, also by JAX itself and by Ray actors"):
             try:
-                measured = dispatch.run(**(dispatch.SMOKE if smoke else DISPATCH), reuse_session=True)
+                settings = dispatch.smoke if smoke else dispatch.settings(**DISPATCH)
+                measured = dispatch.measured(dataclasses.replace(settings, reuse_session=True))
             except AssertionError as error:
                 raise CommandFailed(f"wrong result in the dispatch benchmark: {error}") from error
         with shown.step("stop", "every process that was started"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,10 @@ def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
     made = benchmark(outputs=(Output("--figure", draw, "one.png"),), succeeded=lambda result: result["rounds"] > 1)
     words = ["--json", str(tmp_path / "one.json"), "--figure", str(tmp_path / "new" / "figure.png")]
     assert made.main([*words, "--rounds", "2"]) == 0
-    assert json.loads((tmp_path / "one.json").read_text()) == {"rounds": 2, "size": 8}
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert (written["benchmark"], written["rounds"], written["size"]) == ("one", 2, 8)
+    assert written["settings"] == asdict(Settings(rounds=2)) | {"parts": ["a", "b"]}
+    assert written["machine"]["cores"] > 0
     assert (tmp_path / "new" / "figure.png").read_text() == "2 rounds"
     assert made.main(["--smoke"]) == 1
     made.outputs[0].write_below({"rounds": 7}, tmp_path)

@@ -8,17 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper_tables.benchmark import calibrate, calibrate_h100, html, predict, show, summaries, winners
-from benchmarks.paper_tables.others import other_rows
-from benchmarks.paper_tables.rows import (
-    CALIBRATION,
-    GPT_530B,
-    Line,
-    Row,
-    figures_of_schedule,
-    figures_of_shape,
-    ptdp_table_1,
-    ptdp_table_2,
-)
+from benchmarks.paper_tables.rows import CALIBRATION, Line, Row, model_of, printed
 from megatron_ptdp.config import load
 from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.layers import Split, layer_cost
@@ -42,26 +32,26 @@ def mean(values: list[float]) -> float:
 
 
 def test_table_1() -> None:
-    found = errors(ptdp_table_1())
+    found = errors(printed("PTD-P table 1"))
     assert mean(found) <= 0.05
     assert max(found) <= 0.10
 
 
 def test_table_2() -> None:
-    rows = list(ptdp_table_2())
+    rows = list(printed("PTD-P table 2"))
     assert mean(errors(row for row in rows if row.plan.zero == 0)) <= 0.07
     assert mean(errors(row for row in rows if row.plan.zero == 3)) <= 0.15
 
 
 def test_figures_11_to_18() -> None:
-    assert mean(errors([*figures_of_shape(), *figures_of_schedule()])) <= 0.12
+    assert mean(errors(printed("PTD-P figure"))) <= 0.12
 
 
 def test_winners_of_the_figures() -> None:
     """All but two: figure 15 at B=32, and figure 16 at B=128, where the chart's lead is 2 % and ours -1 %."""
     lines = [
         Line(row.table, row.label, "", row.printed, predicted(row), row.unit, compare=row.compare)
-        for row in [*ptdp_table_2(), *figures_of_shape(), *figures_of_schedule()]
+        for row in printed("PTD-P table 2", "PTD-P figure")
     ]
     missed = {(one["table"], one["compare"]) for one in winners(lines) if not one["same"]}
     assert missed <= {("PTD-P figure 15", "B=32"), ("PTD-P figure 16", "B=128")}
@@ -98,7 +88,9 @@ def test_one_layer_of_22b(sequence_parallel: bool, recompute: str, forward: floa
 def test_other_systems() -> None:
     """What others print: each row within 15 %, and 6 % on average; no constant but `h100`'s was set on them."""
     found = []
-    for row in other_rows():
+    for row in printed():
+        if row.table.startswith("PTD-P"):
+            continue
         check(row.plan, row.model)
         over = predict(row) / (row.printed or 1.0)
         found.append(abs(over - 1))
@@ -120,7 +112,7 @@ def test_the_constant_of_h100_is_that_of_its_three_rows() -> None:
 def test_what_did_not_fit_does_not_fit() -> None:
     """ZeRO-3 of 529.6B, microbatches of 4: 560 devices were too few, 640 were enough (PTD-P table 2)."""
     fits = [
-        estimate(asked(GPT_530B, n, batch), Plan(data=n, microbatch=4, batch=batch, zero=3)).fits
+        estimate(asked(model_of("529.6B"), n, batch), Plan(data=n, microbatch=4, batch=batch, zero=3)).fits
         for n, batch in ((560, 2240), (640, 2560))
     ]
     assert fits == [False, True]

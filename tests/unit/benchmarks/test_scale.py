@@ -54,7 +54,7 @@ def test_plans_do_not_grow_with_devices() -> None:
 
 def test_the_whole_benchmark_but_its_streams_runs_and_shows() -> None:
     settings = scale.Settings(hosts=(2, 16, 32), batches=(1, 3), devices=(2, 8), rounds=1, parts=("launches", "plans"))
-    result = scale.run(settings)
+    result = scale.BENCHMARK.measured(settings)
     assert [one["name"] for one in result["ratios"]] == [
         "scheduler cost per launch and host, 32 / 16 hosts, 1 at once",
         "scheduler cost per launch and host, 32 / 16 hosts, 3 at once",

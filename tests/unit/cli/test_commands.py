@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,31 +25,38 @@ from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysErr
 MEASURED = {"benchmark": "dispatch", "rows": []}
 
 
+@dataclass(frozen=True)
+class Dispatch:
+    """Settings of the stand-in for `benchmarks.dispatch`."""
+
+    repetitions: int
+    computations: int | None = None
+    reuse_session: bool | None = None
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(commands, arguments, prog_name="pathways")
 
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stand-ins for `benchmarks.*`; collects the arguments of `dispatch.run`."""
+    """Stand-ins for `benchmarks.*`; collects the settings of what is measured."""
     asked: list[dict[str, Any]] = []
 
-    def run(**settings: Any) -> dict[str, Any]:
-        asked.append(settings)
-        return MEASURED
+    def benchmark(name: str, smoke: Any) -> SimpleNamespace:
+        def measured(settings: Any) -> dict[str, Any]:
+            asked.append({key: value for key, value in vars(settings).items() if value is not None})
+            return MEASURED
+
+        def show(result: Any, console: Any) -> None:
+            console.print("the numbers")
+
+        made = SimpleNamespace(name=name, settings=type(smoke), smoke=smoke, measured=measured, show=show)
+        return SimpleNamespace(BENCHMARK=made)
 
     modules = {
-        "benchmarks.dispatch": SimpleNamespace(
-            SMOKE={"repetitions": 1, "computations": 256},
-            run=run,
-            show=lambda result, console: console.print("the numbers"),
-        ),
-        "benchmarks.tenants.benchmark": SimpleNamespace(
-            SMOKE=SimpleNamespace(rounds=1),
-            Settings=SimpleNamespace,
-            run=lambda settings: run(**vars(settings)),
-            show=lambda result, console: console.print("the numbers"),
-        ),
+        "benchmarks.dispatch": benchmark("dispatch", Dispatch(1, 256)),
+        "benchmarks.tenants.benchmark": benchmark("tenants", SimpleNamespace(rounds=1)),
         "benchmarks.figures": SimpleNamespace(
             dispatch=lambda result, path: path.write_bytes(b"PNG"),
             tenants=lambda result, folder: (folder / "tenants.png").write_bytes(b"PNG"),
