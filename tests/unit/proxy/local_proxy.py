@@ -1,24 +1,25 @@
-"""A proxy without a cluster, as a process: `python -m tests.unit.proxy.local_proxy SOCKET`; it ends with its input.
+"""A proxy without a cluster, as a process: `python -m tests.unit.proxy.local_proxy SOCKET [DEVICES]`; it ends with its
+input, and prints its variables.
 
 A program whose name has `broken` in it loses its host; one with `lose` loses the session, as if the controller died.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
-DEVICES = 4
 
+def main(path: str, devices: int = 4) -> None:
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_ENABLE_X64": "1", "NPROC": "8"}
 
-def main() -> None:
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "JAX_ENABLE_X64": "1", "NPROC": "8"}
-
+    from pathways_ray.proxy.plugin import environment
     from pathways_ray.proxy.server import ProxyServer
     from tests.unit.proxy.local_session import LocalSession
 
     def opened() -> object:
-        session = LocalSession(DEVICES)
+        session = LocalSession(devices)
 
         def broken(name: str) -> str:
             if "lose" in name:
@@ -28,12 +29,12 @@ def main() -> None:
         session.broken = broken
         return session, [session.whole()]
 
-    server = ProxyServer(opened, f"unix:{sys.argv[1]}")  # type: ignore[arg-type]
+    server = ProxyServer(opened, f"unix:{path}")  # type: ignore[arg-type]
     server.start()
-    print("serving", flush=True)
+    print(json.dumps({"env": environment(f"grpc://unix:{path}")}), flush=True)
     sys.stdin.read()
     server.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.proxy.plugin import environment
-
 ROOT = Path(__file__).resolve().parents[3]
 
 HEAD = """
@@ -86,9 +84,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        assert server.stdout.readline() == "serving\n"
+        variables = json.loads(server.stdout.readline())["env"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
-        yield clean | environment(f"grpc://unix:{path}")
+        yield clean | variables
         server.stdin.close()
 
 

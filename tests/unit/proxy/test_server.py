@@ -1,0 +1,199 @@
+"""What comes to a proxy that no client of JAX's sends: each call gets an error of its own, and others go on."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jax
+import pytest
+
+from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.server import FIRST_VERSION, LAST_VERSION, SERVICE, ProxyServer
+from tests.unit.proxy.local_session import LocalSession
+
+jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
+
+M = messages()
+FREED_WITHIN_S = 10.0
+ANSWER_LIMIT_S = 20.0
+STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
+
+
+class Door:
+    """A proxy in this process, and the sessions that it has opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sessions: list[LocalSession] = []
+        self.socket = str(folder / "s")
+        self.server = ProxyServer(self._opened, f"unix:{self.socket}")
+        self.server.start()
+        self.channel = grpc.insecure_channel(f"unix:{self.socket}")
+
+    def _opened(self) -> Any:
+        self.sessions.append(LocalSession(4))
+        return self.sessions[-1], [self.sessions[-1].whole()]
+
+    def call(self, name: str, request: Any, answer: Any, **more: Any) -> Any:
+        found = self.channel.unary_unary(f"/{SERVICE}/{name}", lambda sent: sent.SerializeToString(), answer.FromString)
+        return found(request, timeout=ANSWER_LIMIT_S, **more)
+
+    def store(self, said: Any, *parts: bytes) -> None:
+        data = said if isinstance(said, bytes) else said.SerializeToString()
+        sent = self.channel.stream_unary(f"/{SERVICE}/HostBufferStore", lambda part: part.SerializeToString(), None)
+        sent(
+            iter([M.GrpcHostBufferStoreRequest(data=part) for part in parts]),
+            metadata=((STORE_METADATA, data),),
+            timeout=ANSWER_LIMIT_S,
+        )
+
+
+class Stream:
+    """A client's stream of requests, as bytes."""
+
+    def __init__(self, door: Door) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._ops = itertools.count(1)
+        opened = door.channel.stream_stream(f"/{SERVICE}/IfrtSession", lambda sent: sent, M.IfrtResponse.FromString)
+        self.call = opened(iter(self._requests.get, None), timeout=60)
+
+    def send(self, data: bytes) -> None:
+        self._requests.put(data)
+
+    def ask(self, kind: str, **fields: Any) -> Any:
+        """The answer to a request."""
+        request = M.IfrtRequest()
+        request.request_metadata.op_id = next(self._ops)
+        body = getattr(request, kind)
+        body.SetInParent()
+        body.CopyFrom(body.__class__(**fields))
+        self.send(request.SerializeToString())
+        return next(self.call)
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    made = Door(tmp_path_factory.mktemp("p"))
+    yield made
+    made.channel.close()
+    made.server.stop()
+
+
+def code(error: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
+    found: grpc.StatusCode = error.value.code()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "chosen"),
+    [(16, 25, 25), (18, 99, LAST_VERSION), (1, 16, 16), (1, FIRST_VERSION - 1, 0), (LAST_VERSION + 1, 99, 0)],
+)
+def test_of_the_versions_that_both_speak_the_last_is_chosen_and_else_the_range_is_said(
+    door: Door, first: int, last: int, chosen: int
+) -> None:
+    asked = M.GrpcGetVersionRequest()
+    asked.min_version.protocol_version, asked.max_version.protocol_version = first, last
+    if chosen:
+        assert door.call("GetVersion", asked, M.GrpcGetVersionResponse).version.protocol_version == chosen
+        return
+    with pytest.raises(grpc.RpcError, match=f"this proxy {FIRST_VERSION} to {LAST_VERSION}") as error:
+        door.call("GetVersion", asked, M.GrpcGetVersionResponse)
+    assert code(error) == grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f", b"\x12"], ids=["bytes", "length", "half"])
+def test_requests_that_cannot_be_read_end_their_stream_alone(door: Door, data: bytes) -> None:
+    other, bad = Stream(door), Stream(door)
+    assert other.ask("init_request").HasField("init_response")
+    bad.send(data)
+    with pytest.raises(grpc.RpcError):
+        next(bad.call)
+    assert other.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
+    other.call.cancel()
+
+
+@pytest.mark.parametrize("kind", ["loaded_host_callback_poll_request", "bitcast_arrays_request", "copy_arrays_request"])
+def test_what_the_proxy_does_not_do_or_know_is_answered_with_a_status(door: Door, kind: str) -> None:
+    stream = Stream(door)
+    stream.ask("init_request")
+    fields = {"array_handles": [77], "result_handles": [78]} if kind.endswith("arrays_request") else {}
+    status = stream.ask(kind, **fields).response_metadata.status
+    assert status.code in (5, 12)
+    assert "77" in status.message or kind in status.message
+    stream.call.cancel()
+
+
+def test_a_program_for_devices_that_the_client_does_not_have_is_refused(door: Door) -> None:
+    stream = Stream(door)
+    stream.ask("init_request")
+    options = M.XlaCompileOptionsProto()
+    assignment = options.compile_options.executable_build_options.device_assignment
+    assignment.replica_count, assignment.computation_count = 1, 8
+    for device in range(8):
+        assignment.computation_devices.add(replica_device_ids=[device])
+    said = M.Serialized(type_name="xla::ifrt::XlaCompileOptions", data=options.SerializeToString())
+    status = stream.ask("compile_request", compile_options=said).response_metadata.status
+    assert status.message == "the program is for devices [4, 5, 6, 7]; there are 0 to 3"
+    stream.call.cancel()
+
+
+def test_bytes_that_do_not_belong_to_a_client_or_are_not_as_announced_are_refused(door: Door) -> None:
+    stream = Stream(door)
+    number = stream.ask("init_request").init_response.session_id
+    said = M.GrpcHostBufferStoreMetadata(session_id=number, handle=5, buffer_size=8)
+    for wrong, parts, expected in (
+        (b"\xff\xff", (b"12345678",), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            M.GrpcHostBufferStoreMetadata(session_id=1, handle=5, buffer_size=8),
+            (b"12345678",),
+            grpc.StatusCode.NOT_FOUND,
+        ),
+        (said, (b"1234",), grpc.StatusCode.DATA_LOSS),
+        (said, (b"1234", b"123456789"), grpc.StatusCode.DATA_LOSS),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            door.store(wrong, *parts)
+        assert code(error) == expected
+    door.store(said, b"1234", b"5678")
+    stream.call.cancel()
+
+
+def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door) -> None:
+    """1. A client has stored bytes that no array is made of, and waits for an array whose bytes never come. 2. It is
+    gone. 3. So are its session and its threads."""
+    stream = Stream(door)
+    number = stream.ask("init_request").init_response.session_id
+    session, before = door.sessions[-1], door.server.clients
+    door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=1, buffer_size=4), b"1234")
+    request = M.IfrtRequest()
+    body = request.make_array_from_host_buffer_request
+    body.host_buffer_handle, body.array_handle = 2, 2
+    stream.send(request.SerializeToString())
+    stream.call.cancel()
+    deadline = time.monotonic() + FREED_WITHIN_S
+    while not session.closed_because or f"pathways-proxy-read-{number}" in [t.name for t in threading.enumerate()]:
+        assert time.monotonic() < deadline, "the session of a client that is gone is still there"
+        time.sleep(0.01)
+    assert door.server.clients == before - 1
+
+
+def test_half_a_connection_ends_nothing(door: Door) -> None:
+    """Sockets that say nothing, half of a preface, and half of a frame, and stay open."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    kept = []
+    for data in (b"", preface[:9], preface + b"\x00\x00\x40\x04\x00\x00", preface + bytes(9)):
+        kept.append(socket.socket(socket.AF_UNIX))
+        kept[-1].connect(door.socket)
+        kept[-1].sendall(data)
+    stream = Stream(door)
+    assert len(stream.ask("init_request").init_response.all_devices) == 4
+    stream.call.cancel()
+    for sock in kept:
+        sock.close()
