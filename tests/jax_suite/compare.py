@@ -1,0 +1,79 @@
+"""What the outcomes of JAX's tests say: how many pass on both sides, and the reasons of the others. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.jax_suite.worker import PASSED
+
+CLIENT, OURS, LOCAL = "client", "proxy", "plain"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a test does not pass. `whose` is `client` for jaxlib's, `plain` for tests that ask for local devices."""
+
+    whose: str
+    text: str
+
+
+KNOWN = (
+    (r"Only local arrays are supported", Reason(CLIENT, "NumPy's buffer protocol: only of arrays in the process")),
+    (r"PjRt-compatible|dlpack|DLPack", Reason(CLIENT, "dlpack: only of arrays in the process")),
+    (r"unsafe_buffer_pointer|unsafe_raw_buffer", Reason(CLIENT, "addresses of memory: only of arrays in the process")),
+    (r"Unsupported host callback|host callback", Reason(CLIENT, "host callbacks (pure_callback, io_callback, debug)")),
+    (
+        r"Unknown backend cpu|Unknown backend: 'cpu'",
+        Reason(LOCAL, "asks for a backend of the name cpu beside the proxy's"),
+    ),
+)
+"""Patterns of messages, of which the first that is found tells the reason."""
+
+
+def reason_of(outcome: str) -> Reason:
+    """The reason of an outcome that is not a pass; what is not known is taken for ours."""
+    for pattern, reason in KNOWN:
+        if re.search(pattern, outcome):
+            return reason
+    return Reason(OURS, _shortened(outcome))
+
+
+def _shortened(outcome: str) -> str:
+    """The first line without what differs from test to test, so that equal ones count together."""
+    line = next((line for line in outcome.splitlines() if line.strip()), outcome)
+    shorter = re.sub(r"0x[0-9a-f]+|\d+", "N", line)
+    return re.sub(r"\[[^]]*\]|\([^)]*\)", "…", shorter)[:140].replace("|", "/").replace("`", "'")
+
+
+def compared(file: Mapping[str, Any]) -> dict[str, str]:
+    """Of a file's tests that pass on plain CPU, the outcome of each through the proxy."""
+    through = file["proxy"]
+    return {test: through[test] for test, outcome in file["plain"].items() if outcome == PASSED and test in through}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Markdown: passes by file, reasons of what does not pass, and every such test."""
+    lines = ["| file | tests | run | pass on plain CPU | of these, through the proxy | |", "|---|---|---|---|---|---|"]
+    reasons: Counter[Reason] = Counter()
+    failed: list[tuple[str, str, Reason]] = []
+    total = [0, 0]
+    for name, file in result["files"].items():
+        found = compared(file)
+        passed = sum(outcome == PASSED for outcome in found.values())
+        total = [total[0] + len(found), total[1] + passed]
+        share = f"{passed / len(found):.1%}" if found else ""
+        lines.append(f"| `{name}` | {file['tests']} | {len(file['plain'])} | {len(found)} | {passed} | {share} |")
+        for test, outcome in found.items():
+            if outcome != PASSED:
+                reasons[reason_of(outcome)] += 1
+                failed.append((name, test, reason_of(outcome)))
+    share = f"{total[1] / total[0]:.1%}" if total[0] else ""
+    lines += [f"| all | | | {total[0]} | {total[1]} | {share} |", "", "| whose | reason | tests |", "|---|---|---|"]
+    lines += [f"| {reason.whose} | {reason.text} | {count} |" for reason, count in reasons.most_common()]
+    lines += ["", "| file | test | whose | reason |", "|---|---|---|---|"]
+    lines += [f"| {name} | `{test}` | {reason.whose} | {reason.text} |" for name, test, reason in failed]
+    return "\n".join(lines) + "\n"
