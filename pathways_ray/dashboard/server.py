@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -31,22 +31,8 @@ from pathways_ray.process_log import folder
 from pathways_ray.transport import messages
 from pathways_ray.transport.endpoints import is_loopback
 
-LOOK_EVERY_S = 1.0
-
-LOOK_SHARE = 20
-"""After a look that took long, this many times as long is waited: the page is a guest of the controller."""
-
-AWAY_PAUSE_S = 2.0
-"""Time between two looks for a controller that is away."""
-
 MAX_BROWSERS = 64
 """Pages that are open at once; a further one is told to wait."""
-
-WRITE_LIMIT_S = 20.0
-"""A browser that does not read for this long is let go; it comes again by itself."""
-
-PING_S = 15.0
-"""A page on which nothing changes gets a sign of life this often, so that both ends notice a dead connection."""
 
 LOG_LINES = 200
 
@@ -64,6 +50,25 @@ HEADERS = {
 STATIC = {"page.js": "text/javascript", "graph.js": "text/javascript", "page.css": "text/css"}
 
 
+class Pace(NamedTuple):
+    """The times of a page, in seconds.
+
+    Args:
+        look_s: between two looks at the controller.
+        share: after a look that took long, this many times as long is waited: the page is a guest of the controller.
+        away_s: between two looks for a controller that is away.
+        write_limit_s: a browser that does not read for this long is let go; it comes again by itself.
+        ping_s: a page on which nothing changes gets a sign of life this often, so that both ends notice a dead
+            connection.
+    """
+
+    look_s: float = 1.0
+    share: float = 20.0
+    away_s: float = 2.0
+    write_limit_s: float = 20.0
+    ping_s: float = 15.0
+
+
 class Dashboard:
     """The server of one cluster's page.
 
@@ -74,11 +79,16 @@ class Dashboard:
     """
 
     def __init__(
-        self, looking: Callable[[], dict[str, Any]], asking: Callable[[messages.Look], str], token: str
+        self,
+        looking: Callable[[], dict[str, Any]],
+        asking: Callable[[messages.Look], str],
+        token: str,
+        pace: Pace = Pace(),  # noqa: B008 (a tuple)
     ) -> None:
         self.looking = looking
         self.asking = asking
         self.token = token
+        self.pace = pace
         self.page = Page()
         self.away = ""
         self.logs: dict[str, str] = {}
@@ -97,6 +107,10 @@ class Dashboard:
         app.router.add_get("/log", self._log)
         app.cleanup_ctx.append(self._looks)
         return app
+
+    def runner(self) -> web.AppRunner:
+        """The application as it is served: a browser that goes is noticed at once, not when it is next written to."""
+        return web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
 
     def serves_at(self, address: str, port: int) -> None:
         """Names under which requests may come."""
@@ -146,13 +160,14 @@ class Dashboard:
             try:
                 found = await asyncio.to_thread(self.looking)
             except PathwaysError as error:
-                pause = AWAY_PAUSE_S
+                pause = self.pace.away_s
                 changed, self.away = self.away != str(error), str(error)
             else:
                 changed = self.page.update(sections(found)) or bool(self.away)
                 self.away = ""
                 self.logs = {one["process"]: one["path"] for one in (found.get("status") or {}).get("logs", [])}
-                pause = max(LOOK_EVERY_S - (loop.time() - began), LOOK_SHARE * (loop.time() - began) - LOOK_EVERY_S)
+                took, every = loop.time() - began, self.pace.look_s
+                pause = max(every - took, self.pace.share * took - every)
             if changed:
                 async with self.changed:
                     self.changed.notify_all()
@@ -197,13 +212,13 @@ class Dashboard:
             if self.away != away:
                 away = self.away
                 text += f"event: away\ndata: {json.dumps(away)}\n\n"
-            async with asyncio.timeout(WRITE_LIMIT_S):
+            async with asyncio.timeout(self.pace.write_limit_s):
                 await response.write((text or ": still here\n\n").encode())
             seen = changes
             async with self.changed:
                 if self.page.changes == seen and self.away == away:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self.changed.wait(), PING_S)
+                        await asyncio.wait_for(self.changed.wait(), self.pace.ping_s)
 
     async def _why(self, request: web.Request) -> web.Response:
         launch = request.query.get("launch", "")
@@ -270,7 +285,7 @@ def serve(
 
     async def main() -> None:
         dashboard = Dashboard(lambda: look(url, token, ca), asking, page_token)
-        runner = web.AppRunner(dashboard.app(), access_log=None, shutdown_timeout=1.0)
+        runner = dashboard.runner()
         await runner.setup()
         site = web.TCPSite(runner, address.strip("[]"), port)
         await site.start()

@@ -60,11 +60,14 @@ def test_a_controller_that_is_away_is_shown_and_looked_for_again() -> None:
     async def run() -> None:
         made = app(looking)
         async with made.run_test() as pilot:
-            await until(pilot, lambda: "no cluster answers" in text_of(made, "health"))
+            await until(pilot, lambda: text_of(made, "health") != "looks …")
+            assert text_of(made, "health") == "no cluster answers"
             made.look_again()
-            await until(pilot, lambda: "no host is up" in text_of(made, "health"))
+            await until(pilot, lambda: not answers and "no cluster" not in text_of(made, "health"))
+            assert text_of(made, "health").startswith("error: no host is up")
 
     asyncio.run(run())
+    assert answers == [], "it was looked for once again"
 
 
 def test_names_that_would_steer_a_terminal_do_not() -> None:

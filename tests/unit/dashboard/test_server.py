@@ -20,6 +20,7 @@ from pathways_ray.observe.why import WHY
 from tests.unit.observe.snapshots import snapshot
 
 TOKEN = "the-token-of-the-page"
+PACE = server.Pace(look_s=0.05, share=1.0, away_s=0.05, ping_s=0.5)
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -59,9 +60,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(looking: Callable[[], Any], asking: Callable[[Any], str]) -> AsyncIterator[Served]:
-    dashboard = Dashboard(looking, asking, TOKEN)
-    runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.1)
+async def serving(looking: Callable[[], Any], asking: Callable[[Any], str], pace: server.Pace) -> AsyncIterator[Served]:
+    dashboard = Dashboard(looking, asking, TOKEN, pace)
+    runner = dashboard.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
@@ -76,9 +77,10 @@ def run(
     test: Callable[[Served], Awaitable[None]],
     looking: Callable[[], Any] = snapshot,
     asking: Callable[[Any], str] = lambda look: "{}",
+    pace: server.Pace = PACE,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), serving(looking, asking) as served:
+        async with asyncio.timeout(60), serving(looking, asking, pace) as served:
             await test(served)
 
     asyncio.run(main())
@@ -218,9 +220,8 @@ def test_many_browsers_share_the_looks_and_one_too_many_is_told_to_wait(monkeypa
     run(test, lambda: looks.append(1) or snapshot())
 
 
-def test_a_controller_that_is_away_is_told_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_away_is_told_and_found_again() -> None:
     """The browser's page stays open over it."""
-    monkeypatch.setattr(server, "AWAY_PAUSE_S", 0.3)
     answers: list[Any] = [snapshot(), UsageError("no cluster answers"), snapshot()]
 
     def looking() -> Any:
@@ -237,11 +238,8 @@ def test_a_controller_that_is_away_is_told_and_found_again(monkeypatch: pytest.M
     run(test, looking)
 
 
-def test_a_browser_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_does_not_read_is_let_go() -> None:
     """It opens the stream and reads nothing; what it is sent fills every buffer on the way."""
-    monkeypatch.setattr(server, "WRITE_LIMIT_S", 0.2)
-    monkeypatch.setattr(server, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(server, "LOOK_SHARE", 0)
     count = [0]
 
     def big() -> Any:
@@ -253,10 +251,13 @@ def test_a_browser_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch)
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(f"GET /events HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         await until(lambda: served.dashboard.browsers)
+        assert served.dashboard.browsers == 1
         await served.left()
+        assert served.dashboard.browsers == 0
+        assert not writer.is_closing(), "it was the server that hung up"
         writer.close()
 
-    run(test, big)
+    run(test, big, pace=server.Pace(look_s=0.01, share=0.0, write_limit_s=0.2))
 
 
 # --- questions and logs -----------------------------------------------------------------------------------------------
