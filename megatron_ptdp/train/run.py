@@ -252,6 +252,8 @@ class Run:
                 return made
             model = timeline.predicted(self.schedule, ran.timeline)
             self._describe(training, peak, Bubbles.of(number, ran, model))
+            text = timeline.prediction(model, training.layout.slices[0])
+            (self.directory / "predicted.json").write_text(text, encoding="utf-8")
             display.bubble = f"{ran.timeline.bubble.of_ideal:.1%} (measured at step {number})"
             said = f"step {number}: bubble {ran.timeline.bubble.of_ideal:.1%}, predicted {model.bubble.of_ideal:.1%}"
             if number == self.options.trace_step:

@@ -145,6 +145,24 @@ def predicted(schedule: Schedule, ran: Timeline, hop_s: float = 0.0) -> Timeline
     return simulate(schedule, costs)
 
 
+PROGRAM = "training_step"
+"""The name of the program of a step."""
+
+
+def prediction(model: Timeline, slices: Sequence[Any]) -> str:
+    """A predicted step as `pathways trace --predicted` takes it: for each host what it is expected to do, in seconds
+    from the start of the step.
+
+    Args:
+        slices: one for each pipeline device; its first host stands for it
+    """
+    hosts: dict[int, list[tuple[str, float, float]]] = defaultdict(list)
+    for row, placed in zip(model.rows, slices, strict=True):
+        host = min(place.host for place in placed.placed.devices)
+        hosts[host] += [(str(span), span.start, span.end) for span in row]
+    return json.dumps({"program": PROGRAM, "seconds": model.makespan, "hosts": hosts}, separators=(",", ":"))
+
+
 class Drawn(NamedTuple):
     """The files of a traced step."""
 

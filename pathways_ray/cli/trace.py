@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from pathways_ray.cli.output import FILE, with_folder
+from pathways_ray.cli.output import FILE, FOLDER, with_folder
 from pathways_ray.cli.up import name_option
 from pathways_ray.client import registry
+from pathways_ray.errors import UsageError
 
 SECONDS = click.FloatRange(min=0.1, max=3600.0)
 
@@ -18,25 +19,45 @@ SECONDS = click.FloatRange(min=0.1, max=3600.0)
 @click.option("--seconds", type=SECONDS, default=5.0, show_default=True, help="Trace from now on for this long.")
 @click.option("--last", type=SECONDS, help="In place of that, what ran in the last seconds.")
 @click.option(
-    "--output", type=FILE, default=Path("trace.json"), show_default=True, callback=with_folder, help="The file."
+    "--output", type=FILE, callback=with_folder, help="The file; trace.json, with --xprof beside the profiles."
 )
-@click.option("--xprof", metavar="FOLDER", help="JAX's profiler too, on all hosts: each writes there, on its machine.")
+@click.option(
+    "--xprof",
+    type=FOLDER,
+    callback=with_folder,
+    help="JAX's profiler too, on all hosts, as one session of TensorBoard.",
+)
+@click.option(
+    "--predicted",
+    type=FILE,
+    multiple=True,
+    help="The expected course of a program, drawn beside it: predicted.json of a pathways-train run. Repeat it.",
+)
 @click.option("--address", help="Of the Ray cluster; left out, where this user started the runtime, else auto.")
 @name_option
 def command(
-    seconds: float, last: float | None, output: Path, xprof: str | None, address: str | None, name: str
+    seconds: float,
+    last: float | None,
+    output: Path | None,
+    xprof: Path | None,
+    predicted: tuple[Path, ...],
+    address: str | None,
+    name: str,
 ) -> None:
     """Write a timeline of controller, schedulers, hosts and devices, to be opened at ui.perfetto.dev.
 
     Runs on a machine of the Ray cluster. Processes always note the last 131,072 launches, so --last costs nothing
-    before it is asked for.
+    before it is asked for. Of more than a file can hold the last part is written.
     """
+    if xprof is not None and last is not None:
+        raise UsageError("--xprof begins now: JAX's profiler knows nothing of what is over; leave out --last")
     import ray
 
     from pathways_ray import names
     from pathways_ray.deployment import ray_connection, tracing
 
     names.check_name(name)
+    predictions = [tracing.read_prediction(path) for path in predicted]
     known = [record for record in registry.all_records() if record.name == name]
     ray_connection.connect_ray(address or (known[0].ray if known else "auto"), {"namespace": names.NAMESPACE})
     try:
@@ -44,12 +65,16 @@ def command(
         since = time.monotonic()
         if last is not None:
             since -= last
-        elif xprof:
-            for process, where in tracing.profile(actors, seconds, xprof).items():
-                click.echo(f"{process} wrote JAX's profile to {where}")
+        elif xprof is not None:
+            session, lacking = tracing.profile(actors, seconds, xprof)
+            click.echo(f"{session}: JAX's profiles of the hosts; tensorboard --logdir {xprof} shows them")
+            for process, reason in lacking.items():
+                click.echo(f"no profile of {process}: {reason}", err=True)
+            output = output or session / "trace.json"
         else:
             time.sleep(seconds)
-        found = tracing.trace(actors, since)
+        found = tracing.trace(actors, since, predictions=predictions)
+        output = output or Path("trace.json")
         tracing.write(found, output)
     finally:
         ray.shutdown()
@@ -57,6 +82,8 @@ def command(
     click.echo(
         f"{output}: {len(found.ended)} launches on {len(found.ran)} hosts; clocks agree within {worst * 1e6:.0f} us"
     )
+    if found.left_out_s:
+        click.echo(f"the first {found.left_out_s:.1f} s are left out: a file holds no more launches", err=True)
     silent = sorted(set(actors) - set(found.clocks))
     if silent:
         click.echo(f"left out, since they did not answer: {', '.join(silent)}", err=True)

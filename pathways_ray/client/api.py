@@ -113,15 +113,20 @@ def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
 
 
 @contextlib.contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+def trace(path: str | os.PathLike[str], predicted: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Writes what runs while the block runs as one timeline for Perfetto: this client, controller, schedulers, hosts.
 
     Each launch is a slice on every process that had it, joined by a flow from the call to the devices. For the cluster
     of this process; `pathways trace` does the same from a shell. Wait for results inside the block. A launch costs the
     client some 0.2 us more meanwhile; what the other processes record they always do.
 
+    Args:
+        predicted: a file with the expected course of a program, as `pathways-train` writes it (`predicted.json`), which
+            is drawn beside each of its launches.
+
     Raises:
-        UsageError: this process did not start the cluster by `pw.init`, or the folder of `path` is not there.
+        UsageError: this process did not start the cluster by `pw.init`, the folder of `path` is not there,
+            or `predicted` is no prediction.
     """
     session = own_cluster()
     if session is None:
@@ -129,6 +134,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     target = Path(path)
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is no folder to write a trace to")
+    predictions = session.cluster.predictions(predicted)
     mine = {one.id: one for one in context.sessions}
     traces = {number: ClientTrace() for number in mine}
     since = time.monotonic()
@@ -140,7 +146,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         for one in mine.values():
             one.set_trace(None)
         if session.cluster is not None:
-            session.cluster.trace(target, since, {number: found.intervals() for number, found in traces.items()})
+            calls = {number: found.intervals() for number, found in traces.items()}
+            session.cluster.trace(target, since, calls, predictions)
 
 
 def shutdown() -> None:

@@ -38,11 +38,13 @@ from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.observe.timeline import newest
 from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
+from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
 from pathways_ray.waits import tick_s
@@ -130,15 +132,19 @@ class Controller:
         """See `os_process.clock`."""
         return clock()
 
-    def traced(self, since: float) -> tuple[list[Any], dict[int, str], dict[int, str], dict[int, int]]:
-        """Launches that have ended since then (`Recorder.ring`), names of programs, tenants of sessions, and the bytes
-        that a launch of each program moves between hosts."""
+    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
+        """See `clocks.answer`."""
+        return answer(address, port, nonce)
+
+    def traced(self, since: float, most: int) -> tuple[list[Any], dict[int, str], dict[int, str], dict[int, int]]:
+        """Launches that have ended since then, the last ones (`Recorder.ring`), names of programs, tenants of sessions,
+        and the bytes that a launch of each program moves between hosts."""
         tables, details = self.launches.tables, self.core.requests.looks.overview.details()
         programs = {**self.launches.preparation.dropped, **tables.programs}
         return (
-            [record for record in tables.recorder.ring.records() if record[4] >= since],
+            newest(tables.recorder.ring.records(), since, 4, most),
             {key: program.name for key, program in list(programs.items())},
-            {session.id: session.tenant.name for session in list(tables.sessions.values())},
+            tables.recorder.tenants(),
             {key: sum(found.moved.values()) for key, found in details.items()},
         )
 

@@ -9,9 +9,10 @@ An embedded runtime ends with the process that started it. A detached one stays 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.observe.predictions import Prediction
 from pathways_ray.observe.timeline import Interval
 from pathways_ray.resource_manager.actor import GROUPS, ResourceManager
 
@@ -72,11 +74,21 @@ class Cluster:
         answers = _answers([host.recorded.remote() for host in self.hosts.values()])
         return dict(zip(self.hosts, answers, strict=True)) if answers else {}
 
-    def trace(self, path: Path, since: float, client: Mapping[int, list[Interval]]) -> None:
+    def trace(
+        self,
+        path: Path,
+        since: float,
+        client: Mapping[int, list[Interval]],
+        predictions: Iterable[Prediction] = (),
+    ) -> None:
         """Writes what all processes have recorded since then; see `tracing`."""
         actors: dict[str, Any] = {f"host {number}": host for number, host in self.hosts.items()}
         actors |= {f"scheduler {island.number}": island.scheduler for island in self.islands}
-        tracing.write(tracing.trace({"controller": self.controller, **actors}, since, client), path)
+        tracing.write(tracing.trace({"controller": self.controller, **actors}, since, client, predictions), path)
+
+    def predictions(self, path: str | os.PathLike[str] | None) -> list[Prediction]:
+        """The prediction in a file, for `trace`; an empty list without one."""
+        return [tracing.read_prediction(Path(path))] if path is not None else []
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""

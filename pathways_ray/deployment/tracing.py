@@ -1,29 +1,36 @@
 """Traces of a running cluster: what its processes have recorded, fetched through Ray, beside their jobs.
 
 Records are always made (`observe.ring`); a trace only reads them. Processes of one boot of one machine share a clock;
-that of another machine is compared by asking for it several times (`observe.timeline.offset_of`).
+that of another machine is compared on a connection of its own (`clocks`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from pathways_ray import names
 from pathways_ray.deployment import detached
 from pathways_ray.errors import PathwaysError, UsageError
-from pathways_ray.observe.timeline import Clock, Ended, Interval, Records, moved_by, offset_of, trace_file
+from pathways_ray.observe.predictions import PREDICTION, Prediction
+from pathways_ray.observe.timeline import Clock, Ended, Interval, Records, moved_by, offset_of, share_of, trace_file
 from pathways_ray.os_process import clock
+from pathways_ray.transport.clocks import ClockServer
 
 ANSWER_LIMIT_S = 20.0
 """A process that does not answer within this time is left out of a trace."""
 
 CLOCK_SAMPLES = 9
+"""Answers through Ray, where a machine cannot come here on a connection of its own."""
+
+PROFILE_LIMIT_S = 60.0
+"""Seconds that JAX takes to write a profile, at most."""
 
 
 def processes(name: str) -> dict[str, Any]:
@@ -42,23 +49,31 @@ def processes(name: str) -> dict[str, Any]:
     return found
 
 
-def trace(actors: Mapping[str, Any], since: float, client: Mapping[int, list[Interval]] | None = None) -> Records:
-    """The records of all processes that answer, from `since` on, by `time.monotonic` of this process.
+def trace(
+    actors: Mapping[str, Any],
+    since: float,
+    client: Mapping[int, list[Interval]] | None = None,
+    predictions: Iterable[Prediction] = (),
+) -> Records:
+    """The records of all processes that answer, from `since` on, by `time.monotonic` of this process; of more than a
+    file can hold, the last ones.
 
     Args:
         client: launches of this process's sessions: numbers, calls, outcomes.
+        predictions: to be drawn beside launches of the programs that they are about.
 
     Raises:
         PathwaysError: the controller does not answer.
     """
-    clocks = {name: _clock(actor) for name, actor in actors.items()}
-    known = {name: one for name, one in clocks.items() if one is not None}
-    asked = {name: actors[name].traced.remote(since + one.offset_s) for name, one in known.items()}
+    known = clocks_of(actors)
+    most = share_of(2 * len(known))
+    asked = {name: actors[name].traced.remote(since + one.offset_s, most) for name, one in known.items()}
     said = {name: _answer(reference) for name, reference in asked.items()}
     if said.get("controller") is None:
         raise PathwaysError("the controller does not answer; try again in a few seconds")
     ended, programs, tenants, moved = said["controller"]
     by = known["controller"].offset_s
+    over = [Ended(s, session, key, at - by, end - by, launch) for s, session, key, at, end, launch in ended]
     schedulers: dict[int, list[Interval]] = {}
     ran: dict[int, list[Interval]] = {}
     waits: dict[int, list[Interval]] = {}
@@ -68,17 +83,25 @@ def trace(actors: Mapping[str, Any], since: float, client: Mapping[int, list[Int
             schedulers[int(number)] = _intervals(found, known[name])
         elif found is not None and kind == "host":
             ran[int(number)], waits[int(number)] = (_intervals(part, known[name]) for part in found)
+    lists: list[Sequence[Ended | Interval]] = [over, *schedulers.values(), *ran.values(), *waits.values()]
+    begin = max((found[0].end for found in lists if len(found) >= most), default=since)
     return Records(
-        ended=[Ended(s, session, key, at - by, end - by, launch) for s, session, key, at, end, launch in ended],
+        ended=[one for one in over if one.end >= begin],
         programs=programs,
         tenants=tenants,
         moved=moved,
-        schedulers=schedulers,
-        ran=ran,
-        waits=waits,
-        client=dict(client or {}),
+        schedulers=_since(schedulers, begin),
+        ran=_since(ran, begin),
+        waits=_since(waits, begin),
+        client=_since(client or {}, begin),
         clocks=known,
+        predictions=list(predictions),
+        left_out_s=max(0.0, begin - since),
     )
+
+
+def _since(found: Mapping[int, list[Interval]], begin: float) -> dict[int, list[Interval]]:
+    return {number: [one for one in intervals if one.end >= begin] for number, intervals in found.items()}
 
 
 def write(records: Records, path: Path) -> None:
@@ -86,30 +109,81 @@ def write(records: Records, path: Path) -> None:
     path.write_text(json.dumps(trace_file(records), separators=(",", ":")), encoding="utf-8")
 
 
-def profile(actors: Mapping[str, Any], seconds: float, folder: str) -> dict[str, str]:
-    """Has JAX's profiler run on all hosts; where each wrote, on its own machine."""
-    asked = {name: actor.profile.remote(seconds, folder) for name, actor in actors.items() if name.startswith("host")}
-    answers = {name: _answer(reference, seconds + 60.0) for name, reference in asked.items()}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+def profile(actors: Mapping[str, Any], seconds: float, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Has JAX's profiler run on all hosts, as one session below `folder`, where TensorBoard looks for it.
+
+    Returns the folder of the session, and the hosts whose profile is not in it, with the reason: those of machines that
+    do not share the folder and whose profile is too large to be fetched.
+    """
+    session = folder.absolute() / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S")
+    session.mkdir(parents=True, exist_ok=True)
+    asked = {name: actor.profile.remote(seconds) for name, actor in actors.items() if name.startswith("host")}
+    lacking = {}
+    for name, reference in asked.items():
+        made = _answer(reference, seconds + PROFILE_LIMIT_S)
+        if made is None:
+            lacking[name] = "it did not answer"
+        elif isinstance(made, str):
+            lacking[name] = made
+        else:
+            (session / f"{name.replace(' ', '-')}.xplane.pb").write_bytes(made)
+    return session, lacking
 
 
-def _intervals(found: Iterable[tuple[int, float, float]], by: Clock) -> list[Interval]:
-    return moved_by([Interval(*record) for record in found], by)
+def read_prediction(path: Path) -> Prediction:
+    """The prediction in a file.
+
+    Raises:
+        UsageError: it has none, or cannot be read.
+    """
+    try:
+        return PREDICTION.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"the prediction {path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is no prediction: {error}") from error
 
 
-def _clock(actor: Any) -> Clock | None:
-    """The clock of a process beside this one's; None where it does not answer."""
-    boot, _ = clock()
+def clocks_of(actors: Mapping[str, Any]) -> dict[str, Clock]:
+    """The clocks of all processes that answer, beside this one's. Processes of one boot of one machine share one, so
+    each other machine is compared once."""
+    here, _ = clock()
+    asked = {name: actor.clock.remote() for name, actor in actors.items()}
+    boots = {name: answer[0] for name, reference in asked.items() if (answer := _answer(reference)) is not None}
+    compared: dict[str, Clock | None] = {here: Clock()} if here else {}
+    found = {}
+    for name, boot in boots.items():
+        made = compared.get(boot) if boot else None
+        if made is None:
+            made = compared[boot] = _directly(actors[name]) or _through_ray(actors[name])
+        if made is not None:
+            found[name] = made
+    return found
+
+
+def _directly(actor: Any) -> Clock | None:
+    """The clock of a process that comes here on a connection of its own; None where it cannot."""
+    try:
+        with ClockServer(ray.util.get_node_ip_address()) as server:
+            actor.compare_clock.remote(server.address, server.port, server.nonce)
+            return server.compare()
+    except (OSError, ValueError, ray.exceptions.RayError):
+        return None
+
+
+def _through_ray(actor: Any) -> Clock | None:
     samples = []
     for _ in range(CLOCK_SAMPLES):
         sent = time.monotonic()
         answer = _answer(actor.clock.remote())
         if answer is None:
             return None
-        if answer[0] == boot != "":
-            return Clock()
         samples.append((sent, answer[1], time.monotonic()))
     return offset_of(samples)
+
+
+def _intervals(found: Iterable[tuple[int, float, float]], by: Clock) -> list[Interval]:
+    return moved_by([Interval(*record) for record in found], by)
 
 
 def _answer(reference: Any, limit_s: float = ANSWER_LIMIT_S) -> Any:

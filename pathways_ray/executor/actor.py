@@ -22,9 +22,11 @@ from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.observe.timeline import newest
 from pathways_ray.os_process import clock, started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
+from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig, joined
 from pathways_ray.transport.links import silence_of
 from pathways_ray.transport.messages import Heartbeat, HostInfo, JoinReply, encode
@@ -216,24 +218,22 @@ class HostExecutor:
         """See `os_process.clock`."""
         return clock()
 
-    def traced(self, since: float) -> tuple[list[Any], list[Any]]:
-        """Launches that were on the devices, and waits for data of other hosts, which ended since then."""
+    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
+        """See `clocks.answer`."""
+        return answer(address, port, nonce)
+
+    def traced(self, since: float, most: int) -> tuple[list[Any], list[Any]]:
+        """Launches that were on the devices, and waits for data of other hosts; the last that ended since then."""
         shift = time.monotonic() - time.perf_counter()
         ran, waits = self.dispatcher.ran.records(), self.dispatcher.arrivals.waits.records()
-        moved = [[(s, a + shift, b + shift) for s, a, b in found if b + shift >= since] for found in (ran, waits)]
+        moved = [[(s, a + shift, b + shift) for s, a, b in newest(f, since - shift, 2, most)] for f in (ran, waits)]
         return moved[0], moved[1]
 
-    def profile(self, seconds: float, folder: str) -> str:
-        """Has JAX's profiler run for some seconds; returns the folder that it wrote to, on this host's machine."""
-        import jax
+    def profile(self, seconds: float) -> bytes | str:
+        """Has JAX's profiler run for some seconds; its profile, or the reason for its lack."""
+        from pathways_ray.executor.profiling.profiler import xprof
 
-        path = os.path.join(folder, f"host-{self.host}")
-        jax.profiler.start_trace(path)
-        try:
-            time.sleep(seconds)
-        finally:
-            jax.profiler.stop_trace()
-        return path
+        return xprof(seconds)
 
     def record(self) -> None:
         """Begins to note when each computation runs, until `recorded`; earlier notes are forgotten."""

@@ -39,6 +39,10 @@ class Recorder:
         if len(self._tenants) > MAX_SESSIONS:
             self._tenants.popitem(last=False)
 
+    def tenants(self) -> dict[int, str]:
+        """The tenants of the last sessions, also of those that are over. May be called from another thread."""
+        return self._tenants.copy()
+
     def failed(self, kind: str) -> None:
         """A launch has failed."""
         self.failures[kind] = self.failures.get(kind, 0) + 1

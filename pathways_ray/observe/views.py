@@ -29,7 +29,7 @@ class Stopped(View, frozen=True, array_like=True):
     """A launch that stands on a host. `phase` is that of `ActiveLaunch`, by name.
 
     `producers` are the launches whose results it waits for, `senders` the hosts whose data. With `arrived` its data is
-    there, and it waits for the other hosts of its island. `barrier` is -1 where it stands at none.
+    there, and it waits for the other hosts of its island.
     """
 
     sequence: int
@@ -37,7 +37,6 @@ class Stopped(View, frozen=True, array_like=True):
     producers: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
     arrived: bool = False
-    barrier: int = -1
 
 
 class Arriving(View, frozen=True, array_like=True):
@@ -91,7 +90,6 @@ class Dispatched(View, frozen=True):
     hosts: tuple[int, ...]
     devices: tuple[str, ...] = ()
     more_devices: int = 0
-    cross_island: bool = False
     failure: str = ""
 
 
@@ -108,7 +106,6 @@ class Queue(View, frozen=True):
     program: str
     age_s: float
     devices: tuple[str, ...] = ()
-    cross_island: bool = False
 
 
 class Place(View, frozen=True):
@@ -117,7 +114,6 @@ class Place(View, frozen=True):
 
     sequence: int
     before: int
-    own: int
     behind: int = 0
 
 

@@ -16,6 +16,7 @@ import ray
 from pathways_ray import limits, names
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
+from pathways_ray.observe.timeline import newest
 from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
@@ -23,6 +24,7 @@ from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
+from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
@@ -81,9 +83,13 @@ class IslandScheduler:
         """See `os_process.clock`."""
         return clock()
 
-    def traced(self, since: float) -> list[Any]:
-        """Launches that were over since then: number, when hosts got them, when they were over."""
-        return [record for record in self.core.order.over.records() if record[2] >= since]
+    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
+        """See `clocks.answer`."""
+        return answer(address, port, nonce)
+
+    def traced(self, since: float, most: int) -> list[Any]:
+        """Launches that were over since then, the last ones: number, when hosts got them, when they were over."""
+        return newest(self.core.order.over.records(), since, 2, most)
 
     def _serve(self) -> None:
         """Serves until the controller's link ends or something is wrong.

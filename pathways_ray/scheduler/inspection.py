@@ -65,7 +65,6 @@ def _dispatched(record: Outstanding, now: float) -> views.Dispatched:
         tuple(sorted(record.hosts)),
         _names(devices),
         max(0, len(devices) - views.MAX_DEVICES),
-        record.program.cross_island,
         record.failed.report.failure.message if record.failed is not None else "",
     )
 
@@ -80,7 +79,6 @@ def _queue(order: IslandOrder, queue: SessionQueue) -> views.Queue:
         program.name if program is not None else "",
         order.now - queue.candidate.since,
         _names(program.devices.devices) if program is not None else (),
-        program is not None and program.cross_island,
     )
 
 
@@ -103,7 +101,7 @@ def _places(order: IslandOrder, ranked: list[SessionQueue], asked: frozenset[int
                 earlier = [q for q in ranked[:rank] if _meets(_devices_of(order, q.head), devices)]
                 first = own and launches[0].sequence
                 behind = there[0] if there else earlier[0].head.sequence if earlier else first
-                found.append(views.Place(launch.sequence, len(there) + len(earlier) + own, own, behind))
+                found.append(views.Place(launch.sequence, len(there) + len(earlier) + own, behind))
     return tuple(found)
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +27,9 @@ import jax
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import ExecuteStep
 from pathways_ray.transport.messages import IslandLaunch
+
+MAX_XPROF_BYTES = 1 << 30
+"""A profile that is larger is not carried to who asked for it."""
 
 MAX_ENTRIES = 1 << 17
 """Launches that a trace keeps, some 10 MB; older ones go first."""
@@ -206,3 +211,21 @@ def _in_order(ended: list[tuple[_Seen, float, float]]) -> list[Computed]:
         free.update(dict.fromkeys(one.devices, end))
         computed.append(Computed(one.name, one.devices, start, end))
     return computed
+
+
+def xprof(seconds: float) -> bytes | str:
+    """Has JAX's profiler run for some seconds; its profile (`.xplane.pb`), or the reason for its lack."""
+    with tempfile.TemporaryDirectory(prefix="pathways-xprof-") as folder:
+        try:
+            jax.profiler.start_trace(folder)
+        except RuntimeError as error:  # another profile is being made
+            return str(error)
+        try:
+            time.sleep(seconds)
+        finally:
+            jax.profiler.stop_trace()
+        for file in Path(folder).rglob("*.xplane.pb"):
+            if file.stat().st_size > MAX_XPROF_BYTES:
+                return f"its profile has {file.stat().st_size:,} bytes, of at most {MAX_XPROF_BYTES:,}: trace for less"
+            return file.read_bytes()
+    return "JAX's profiler wrote nothing"

@@ -35,9 +35,7 @@ def _stopped(core: HostCore) -> Iterator[Stopped]:
         plan = active.plan.plan
         senders = {host for edge in barrier.edges for host in plan.placed(plan.edges[edge].source.slice).hosts}
         arrived = active.arrived == barrier.number
-        yield Stopped(
-            sequence, active.phase.name, (), tuple(sorted(senders - {core.host})), arrived, barrier=barrier.number
-        )
+        yield Stopped(sequence, active.phase.name, (), tuple(sorted(senders - {core.host})), arrived)
 
 
 def _next_barrier(active: ActiveLaunch) -> InputBarrier | None:

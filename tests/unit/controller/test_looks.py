@@ -80,7 +80,7 @@ def test_the_islands_of_a_launch_are_asked_and_the_chain_goes_on_with_their_view
     launch(made, 2, 7, 1)
     launch(made, 1, 12, 1)
     sent = Dispatched(1, 2, "bob", "1", 1.5, (0,), ("0.0", "0.1"))
-    view = IslandView(0, (0, 1), (), (sent,), places=(Place(2, 1, 0, 1),))
+    view = IslandView(0, (0, 1), (), (sent,), places=(Place(2, 1, 1),))
     commands = ask(made, "launch", 2)
     (inspect,) = asked(commands).values()
     assert inspect.launches == (2,)

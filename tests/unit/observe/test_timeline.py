@@ -5,12 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.observe import timeline
-from pathways_ray.observe.timeline import Clock, Ended, Interval, Records, moved_by, offset_of, trace_file
+from pathways_ray.observe.predictions import PREDICTION, Prediction, Span
+from pathways_ray.observe.timeline import (
+    Clock,
+    Ended,
+    Interval,
+    Records,
+    moved_by,
+    newest,
+    offset_of,
+    share_of,
+    trace_file,
+)
 
 RECORDS = Records(
     ended=[Ended(640, 2, 5, 10.0, 10.004, 3), Ended(641, 1, 6, 10.001, 10.006, -1)],
@@ -87,3 +99,57 @@ def test_the_offset_of_a_clock_is_right_within_what_it_says(offset: float, sampl
     clock = offset_of(asked)
     assert abs(clock.offset_s - offset) <= clock.within_s + 1e-9
     assert moved_by([Interval(1, offset, offset + 1)], Clock(offset))[0].start == 0.0
+
+
+# --- predicted beside real --------------------------------------------------------------------------------------------
+
+STEP = Prediction(
+    "step", 0.003, {0: [Span("0F0", 0.0, 0.001)], 5: [Span("1F0", 0.001, 0.002), Span("1B0", 0.002, 0.003)]}
+)
+
+
+def test_what_was_predicted_stands_beside_each_launch_of_its_program() -> None:
+    """Launch 640 of program 'step' began on its devices at 10.001; 641 is of another program."""
+    found = trace_file(msgspec.structs.replace(RECORDS, predictions=[STEP]))
+    zero = 9.999
+    drawn = {
+        (e["pid"], e["name"]): (e["ts"] / 1e6 + zero, e["dur"] / 1e6)
+        for e in found["traceEvents"]
+        if e.get("cat") == "predicted"
+    }
+    assert set(drawn) == {(timeline.HOSTS, "0F0"), (timeline.HOSTS + 5, "1F0"), (timeline.HOSTS + 5, "1B0")}
+    assert drawn[timeline.HOSTS + 5, "1F0"] == (pytest.approx(10.002), pytest.approx(0.001))
+    said = {e["args"].get("predicted seconds") for e in found["traceEvents"] if e.get("name") == "step 640"}
+    assert said == {0.003}
+    assert all("predicted seconds" not in e["args"] for e in found["traceEvents"] if e.get("name") == "double 641")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"program": "step", "seconds": 1, "hosts": {"0": [["a", 2, 1]]}}',
+        '{"program": "step", "seconds": 1, "hosts": {"0": [["a", -1, 1]]}}',
+        '{"program": "step", "seconds": 0, "hosts": {}}',
+        '{"program": "step", "seconds": 1, "hosts": {}, "more": 1}',
+        '{"program": "step", "seconds": 1, "hosts": {"0": [' + ",".join(['["a", 0, 1]'] * 20_001) + "]}}",
+    ],
+)
+def test_what_is_no_prediction_is_refused(text: str) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        PREDICTION.decode(text)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_records_are_given() -> None:
+    records = [(1, 0.0, 5.0), (2, 1.0, 3.0), (3, 2.0, 4.0)]
+    assert newest(records, 3.5, 2, 9) == [records[0], records[2]]
+    assert newest(records, 0.0, 2, 2) == [records[2], records[0]], "those that end last, in that order"
+
+
+def test_processes_share_the_room_of_a_file() -> None:
+    assert share_of(10) * 10 <= timeline.MAX_SLICES
+    assert share_of(10**6) == timeline.MIN_SLICES

@@ -28,15 +28,15 @@ def sent(launch: LaunchView, *hosts: int, devices: tuple[str, ...] = ("0.0",), a
     return Dispatched(launch.sequence, launch.session, launch.tenant, launch.program, age_s, hosts, devices)
 
 
-BEHIND = IslandView(0, (0,), (), (sent(BOB, 0),), places=(Place(812, 2, 0, 640),))
+BEHIND = IslandView(0, (0,), (), (sent(BOB, 0),), places=(Place(812, 2, 640),))
 
 
 def test_the_chain_of_a_launch_behind_another_tenants_that_waits_for_data_of_a_host_that_is_late() -> None:
     """Alice's launch is behind bob's, which waits on island 0 for data of host 5, where island 1 runs bob's part."""
     there = IslandView(1, (5,), (), (sent(BOB, 5, devices=("5.0",)),), running=(views.Running(5, 640, 7.25),))
     here = IslandView(
-        0, (0,), (), (sent(BOB, 0),), places=(Place(812, 2, 0, 640),),
-        stopped=(StoppedOn(0, Stopped(640, "AT_BARRIER", (), (5,), barrier=2)),),
+        0, (0,), (), (sent(BOB, 0),), places=(Place(812, 2, 640),),
+        stopped=(StoppedOn(0, Stopped(640, "AT_BARRIER", (), (5,))),),
     )  # fmt: skip
     assert chain(ALICE, here, there) == (
         "launch 812 of program 'double' (alice) is at place 3 in the order of island 0, behind launch 640 of program "
@@ -83,7 +83,7 @@ def test_a_launch_in_a_device_queue_leads_to_the_one_before_it_on_its_devices() 
 
 def test_a_launch_at_a_rendezvous_names_the_hosts_that_have_not_come() -> None:
     here = IslandView(
-        0, (0, 1), (), (sent(ALICE, 0, 1),), stopped=(StoppedOn(0, Stopped(812, "ENQUEUED", barrier=4, arrived=True)),)
+        0, (0, 1), (), (sent(ALICE, 0, 1),), stopped=(StoppedOn(0, Stopped(812, "ENQUEUED", arrived=True)),)
     )  # fmt: skip
     assert chain(ALICE, here) == ("launch 812 of program 'double' (alice) waits on host 0 for host 1 of its island",)
 

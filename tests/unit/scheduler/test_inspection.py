@@ -58,14 +58,14 @@ def test_a_view_has_what_is_with_the_hosts_and_what_waits() -> None:
     assert {one.age_s for one in found.dispatched} == {2.0}
     assert found.dispatched[0].devices == ("0.0", "0.1")
     assert [(queue.tenant, queue.head, queue.launches) for queue in found.queues] == [("bob", 3, 1), ("alice", 4, 2)]
-    assert found.places == (views.Place(4, 3, 0, 1), views.Place(5, 4, 1, 1))
+    assert found.places == (views.Place(4, 3, 1), views.Place(5, 4, 1))
 
 
 def test_a_view_has_what_hosts_say() -> None:
     made = island()
     launch(made, 1, 2)
     made.from_host(0, 1, Compiling(0, 1))
-    stands = views.Stopped(1, "AT_BARRIER", (), (5,), barrier=2)
+    stands = views.Stopped(1, "AT_BARRIER", (), (5,))
     upload = views.Arriving(1, 3, 40, 64)
     made.now = 4.0
     made.from_host(0, 1, Heartbeat(0, 1.0, (Running(1, 1500),), (), (stands,), (upload,)))
