@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
@@ -145,3 +146,7 @@ class Array(SliceArray):
 
     def __repr__(self) -> str:
         return f"pw.Array({self._type} @ {self._type.where()}, {self._buffer.record.state.value})"
+
+    def _repr_html_(self) -> str:
+        """The array in a notebook: type, place, state, and which device has which tile. Its value is not fetched."""
+        return notebook.array_html(self._type, self.nbytes, self._buffer.record.state.value)

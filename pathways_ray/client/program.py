@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from html import escape
 from types import MethodType
 from typing import Any, cast
 
 import jax
 
-from pathways_ray.client import prng
+from pathways_ray.client import notebook, prng
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
@@ -123,6 +124,11 @@ class Program:
     def __repr__(self) -> str:
         return f"pw.program({self.__name__})"
 
+    def _repr_html_(self) -> str:
+        """The program in a notebook: its graph for the argument types of the last call, where there was one."""
+        last = next(reversed(self._cache.values()), None)
+        return f"<p>{escape(repr(self))}</p>" if last is None else notebook.graph_html(last.graph)
+
 
 def _type_of(leaf: Any) -> ArgumentType:
     if isinstance(leaf, Array):
@@ -155,6 +161,12 @@ class LoweredProgram:
     def graph(self) -> Any:
         """The traced graph (`pathways_ray.ir.graph.Graph`)."""
         return self._built.graph
+
+    def __repr__(self) -> str:
+        return f"pw.LoweredProgram({self.graph.name}, {len(self.graph.nodes)} nodes)"
+
+    def _repr_html_(self) -> str:
+        return notebook.graph_html(self.graph)
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client, sends the launch, returns handles."""

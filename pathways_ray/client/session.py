@@ -15,11 +15,13 @@ import os
 import time
 from collections.abc import Sequence
 from functools import partial
+from html import escape
 from typing import Any, Self
 
 import numpy as np
 
 from pathways_ray import limits
+from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord
@@ -351,6 +353,16 @@ class Session:
             self.flush()
 
     # --- the end ------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        closed = self.closed_because
+        return f"pw.Session({self.id} of {self.url}{f', closed: {closed}' if closed else ''})"
+
+    def _repr_html_(self) -> str:
+        """The cluster in a notebook: islands, hosts and devices, and who holds these now."""
+        with contextlib.suppress(PathwaysError):
+            return notebook.cluster_html(self.url, self.id, self.status())
+        return f"<p>{escape(repr(self))}</p>"  # it is closed, or the controller is away
 
     def leave_to_parent(self) -> None:
         """Ends the session in a fork, which has the sockets of its parent and none of the threads that read them. Takes

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pathways_ray import compat
+from pathways_ray.client import notebook
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType, Spec
@@ -95,6 +96,9 @@ class VirtualSlice:
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
         return f"slice {self.name or self.id} ({mesh})"
+
+    def _repr_html_(self) -> str:
+        return notebook.slice_html(self)
 
 
 def slice_of(mesh: Any) -> VirtualSlice | None:
