@@ -34,6 +34,11 @@ def host(name: str, number: int) -> str:
     return f"{name}-host-{number}"
 
 
+def process(name: str, process: str) -> str:
+    """The actor of a process by the name that logs have for it: "controller", "scheduler 0", "host 3"."""
+    return f"{name}-{process.replace(' ', '-')}"
+
+
 def tenant_islands(name: str) -> str:
     """The actor that starts and ends the islands that tenants have for themselves."""
     return f"{name}-tenant-islands"

@@ -21,6 +21,9 @@ import msgspec
 from pathways_ray.story import Entry, log_name
 
 MAX_FILE_BYTES = 8 << 20
+MAX_PART_BYTES = 1 << 18
+"""Bytes of a log that are read at once."""
+
 KEPT_FILES = 2
 """Rolled files beside the current one."""
 
@@ -92,6 +95,30 @@ class ProcessLog:
         if self._handler is not None:
             self._handler.close()
             self._handler = None
+
+
+def read(runtime: str, process: str, offset: int = -1, rolled: int = 0) -> tuple[str, int]:
+    """Whole lines of a log on this machine, at most `MAX_PART_BYTES` of them, and the offset behind them.
+
+    Args:
+        offset: of the first byte; -1 is that of the last part, and one beyond the end, of a file that was rolled since,
+            is the beginning.
+        rolled: 0 is the file that is written, 1 the one before it. One that is not there has nothing, and ends at 0.
+    """
+    path = path_of(runtime, process)
+    if rolled:
+        path = path.with_name(f"{path.name}.{rolled}")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = max(0, size - MAX_PART_BYTES) if offset < 0 else offset if offset <= size else 0
+            file.seek(begin)
+            found = file.read(MAX_PART_BYTES)
+    except OSError:
+        return "", 0
+    end = found.rfind(b"\n") + 1 or (len(found) if len(found) == MAX_PART_BYTES else 0)
+    first = found.find(b"\n") + 1 if offset < 0 and begin else 0
+    return found[first:end].decode(errors="replace"), begin + end
 
 
 def _make_private(path: Path) -> None:

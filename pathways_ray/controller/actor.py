@@ -21,8 +21,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pathways_ray import limits, names
+from pathways_ray import limits, names, process_log
 from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
@@ -35,21 +36,23 @@ from pathways_ray.controller.planning import PlanReply
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.watch import TICK_S
-from pathways_ray.errors import PathwaysError, to_failure
+from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
-from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
-from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, Status, StatusReply
+from pathways_ray.transport.inspectable import Inspectable
+from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, LogPart, ReadLog, Refused, Status, StatusReply
 from pathways_ray.waits import tick_s
 
 METRICS_LIMIT_S = 5.0
+
+READ_LOG_LIMIT_S = 2.0
+"""A process, and then its machine, has this long to read a log: those who ask wait for 5 s."""
 
 RETRY_PAUSE_S = 0.5
 """Time between two calls to a resource manager that is out of reach."""
@@ -58,7 +61,7 @@ RESTART_PAUSE_S = 0.5
 """A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
 
 
-class Controller:
+class Controller(Inspectable):
     """One for a cluster. Everything runs on an event loop in a thread of its own.
 
     Args:
@@ -89,7 +92,7 @@ class Controller:
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
         coalesce: bool = True,
     ) -> None:
-        self.runtime = runtime
+        self.runtime, self.process = runtime, "controller"
         self.metrics_at = metrics_at
         self.silence_limit_s = silence_limit_s
         self.listen = listen
@@ -108,7 +111,7 @@ class Controller:
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.requests.isolation.enabled = isolation
         self.core.requests.coalesce = coalesce
-        self.core.story.sink = ProcessLog(runtime, "controller").write
+        self.core.story.sink = ProcessLog(runtime, self.process).write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
@@ -127,14 +130,6 @@ class Controller:
         """Url, token and CA file of the client service, for those who can reach Ray, which gives them all rights."""
         ca = self.listen.tls.ca if self.listen.tls is not None else ""
         return self.listen.scheme + self.address.result(), self.token, ca
-
-    def clock(self) -> tuple[str, float]:
-        """See `os_process.clock`."""
-        return clock()
-
-    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
-        """See `clocks.answer`."""
-        return answer(address, port, nonce)
 
     def traced(self, since: float, most: int) -> tuple[list[Any], dict[int, str], dict[int, str], dict[int, int]]:
         """Launches that have ended since then, the last ones (`Recorder.ring`), names of programs, tenants of sessions,
@@ -245,6 +240,8 @@ class Controller:
             case events.KillScheduler(island):
                 with contextlib.suppress(ValueError):  # it ends just now
                     ray.kill(ray.get_actor(names.scheduler(self.runtime, island), names.NAMESPACE), no_restart=False)
+            case events.AskForLog():
+                self._later(self._ask_for_log(command))
             case events.KillManager():
                 ray.kill(self.resource_manager, no_restart=False)
             case events.Exit(reason):
@@ -253,6 +250,33 @@ class Controller:
                     self.exit.set_exception(RuntimeError(reason))
             case events.ReportFault(text):
                 print(text, file=sys.stderr, flush=True)
+
+    async def _ask_for_log(self, command: events.AskForLog) -> None:
+        """Has the process read its log; or, where it does not answer, a task on its node."""
+        request = command.request
+        reply: LogPart | Refused
+        try:
+            reply = LogPart(*await self._read_log(request))
+        except ValueError:
+            reply = Refused(Failure("UsageError", f"no process is named {request.process[:40]!r}"))
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            text = f"neither {request.process} nor its machine answers ({type(error).__name__}): its log lies there"
+            reply = Refused(Failure("UsageError", text))
+        self.front.answer(events.AnswerCall(command.call, reply))
+
+    async def _read_log(self, request: ReadLog) -> tuple[str, int]:
+        part = (request.offset, request.rolled)
+        found: tuple[str, int]
+        actor = ray.get_actor(names.process(self.runtime, request.process), names.NAMESPACE)
+        try:
+            found = await asyncio.wait_for(actor.read_log.remote(*part), READ_LOG_LIMIT_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            if not request.node:
+                raise
+            there = NodeAffinitySchedulingStrategy(request.node, soft=False)
+            read = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(process_log.read)
+            found = await asyncio.wait_for(read.remote(self.runtime, request.process, *part), READ_LOG_LIMIT_S)
+        return found
 
     async def _plan(self, command: events.Plan) -> None:
         """In threads: one compares functions with their digests, the other waits for the planner's process."""

@@ -14,7 +14,7 @@ from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.planning import PlanReply, PlanRequest
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant, TenantBook
-from pathways_ray.transport.messages import FromIsland, IslandUp, Reply, Request, ToController
+from pathways_ray.transport.messages import FromIsland, IslandUp, ReadLog, Reply, Request, ToController
 
 Caller: TypeAlias = int | Tenant | None
 """The authenticated origin of a request: a session by its number, a tenant, or, None, the operator."""
@@ -248,6 +248,13 @@ class KillManager(msgspec.Struct, frozen=True):
     """End the resource manager's process; Ray starts it again."""
 
 
+class AskForLog(msgspec.Struct, frozen=True):
+    """Have a process read its log, and answer a call with it."""
+
+    call: int
+    request: ReadLog
+
+
 class Exit(msgspec.Struct, frozen=True):
     """End this process; Ray starts it again."""
 
@@ -277,6 +284,7 @@ Command: TypeAlias = (
     | WantIslands
     | ReportToManager
     | KillManager
+    | AskForLog
     | Exit
     | ReportFault
 )

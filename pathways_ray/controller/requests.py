@@ -15,7 +15,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
 from pathways_ray.controller.clients import Client, Clients
-from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.events import AnswerCall, AskForLog, Caller, CallManager, Command, Requested
 from pathways_ray.controller.explaining import Explanations
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
@@ -189,6 +189,8 @@ class Requests:
             return self._look(event.call, caller, request, now)
         if isinstance(request, wire.LiftRefusal) and caller is None:
             return self._lift(request, now), []
+        if isinstance(request, wire.ReadLog) and caller is None:
+            return None, [AskForLog(event.call, request)]
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
@@ -205,8 +207,8 @@ class Requests:
                 return reply, [*commands, *self.launches.prepare(client.session, request.program)]
             case wire.Status() | wire.Look():
                 return self._look(event.call, client.tenant if client.token else None, request, now)
-            case wire.LiftRefusal():
-                raise AuthenticationError("only the operator, with the runtime's own token, lifts a refusal")
+            case wire.LiftRefusal() | wire.ReadLog():
+                raise AuthenticationError("that takes the runtime's own token, the operator's")
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
 

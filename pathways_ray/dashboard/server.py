@@ -16,10 +16,8 @@ import contextlib
 import hmac
 import json
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -27,7 +25,6 @@ from aiohttp import web
 from pathways_ray.client.asking import call, look
 from pathways_ray.dashboard.sections import Page, sections
 from pathways_ray.errors import PathwaysError
-from pathways_ray.process_log import folder
 from pathways_ray.transport import messages
 from pathways_ray.transport.endpoints import is_loopback
 
@@ -74,14 +71,14 @@ class Dashboard:
 
     Args:
         looking: gives everything, as `client.asking.look` does; called in a thread.
-        asking: answers a `Look` about one thing, in a thread.
+        asking: answers a `Look` about one thing, or a `ReadLog`, in a thread.
         token: opens the page.
     """
 
     def __init__(
         self,
         looking: Callable[[], dict[str, Any]],
-        asking: Callable[[messages.Look], str],
+        asking: Callable[[messages.Look | messages.ReadLog], str],
         token: str,
         pace: Pace = Pace(),  # noqa: B008 (a tuple)
     ) -> None:
@@ -93,7 +90,7 @@ class Dashboard:
         self.away = ""
         self.logs: dict[str, str] = {}
         self.browsers = 0
-        self.changed = asyncio.Condition()
+        self.news = asyncio.Event()  # a new one for each change
         self.wanted = asyncio.Event()
         self.hosts: set[str] = set()
 
@@ -165,12 +162,12 @@ class Dashboard:
             else:
                 changed = self.page.update(sections(found)) or bool(self.away)
                 self.away = ""
-                self.logs = {one["process"]: one["path"] for one in (found.get("status") or {}).get("logs", [])}
+                self.logs = {one["process"]: one["node"] for one in (found.get("status") or {}).get("logs", [])}
                 took, every = loop.time() - began, self.pace.look_s
                 pause = max(every - took, self.pace.share * took - every)
             if changed:
-                async with self.changed:
-                    self.changed.notify_all()
+                news, self.news = self.news, asyncio.Event()
+                news.set()
             await asyncio.sleep(min(pause, 30.0))
 
     # --- pages --------------------------------------------------------------------------------------------------------
@@ -207,7 +204,7 @@ class Dashboard:
         seen, away = 0, ""
         await response.write(b"retry: 2000\n\n")
         while True:
-            changes = self.page.changes
+            changes, news = self.page.changes, self.news
             text = self.page.since(seen) if changes > seen else ""
             if self.away != away:
                 away = self.away
@@ -215,10 +212,9 @@ class Dashboard:
             async with asyncio.timeout(self.pace.write_limit_s):
                 await response.write((text or ": still here\n\n").encode())
             seen = changes
-            async with self.changed:
-                if self.page.changes == seen and self.away == away:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self.changed.wait(), self.pace.ping_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.pace.ping_s):
+                    await news.wait()
 
     async def _why(self, request: web.Request) -> web.Response:
         launch = request.query.get("launch", "")
@@ -231,20 +227,16 @@ class Dashboard:
         return web.Response(text=text, content_type="application/json", headers=HEADERS)
 
     async def _log(self, request: web.Request) -> web.Response:
-        """The end of the log of a process, where it lies on this machine."""
-        path = self.logs.get(request.query.get("process", ""), "")
-        if not path or folder() not in Path(path).parents:
-            return web.Response(status=404, text="there is no such log here\n", headers=HEADERS)
+        """The end of the log of a process, wherever it lies."""
+        process = request.query.get("process", "")
+        if process not in self.logs:
+            return web.Response(status=404, text="there is no such log\n", headers=HEADERS)
         try:
-            lines = await asyncio.to_thread(_last_lines, Path(path))
-        except OSError as error:
-            return web.Response(status=404, text=f"{error.strerror}: it lies on another machine\n", headers=HEADERS)
-        return web.Response(text="".join(lines), headers=HEADERS)
-
-
-def _last_lines(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return list(deque(file, LOG_LINES))
+            text = await asyncio.to_thread(self.asking, messages.ReadLog(0, process, self.logs[process]))
+        except PathwaysError as error:
+            return web.Response(status=502, text=f"{error}\n", headers=HEADERS)
+        lines = text.splitlines(keepends=True)
+        return web.Response(text="".join(lines[-LOG_LINES:]), headers=HEADERS)
 
 
 def _same(shown: str, token: str) -> bool:
@@ -279,9 +271,9 @@ def serve(
         raise ValueError(f"the page is served on loopback only, not at {address}; reach it through ssh -L")
     page_token = secrets.token_urlsafe(24)
 
-    def asking(question: messages.Look) -> str:
+    def asking(question: messages.Look | messages.ReadLog) -> str:
         reply = call(url, token, question, ca=ca)
-        return reply.text if isinstance(reply, messages.StatusReply) else "{}"
+        return reply.text if isinstance(reply, messages.StatusReply | messages.LogPart) else "{}"
 
     async def main() -> None:
         dashboard = Dashboard(lambda: look(url, token, ca), asking, page_token)

@@ -23,11 +23,11 @@ from pathways_ray.executor.run.instructions import Joined
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
-from pathways_ray.os_process import clock, started_at
+from pathways_ray.os_process import started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
-from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig, joined
+from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.links import silence_of
 from pathways_ray.transport.messages import Heartbeat, HostInfo, JoinReply, encode
 from pathways_ray.transport.tls import trust_of
@@ -45,7 +45,7 @@ def _free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-class HostExecutor:
+class HostExecutor(Inspectable):
     """The process of one host. Methods answer Ray's calls; the work happens in threads (see `dispatcher`)."""
 
     def __init__(
@@ -65,7 +65,8 @@ class HostExecutor:
     ) -> None:
         self.tenant, self.base, self.memory = tenant, base, memory
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
-        self.log = ProcessLog(runtime, f"host {host}")
+        self.runtime, self.process = runtime, f"host {host}"
+        self.log = ProcessLog(runtime, self.process)
         self.listen = listen
         self.silence = silence_of(silence_limit_s)
         self.timeline: Timeline | None = None
@@ -213,14 +214,6 @@ class HostExecutor:
         time.sleep(seconds)
         self.dispatcher.release(trace)
         return list(trace.entries)
-
-    def clock(self) -> tuple[str, float]:
-        """See `os_process.clock`."""
-        return clock()
-
-    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
-        """See `clocks.answer`."""
-        return answer(address, port, nonce)
 
     def traced(self, since: float, most: int) -> tuple[list[Any], list[Any]]:
         """Launches that were on the devices, and waits for data of other hosts; the last that ended since then."""

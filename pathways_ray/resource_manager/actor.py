@@ -28,6 +28,7 @@ from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.status import status
+from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.messages import HostInfo, encode
 from pathways_ray.waits import tick_s
 
@@ -42,7 +43,7 @@ GROUPS = {CLIENTS: 64}
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 
 
-class ResourceManager:
+class ResourceManager(Inspectable):
     """One for a cluster.
 
     Calls that clients cause are in a concurrency group of their own, `CLIENTS`, so that the cluster's own never queue
@@ -58,13 +59,13 @@ class ResourceManager:
         silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
     ) -> None:
-        self.runtime = runtime
+        self.runtime, self.process = runtime, "resource manager"
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
         last_epoch = int(time.time()) if restarted else 0
         controller = names.controller(runtime) if restarted else ""
         self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
-        self.core.story.sink = ProcessLog(runtime, "resource manager").write
+        self.core.story.sink = ProcessLog(runtime, self.process).write
         self.incarnation = secrets.token_hex(8)
         self.data_secret = data_secret
         self.link_secret = link_secret
@@ -72,7 +73,7 @@ class ResourceManager:
         self.lock = threading.Lock()
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self.clock: asyncio.Task[None] | None = None
+        self.ticking: asyncio.Task[None] | None = None
 
     async def controller_serves(self, incarnation: str, address: str, name: str) -> str:
         """Called by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
@@ -211,8 +212,8 @@ class ResourceManager:
     def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
         with self.lock:
-            if self.clock is None:  # Ray runs the constructor outside of the event loop
-                self.clock = asyncio.ensure_future(self._tick())
+            if self.ticking is None:  # Ray runs the constructor outside of the event loop
+                self.ticking = asyncio.ensure_future(self._tick())
             commands = self.core.handle(event, time.monotonic())
         for command in commands:
             match command:

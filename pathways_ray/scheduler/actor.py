@@ -17,21 +17,20 @@ from pathways_ray import limits, names
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
-from pathways_ray.os_process import clock
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
-from pathways_ray.transport.clocks import answer
 from pathways_ray.transport.endpoints import ListenConfig
+from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
 from pathways_ray.waits import tick_s
 
 
-class IslandScheduler:
+class IslandScheduler(Inspectable):
     """One for an island. Everything runs on an event loop in a thread of its own.
 
     Ray restarts it when its process dies. The hosts have ended with their links by then and join again; the controller
@@ -49,7 +48,7 @@ class IslandScheduler:
         compile_limit_s: float = limits.COMPILE_LIMIT_S,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        self.runtime = runtime
+        self.runtime, self.process = runtime, f"scheduler {island}"
         self.silence_limit_s = silence_limit_s
         self.listen = listen
         self.core = SchedulerCore(
@@ -61,7 +60,7 @@ class IslandScheduler:
             compile_limit_s,
             silence_limit_s,
         )
-        self.core.story.sink = ProcessLog(runtime, f"scheduler {island}").write
+        self.core.story.sink = ProcessLog(runtime, self.process).write
         depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(depth)
         self.branches: dict[int, outboxes.Branch] = {}
@@ -78,14 +77,6 @@ class IslandScheduler:
     def statistics(self) -> dict[str, int]:
         order = self.core.order
         return {"queued": sum(order.queues.lengths().values()), "outstanding": len(order.outstanding)}
-
-    def clock(self) -> tuple[str, float]:
-        """See `os_process.clock`."""
-        return clock()
-
-    def compare_clock(self, address: str, port: int, nonce: bytes) -> bool:
-        """See `clocks.answer`."""
-        return answer(address, port, nonce)
 
     def traced(self, since: float, most: int) -> list[Any]:
         """Launches that were over since then, the last ones: number, when hosts got them, when they were over."""

@@ -248,6 +248,29 @@ class Look(Message, tag=192):
     of: int = 0
 
 
+class ReadLog(Message, tag=193):
+    """The operator asks for a part of the log of a process, such as "host 3", wherever it lies: a `LogPart`.
+
+    Args:
+        node: Ray's id of the node on which it lies, for a process that does not answer; status has it.
+        offset: of the first byte; -1 is the beginning of the last part.
+        rolled: 0 is the file that is written, 1 the one before it.
+    """
+
+    session: int
+    process: str
+    node: str = ""
+    offset: int = -1
+    rolled: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class LogPart(Message, tag=194):
+    """Whole lines of a log, and the offset behind them; of a file that is not there, nothing and 0."""
+
+    text: str
+    offset: int
+
+
 class LiftRefusal(Message, tag=170):
     """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
 
@@ -267,8 +290,8 @@ class NotYet(Message, tag=82):
     """The resource manager's answer for a slice while it waits for islands: ask again."""
 
 
-Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal | Look
-Reply = SessionOpened | SliceCreated | Explained | StatusReply | Accepted | Refused
+Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal | Look | ReadLog
+Reply = SessionOpened | SliceCreated | Explained | StatusReply | LogPart | Accepted | Refused
 
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)

@@ -85,3 +85,27 @@ def test_a_file_is_rolled_and_old_runtimes_go(place: Path, monkeypatch: pytest.M
     assert all(path.stat().st_size <= 1000 for path in path_of("new", "controller").parent.iterdir())
     assert lines(path_of("new", "controller"))[-1]["event"] == "event 99"
     assert not path_of("old", "controller").parent.exists()
+
+
+def test_a_log_is_read_in_parts_of_whole_lines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "MAX_PART_BYTES", 10)
+    path = path_of("test", "host 3")
+    path.parent.mkdir(parents=True)
+    path.write_text("one\ntwo\nthree\nhal")
+    path.with_name(f"{path.name}.1").write_text("older\n")
+    assert process_log.read("test", "host 3", 0) == ("one\ntwo\n", 8)
+    assert process_log.read("test", "host 3", 8) == ("three\n", 14)
+    assert process_log.read("test", "host 3", 14) == ("", 14), "half a line has yet to come whole"
+    assert process_log.read("test", "host 3", 99) == ("one\ntwo\n", 8), "it was rolled"
+    assert process_log.read("test", "host 3") == ("three\n", 14), "the last part begins with a whole line"
+    assert process_log.read("test", "host 3", 0, 1) == ("older\n", 6)
+    assert process_log.read("test", "host 4") == ("", 0)
+
+
+def test_a_line_without_end_does_not_stop_the_reader(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "MAX_PART_BYTES", 4)
+    path = path_of("test", "host 3")
+    path.parent.mkdir(parents=True)
+    path.write_text("toolong\n")
+    assert process_log.read("test", "host 3", 0) == ("tool", 4)
+    assert process_log.read("test", "host 3", 4) == ("ong\n", 8)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from pathways_ray.cli import commands, logs
+from pathways_ray import process_log
+from pathways_ray.cli import commands, log_reading, logs
+from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.usage import used
+from pathways_ray.story import log_name
+from pathways_ray.transport import messages
 
 NOW = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 
@@ -27,10 +32,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     found = {"controller": tmp_path / "controller.jsonl", "host 1": tmp_path / "host-1.jsonl"}
     found["controller"].write_text(line(1, "session opened", session=7) + line(3, "host lost", host=1, cause="killed"))
     found["host 1"].write_text(line(2, "joined", detail="[red]\x1b[2J") + '{"half')
-    entries = [{"process": process, "path": str(path)} for process, path in found.items()]
-    entries.append({"process": "host 2", "path": str(tmp_path / "elsewhere.jsonl")})
+    entries = [{"process": process, "node": "a1", "path": str(path)} for process, path in found.items()]
+    entries.append({"process": "host 2", "node": "b2", "path": "/elsewhere"})
     tenants = [{"tenant": "alice", "device_seconds": 30.0}]
     monkeypatch.setattr(logs, "ask", lambda url, token, ca: {"logs": entries, "tenants": tenants})
+    monkeypatch.setattr(process_log, "path_of", lambda runtime, process: found[process])
+
+    def answer(url: str, token: str, request: Any, ca: str) -> messages.LogPart:
+        if request.process not in found:
+            raise UsageError(f"neither {request.process} nor its machine answers")
+        return messages.LogPart(*process_log.read("see", request.process, request.offset, request.rolled))
+
+    monkeypatch.setattr(log_reading, "call", answer)
     return found
 
 
@@ -39,7 +52,7 @@ def invoke(*words: str) -> Any:
 
 
 def test_logs_of_all_processes_are_in_one_order(files: dict[str, Path]) -> None:
-    texts = [text.split(" p: ")[1] for text in invoke("logs").output.splitlines()]
+    texts = [text.split(" p: ")[1] for text in invoke("logs").stdout.splitlines()]
     assert texts == ["session opened session 7", "joined: [red]?[2J", "host lost host 1 (because killed)"]
 
 
@@ -53,19 +66,41 @@ def test_a_process_and_a_number_of_lines_can_be_chosen(files: dict[str, Path]) -
 
 
 def test_an_audit_has_what_people_did(files: dict[str, Path]) -> None:
-    assert [text.split(" p: ")[1] for text in invoke("logs", "--audit").output.splitlines()] == [
+    assert [text.split(" p: ")[1] for text in invoke("logs", "--audit").stdout.splitlines()] == [
         "session opened session 7"
     ]
 
 
-@pytest.mark.parametrize(
-    ("process", "says"),
-    [("host:9", "no process named host 9; there are"), ("host:2", "the logs lie on other machines")],
-)
-def test_a_log_that_is_not_here_is_refused(files: dict[str, Path], process: str, says: str) -> None:
-    found = invoke("logs", "--process", process)
+def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:
+    found = invoke("logs", "--process", "host:9")
     assert found.exit_code == 2
-    assert says in found.output
+    assert "no process named host 9; there are controller, host 1, host 2" in found.output
+
+
+def test_a_log_that_cannot_be_read_is_said_and_the_others_are_shown(files: dict[str, Path]) -> None:
+    found = invoke("logs")
+    assert found.exit_code == 0
+    assert found.stderr == "host 2: neither host 2 nor its machine answers\n"
+    assert "session opened" in found.stdout
+
+
+def test_without_a_controller_the_logs_of_this_machine_are_shown(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ask(url: str, token: str, ca: str) -> Any:
+        raise UsageError("no cluster answers")
+
+    monkeypatch.setattr(logs, "ask", ask)
+    assert invoke("logs").exit_code == 2, "it is of nobody here"
+    (tmp_path / "see").mkdir()
+    files["host 1"].rename(tmp_path / "see" / "host-1.jsonl")
+    monkeypatch.setattr(process_log, "folder", lambda: tmp_path)
+    monkeypatch.setattr(process_log, "path_of", lambda runtime, process: tmp_path / runtime / log_name(process))
+    record = registry.Record("grpc://here:1", "t", name="see")
+    monkeypatch.setattr(registry, "all_records", lambda: [record])
+    found = invoke("logs")
+    assert found.stderr == "no cluster answers; these are the logs of this machine\n"
+    assert "joined" in found.stdout
 
 
 def test_what_is_written_is_followed_over_a_rolled_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +115,11 @@ def test_what_is_written_is_followed_over_a_rolled_file(tmp_path: Path, monkeypa
         lambda: path.write_text(line(2, "2")),
     ]
     monkeypatch.setattr("time.sleep", lambda _: steps.pop(0)())
-    following = logs._following([path])
+    monkeypatch.setattr(process_log, "path_of", lambda runtime, process: path)
+    log = log_reading.Log("p", partial(process_log.read, "see", "p"))
+    found, ends = log_reading.last([log], 0)
+    following = log_reading.following([log], ends)
+    assert found == []
     assert [next(following)["event"] for _ in range(2)] == ["first", "2"]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from pathways_ray.dashboard import server
 from pathways_ray.dashboard.server import Dashboard, serve
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.why import WHY
+from pathways_ray.transport import messages
 from tests.unit.observe.snapshots import snapshot
 
 TOKEN = "the-token-of-the-page"
@@ -284,26 +284,26 @@ def test_a_question_is_the_controllers_to_answer() -> None:
     run(test, asking=asking)
 
 
-def test_logs_are_those_that_the_status_names_below_the_folder_of_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "logs"
-    (folder / "run").mkdir(parents=True)
-    (folder / "run" / "controller.jsonl").write_text("".join(f"line {n}\n" for n in range(500)))
-    (tmp_path / "secret").write_text("secret")
-    monkeypatch.setattr(server, "folder", lambda: folder)
-    logs = [
-        {"process": "controller", "path": str(folder / "run" / "controller.jsonl")},
-        {"process": "host 1", "path": str(folder / "run" / "host-1.jsonl")},
-        {"process": "bad", "path": str(tmp_path / "secret")},
-    ]
+def test_logs_are_those_of_the_processes_that_the_status_names() -> None:
+    """They are the controller's to read, wherever they lie; a browser gets the last lines."""
+    logs = [{"process": "controller", "node": "a1", "path": ""}, {"process": "host 1", "node": "b2", "path": ""}]
+    asked: list[Any] = []
+
+    def asking(question: Any) -> str:
+        asked.append(question)
+        if question.process == "host 1":
+            raise UsageError("its machine does not answer")
+        return "".join(f"line {n}\n" for n in range(500))
 
     async def test(served: Served) -> None:
         async with served.stream() as stream:
             await events(stream, "logs")
         text = await served.text("/log?process=controller")
         assert text.splitlines()[0] == f"line {500 - server.LOG_LINES}"
-        for process in ("host%201", "bad", "../secret", ""):
+        assert await served.status("/log?process=host%201", headers=SHOWN) == 502
+        assert asked == [messages.ReadLog(0, "controller", "a1"), messages.ReadLog(0, "host 1", "b2")]
+        for process in ("bad", "../secret", ""):
             assert await served.status(f"/log?process={process}", headers=SHOWN) == 404
+        assert len(asked) == 2
 
-    run(test, lambda: snapshot(logs=logs))
+    run(test, lambda: snapshot(logs=logs), asking)
