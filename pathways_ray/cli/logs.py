@@ -56,6 +56,8 @@ def logs(
     """Events of processes of a runtime, out of their logs, in the order of time. The operator's."""
     url, token, ca = cluster_meant(url, token, ca)
     logs = _logs(url, token, ca)
+    if not logs:
+        raise UsageError("no process is shown to this token: logs are the operator's")
     named, there = {one.replace(":", " ") for one in wanted}, {log.process for log in logs}
     if unknown := sorted(named - there):
         raise UsageError(f"no process named {', '.join(unknown)}; there are {', '.join(sorted(there)) or 'none here'}")

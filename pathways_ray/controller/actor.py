@@ -52,7 +52,7 @@ from pathways_ray.waits import tick_s
 METRICS_LIMIT_S = 5.0
 
 READ_LOG_LIMIT_S = 2.0
-"""A process, and then its machine, has this long to read a log: those who ask wait for 5 s."""
+"""A process, and then its machine, has this long to read a log; a command waits for 5 s."""
 
 RETRY_PAUSE_S = 0.5
 """Time between two calls to a resource manager that is out of reach."""

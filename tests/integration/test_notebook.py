@@ -47,6 +47,7 @@ def test_the_notebook_runs_and_shows_what_it_has(session, tmp_path, monkeypatch)
     v = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     np.testing.assert_allclose(names["value"], (v @ v).sum(axis=0))
     assert json.loads((tmp_path / "first_steps.json").read_text())["traceEvents"]
+    names.clear()  # its functions hold on to it, and so to the arrays
 
 
 def test_a_session_that_is_closed_still_has_a_page(session) -> None:

@@ -77,6 +77,13 @@ def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:
     assert "no process named host 9; there are controller, host 1, host 2" in found.output
 
 
+def test_a_tenant_is_told_that_logs_are_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "ask", lambda url, token, ca: {"tenants": []})
+    found = invoke("logs")
+    assert found.exit_code == 2
+    assert "logs are the operator's" in found.output
+
+
 def test_a_log_that_cannot_be_read_is_said_and_the_others_are_shown(files: dict[str, Path]) -> None:
     found = invoke("logs")
     assert found.exit_code == 0

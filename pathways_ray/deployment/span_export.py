@@ -1,0 +1,83 @@
+"""Export of launches as OpenTelemetry spans, by a process beside the runtime: launches pay nothing for it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from pathways_ray.observe.spans import ROOT, Key, Span, span_id, spans, trace_id
+from pathways_ray.observe.timeline import Records
+
+SETTLED_S = 1.0
+"""A launch is exported this long after its outcome, when all its processes have noted it."""
+
+MAX_BATCH = 4096
+"""Spans that are sent at once."""
+
+REMEMBERED = 1 << 18
+"""Launches that are known to be exported."""
+
+
+class SpanExport:
+    """Exports the launches of a runtime, each once.
+
+    Args:
+        exporter: of the SDK, or one's own.
+        cluster: the name of the runtime.
+        sampled: the part of launches that are exported.
+        gather: gives the records since a time; see `deployment.tracing.trace`.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter, cluster: str, sampled: float, gather: Callable[[float], Records]
+    ) -> None:
+        self.exporter, self.cluster, self.sampled, self.gather = exporter, cluster, sampled, gather
+        self.resource = Resource.create({"service.name": "pathways", "service.instance.id": cluster})
+        self.since = time.monotonic()
+        self.done: OrderedDict[Key, None] = OrderedDict()
+        self.lost = 0
+        """Spans that the collector did not take."""
+
+    def round(self) -> int:
+        """Exports what has ended since the last round; the number of launches."""
+        now = time.monotonic()
+        records = self.gather(self.since - SETTLED_S)
+        launches = [e for e in records.ended if e.end <= now - SETTLED_S and (e.session, e.sequence) not in self.done]
+        found = msgspec.structs.replace(records, ended=launches)
+        made = [self._made(span, time.time() - now) for span in spans(found, self.sampled)]
+        for start in range(0, len(made), MAX_BATCH):
+            batch = made[start : start + MAX_BATCH]
+            if self.exporter.export(batch) is not SpanExportResult.SUCCESS:
+                self.lost += len(batch)
+        self.done.update(((e.session, e.sequence), None) for e in launches)
+        while len(self.done) > REMEMBERED:
+            self.done.popitem(last=False)
+        self.since = now - SETTLED_S
+        return len(launches)
+
+    def _made(self, span: Span, epoch_s: float) -> ReadableSpan:
+        def context(number: int) -> SpanContext:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            trace = trace_id(self.cluster, span.launch)
+            return SpanContext(trace, span_id(self.cluster, span.launch, number), False, flags)
+
+        return ReadableSpan(
+            name=span.name,
+            context=context(span.id),
+            parent=context(ROOT) if span.id != ROOT else None,
+            resource=self.resource,
+            attributes=span.attributes,
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR if span.failed else StatusCode.OK),
+            start_time=round((span.start + epoch_s) * 1e9),
+            end_time=round((span.end + epoch_s) * 1e9),
+            instrumentation_scope=InstrumentationScope("pathways_ray"),
+        )
