@@ -120,7 +120,7 @@ def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
 
 
 def made_alone(graph: Graph, arguments: Sequence[Outcome]) -> tuple[list[Outcome], Failure | None]:
-    """What hosts make of each result, and the failure with which a program that decides fails whole: some of its
+    """Each result as hosts make it, and the failure with which a program that decides fails whole: some of its
     results may be made by then."""
     failures: list[Failure] = []
     made = _run(prune(graph), arguments, failures)
