@@ -29,6 +29,7 @@ BENCHMARKS = {
     "dispatch": Entry("dispatch", "Dispatch of small computations (Figure 5 of the paper)", usual=True),
     "memory": Entry("memory", "What a launch leaves behind", usual=True),
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),
+    "observing": Entry("observing", "The cost of being seen"),
     "bytes": Entry("bytes", "Arrays in and out"),
     "peers": Entry("peers.benchmark", "Dispatch against peers (Figure 5 of the paper)"),
     "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),

@@ -11,6 +11,7 @@ import datetime
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
 from logging.handlers import RotatingFileHandler
@@ -95,6 +96,13 @@ class ProcessLog:
         if self._handler is not None:
             self._handler.close()
             self._handler = None
+
+
+def note_operator(runtime: str, event: str, detail: str = "") -> None:
+    """Notes on this machine what an operator's command did to a runtime, beside the logs of its processes."""
+    log = ProcessLog(runtime, "operator")
+    log.write(Entry(time.monotonic(), event, detail, f"by user {os.getuid()} on {socket.gethostname()}"))
+    log.close()
 
 
 def read(runtime: str, process: str, offset: int = -1, rolled: int = 0) -> tuple[str, int]:

@@ -7,6 +7,7 @@ import click
 from pathways_ray.cli.up import name_option
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
+from pathways_ray.process_log import note_operator
 
 
 @click.command("down")
@@ -55,4 +56,5 @@ def down(address: str | None, name: str) -> str:
     registry.forget(registry.Record("", "", name=name, ray=where))
     if not actors and not groups:
         return f"no runtime named {name!r} was on the Ray cluster at {where}"
+    note_operator(name, "runtime ended", f"{actors} processes on the Ray cluster at {where}")
     return f"runtime {name!r} is down: {actors} process(es) ended, {groups} placement group(s) freed"

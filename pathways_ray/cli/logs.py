@@ -28,7 +28,8 @@ AUDIT = {
     "request refused",
     "refusal lifted",
     "tenants read",
-    "operator's command",
+    "runtime started",
+    "runtime ended",
 }
 """Events that say who did what."""
 

@@ -11,15 +11,17 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 from rich.filesize import decimal
 from rich.table import Table
 
 from pathways_ray.cli.output import console_beside
-from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, add, decode, encode, remove, token_digest
+from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, add, change, decode, encode, remove, token_digest
 from pathways_ray.errors import UsageError
 
 file_option = click.option(
@@ -77,6 +79,54 @@ def add_command(
         click.echo(token)
 
 
+@command.command("set")
+@click.argument("name")
+@file_option
+@click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
+def set_command(name: str, path: Path, values: tuple[str, ...]) -> None:
+    """Change values of a tenant, whose token stays: max-devices=4 weight=2 launch-limit-s=none.
+
+    A controller that runs takes them within seconds, for what is asked from then on.
+    """
+    with changing(path) as table:
+        found = table[0].named(name)
+        if found is None:
+            remove(table[0], name)  # says who is there
+            return
+        for value in values:
+            found = changed(found, value)
+        table[0] = change(table[0], found)
+
+
+def changed(tenant: Tenant, text: str) -> Tenant:
+    """A tenant with one value changed.
+
+    Raises:
+        UsageError: `text` is not NAME=VALUE of a value that there is.
+    """
+    key, _, value = text.partition("=")
+    field = key.replace("-", "_")
+    kinds: dict[str, Callable[[str], Any]] = {"weight": float, "priority": int, "launch_limit_s": float}
+    kinds |= {"trusted": _truth, **dict.fromkeys(QUOTAS, int)}
+    if field not in kinds:
+        known = ", ".join(one.replace("_", "-") for one in kinds)
+        raise UsageError(f"{text!r} changes nothing: give NAME=VALUE with one of {known}")
+    none = value == "none" and field in ("launch_limit_s", *QUOTAS)
+    try:
+        new = None if none else kinds[field](value)
+    except ValueError:
+        raise UsageError(f"{value!r} is no value of {key}") from None
+    if field in QUOTAS:
+        return msgspec.structs.replace(tenant, quota=msgspec.structs.replace(tenant.quota, **{QUOTAS[field]: new}))
+    return msgspec.structs.replace(tenant, **{field: new})
+
+
+def _truth(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(text)
+    return text == "yes"
+
+
 @command.command("remove")
 @click.argument("name")
 @file_option
@@ -118,6 +168,8 @@ def list_command(path: Path, as_json: bool) -> None:
 
 
 FIELDS: tuple[str, ...] = Quota.__struct_fields__
+QUOTAS = dict(zip(("max_devices", "max_bytes", "max_launches", "max_message_bytes", "max_nodes"), FIELDS, strict=True))
+"""The fields of quotas, by the names that options have for them."""
 
 
 def _limit(field: str, value: int | None) -> str:

@@ -17,6 +17,7 @@ from pathways_ray import limits
 from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
 from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.process_log import note_operator
 
 if TYPE_CHECKING:
     from pathways_ray.deployment.options import Options
@@ -175,6 +176,8 @@ def up(
             found["started"] = False
     finally:
         ray.shutdown()
+    if found["started"]:
+        note_operator(found["name"], "runtime started", f"at {found['url']}, on the Ray cluster at {where}")
     registry.keep(registry.Record(found["url"], found["token"], name=options.name, ray=where, ca=found["ca"]))
     return found
 

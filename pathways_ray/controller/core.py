@@ -18,6 +18,7 @@ from pathways_ray.controller.intake import Intake
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.tenants import difference
 from pathways_ray.controller.watch import Watch
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.story import Entry
@@ -191,6 +192,8 @@ class ControllerCore:
     # --- tenants and time ---------------------------------------------------------------------------------------------
 
     def _tenants_read(self, event: events.TenantsRead, now: float) -> list[events.Command]:
+        if changes := difference(self.requests.book, event.book) or event.problem:
+            self.story.note(Entry(now, "tenants read", changes))
         self.requests.book = event.book
         if event.path:
             self.requests.about["tenants_file"] = {"path": event.path, "problem": event.problem}

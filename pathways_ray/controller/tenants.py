@@ -96,6 +96,18 @@ class TenantBook:
         return next((tenant for tenant, _ in self.entries if tenant.name == name), None)
 
 
+def difference(old: TenantBook, new: TenantBook) -> str:
+    """The names that were added, removed or changed, for the log; never a token. A new token is a change."""
+    before = {tenant.name: (tenant, digest) for tenant, digest in old.entries}
+    after = {tenant.name: (tenant, digest) for tenant, digest in new.entries}
+    said = [
+        ("added", sorted(after.keys() - before.keys())),
+        ("removed", sorted(before.keys() - after.keys())),
+        ("changed", sorted(name for name in after.keys() & before.keys() if after[name] != before[name])),
+    ]
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in said if names)
+
+
 def operators(session: int) -> Tenant:
     """The tenant of a session that was opened with the cluster's own token. The operator is trusted."""
     return Tenant(f"session {session}", trusted=True)
@@ -167,6 +179,17 @@ def add(book: TenantBook, tenant: Tenant, token_sha256: str) -> TenantBook:
         if hmac.compare_digest(known, digest):
             raise UsageError(f"tenants {other.name!r} and {tenant.name!r} have the same token; give each its own")
     return TenantBook((*book.entries, (tenant, digest)))
+
+
+def change(book: TenantBook, tenant: Tenant) -> TenantBook:
+    """The table with other values for the tenant of this name, whose token stays.
+
+    Raises:
+        UsageError: there is no tenant of this name, or a value is invalid.
+    """
+    _check(tenant)
+    remove(book, tenant.name)
+    return TenantBook(tuple((tenant if one.name == tenant.name else one, digest) for one, digest in book.entries))
 
 
 def remove(book: TenantBook, name: str) -> TenantBook:

@@ -125,3 +125,38 @@ def test_a_trusted_tenant_is_listed_as_one(file: Path) -> None:
     lines = tenants("list", "--file", str(file)).stdout.splitlines()
     assert "yes" in next(line for line in lines if "tom" in line)
     assert "yes" not in next(line for line in lines if "alice" in line)
+
+
+def test_values_are_changed_and_the_token_stays(file: Path) -> None:
+    token = tenants("add", "alice", "--file", str(file), "--max-devices", "8", "--launch-limit-s", "60").stdout.strip()
+    tenants("add", "bob", "--file", str(file))
+    found = tenants(
+        "set", "alice", "--file", str(file), "max-devices=4", "max-bytes=100", "weight=2", "launch-limit-s=none"
+    )
+    assert found.exit_code == 0
+    book = decode(file.read_bytes())
+    assert book.owner(token) == Tenant("alice", 2.0, 0, Quota(4, 100), None)
+    assert book.named("bob") == Tenant("bob")
+    tenants("set", "alice", "--file", str(file), "max-devices=none", "trusted=yes")
+    assert decode(file.read_bytes()).owner(token) == Tenant("alice", 2.0, 0, Quota(None, 100), None, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (("alice", "max-devices=many"), "'many' is no value of max-devices"),
+        (("alice", "colour=red"), "give NAME=VALUE with one of weight, priority, launch-limit-s, trusted, max-devices"),
+        (("alice", "weight"), "'' is no value of weight"),
+        (("alice", "weight=none"), "'none' is no value of weight"),
+        (("alice", "weight=-1"), "a weight is above 0"),
+        (("alice", "weight=2", "max-bytes=-1"), "a quota is 0 or more"),
+        (("carol", "weight=2"), "there is no tenant 'carol'; the table has alice"),
+    ],
+)
+def test_a_change_that_is_none_changes_nothing(file: Path, values: tuple[str, ...], says: str) -> None:
+    tenants("add", "alice", "--file", str(file))
+    before = file.read_bytes()
+    found = tenants("set", values[0], "--file", str(file), *values[1:])
+    assert found.exit_code == 2
+    assert says in " ".join(found.output.split())
+    assert file.read_bytes() == before

@@ -455,6 +455,10 @@ def test_a_table_of_tenants_that_changes() -> None:
     (ended,) = [m for m in sent(commands) if isinstance(m, SessionEnded)]
     assert "tenant 'alice' is not in the table of tenants any more" in ended.reason
     assert core.core.launches.sessions.keys() == {2}
+    core.handle(TenantsRead(TenantBook(), "tenants.json", "cannot be read"))
+    core.handle(TenantsRead(TenantBook(), "tenants.json", ""))
+    noted = [entry.detail for entry in core.core.story.lifecycle if entry.event == "tenants read"]
+    assert noted == ["added alice", "changed alice", "removed alice", "cannot be read"]
 
 
 @pytest.mark.parametrize("trusted", [True, False, None])

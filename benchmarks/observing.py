@@ -1,0 +1,140 @@
+"""The cost of being seen: dispatch with the records of launches, and with a page that is read, against neither.
+
+Three clusters are alive at a time, each a host with four devices, and take turns: one whose processes keep no records
+and that nobody looks at, one as users have it, with records, and one whose page is open in a browser beside it. Each
+round is a stream of launches, none waited for but the last, long enough for several looks. Once with runs of small
+launches as one computation, and once with each launch a message of its own (`fusion=False, coalesce=False`).
+
+Run it with `python -m benchmarks.observing --json observing.json`; it takes about three minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.cores import devices_apart
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
+from benchmarks.workers import Worker
+
+DEVICES = 4
+
+OFF, RECORDS, SEEN = "nothing", "records", "records and an open page"
+
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    launches: int = option(100_000, "of a stream that are coalesced")
+    alone: int = option(20_000, "of a stream in which each is a message")
+    rounds: int = option(9, "of each stream")
+
+
+SMOKE = Settings(launches=200, alone=200, rounds=1)
+
+
+class Watched:
+    """A cluster that is or is not looked at; made in a process of its own."""
+
+    def __init__(self, seen: str, fusion: bool) -> None:
+        if seen == OFF:
+            folder = str(Path(__file__).with_name("without_records"))
+            os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+        import numpy as np
+        from jax.sharding import PartitionSpec as P
+
+        import pathways_ray as pw
+
+        self.session = pw.init(devices_per_host=DEVICES, fusion=fusion, coalesce=fusion, dashboard=seen == SEEN)
+        where = pw.virtual_slice((DEVICES,), ("x",))
+        self.step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"))
+        self.start = pw.put(np.zeros(DEVICES, np.float32), slice=where, spec=P("x"))
+        self.read = 0
+        if seen == SEEN:
+            threading.Thread(target=self._browse, daemon=True).start()
+
+    def stream(self, count: int) -> float:
+        """Seconds of a stream of launches, each with the result of the one before."""
+        import numpy as np
+
+        began = time.perf_counter()
+        value = self.start
+        for _ in range(count):
+            value = self.step(value)
+        found = np.asarray(value)
+        if found.tolist() != [float(count)] * DEVICES:
+            raise AssertionError(f"after {count} launches the value is {found}")
+        return time.perf_counter() - began
+
+    def bytes_read(self) -> int:
+        """Bytes that the browser has got."""
+        return self.read
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _browse(self) -> None:
+        base, _, token = self.session.dashboard_url.partition("/?token=")
+        request = urllib.request.Request(f"{base}/events", headers={"Authorization": f"Bearer {token}"})
+        with contextlib.suppress(OSError), urllib.request.urlopen(request) as page:
+            while line := page.readline():
+                self.read += len(line)
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on clusters of its own."""
+    rows: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+    with devices_apart() as apart:
+        for fusion, count in ((True, settings.launches), (False, settings.alone)):
+            how = "coalesced" if fusion else "each a message"
+            progress.say(how)
+            seconds = _turns(fusion, count, settings.rounds)
+            for seen, found in seconds.items():
+                rows.append({"launches": how, "seen": seen, "us": measure.spread([1e6 * s / count for s in found])})
+            for seen in (RECORDS, SEEN):
+                name = f"{seen} / nothing, launches {how}"
+                ratios.append({"name": name, **measure.paired_ratios(seconds[OFF], seconds[seen])})
+    return {"devices_apart": apart, "rows": rows, "ratios": ratios}
+
+
+def _turns(fusion: bool, count: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round on each of three clusters, which take turns in an order that changes."""
+    names = (OFF, RECORDS, SEEN)
+    workers: dict[str, Worker] = {}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        for name in names:
+            workers[name] = Worker(Watched, name, fusion, daemon=False)
+            workers[name].answer()  # one after the other: they share the cores
+            workers[name].ask("stream", min(count, 2000))
+        for number in range(rounds):
+            for k in range(len(names)):
+                name = names[(number + k) % len(names)]
+                found[name].append(workers[name].ask("stream", count))
+        if not workers[SEEN].ask("bytes_read"):
+            raise RuntimeError("nobody has read the page")
+    finally:
+        for worker in workers.values():
+            worker.close(LIMIT_S)
+    return found
+
+
+show = shows(
+    Table("streams of launches, us a launch", "rows", "launches", "seen", "us:.2f"),
+    Table("speed, to that without records and looks", "ratios", "name", "median:.3f", "min:.3f", "max:.3f"),
+)
+
+BENCHMARK = Benchmark("observing", __doc__, Settings, SMOKE, run, show)
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())
