@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 import subprocess
@@ -62,6 +63,10 @@ def test_scripts_are_scripts(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
+PATHWAYS_UP = shlex.split("--islands 2 --devices-per-host 4")
+"""What the environment of KubeRay's head says by itself; see `test_shapes_of_kuberay_fit_to_their_workers`."""
+
+
 def parse(command: click.Command, words: list[str], tmp_path: Path) -> dict[str, Any]:
     """The settings that a command would see; files that it opens at once are those of a folder."""
     (tmp_path / "token").write_text("0123456789abcdef\n")
@@ -72,6 +77,7 @@ def parse(command: click.Command, words: list[str], tmp_path: Path) -> dict[str,
 
 @pytest.mark.parametrize("words", [*calls("pathways", "up"), *calls("pathways-serve")])
 def test_options_of_up_exist(words: list[str], tmp_path: Path) -> None:
+    words = [part for word in words for part in (PATHWAYS_UP if word == "$PATHWAYS_UP" else [word])]
     words = [word.replace("${PATHWAYS_PORT:-8476}", "8476") for word in words if word not in ("$@", "${safe[@]}")]
     found = parse(commands.commands["up"], words, tmp_path)
     if found["bind"] not in ("", "127.0.0.1", "$address"):
@@ -147,6 +153,50 @@ def test_the_ray_cluster_of_kuberay() -> None:
         assert worker["groupName"]
     page = (DEPLOY / "kuberay" / "README.md").read_text()
     assert head["template"]["spec"]["volumes"][0]["secret"]["secretName"] in page
+
+
+def patched(cluster: Any, patch: str) -> Any:
+    """The cluster with a JSON patch of operations `add` and `replace`, which have to find what they change."""
+    made = copy.deepcopy(cluster)
+    for operation in yaml.safe_load((DEPLOY / "kuberay" / patch).read_text()):
+        assert set(operation) == {"op", "path", "value"}
+        *way, last = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
+        place = made
+        for part in way:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        key: Any = int(last) if isinstance(place, list) else last
+        there = key < len(place) if isinstance(place, list) else key in place
+        assert there == (operation["op"] == "replace"), operation["path"]
+        place[key] = operation["value"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("patch", "resource", "shape"),
+    [("", "cpu", (2, 1, 4)), ("gpu.yaml", "nvidia.com/gpu", (2, 1, 4)), ("tpu.yaml", "google.com/tpu", (1, 2, 4))],
+)
+def test_shapes_of_kuberay_fit_to_their_workers(
+    patch: str, resource: str, shape: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """Islands, hosts and devices of `pathways up` are those of the workers and of their limits."""
+    (cluster,) = documents("raycluster.yaml")
+    cluster = patched(cluster, patch) if patch else cluster
+    (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert head["env"][0]["name"] == "PATHWAYS_UP"
+    words = shlex.split(head["env"][0]["value"])
+    assert patch or words == PATHWAYS_UP
+    found = parse(commands.commands["up"], words, tmp_path)
+    islands, hosts, devices = found["islands"], found["hosts_per_island"] or 1, found["devices_per_host"]
+    assert (islands, hosts, devices) == shape
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert islands * hosts == workers["replicas"] * workers.get("numOfHosts", 1)
+    assert int(worker["resources"]["limits"][resource]) == devices
+    assert worker["resources"]["limits"] == worker["resources"]["requests"], "accelerators are not shared"
+    assert found["platform"] == {"cpu": "auto", "nvidia.com/gpu": "gpu", "google.com/tpu": "tpu"}[resource]
+    if patch:
+        built = (DEPLOY / "docker" / "README.md").read_text()
+        assert worker["image"] in built
 
 
 EVERY_PORT = range(1, 1 << 16)
