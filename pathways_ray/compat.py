@@ -333,9 +333,7 @@ def _is_laid_out(main: Any, name: str, number: int) -> bool:
     return "sdy.sharding" in said or "mhlo.sharding" in said
 
 
-def results_made(
-    outputs: Sequence[tuple[jax.ShapeDtypeStruct, NamedSharding]],
-) -> Callable[[Any], Sequence[jax.Array]]:
+def results_made(outputs: Sequence[tuple[jax.ShapeDtypeStruct, NamedSharding]]) -> Callable[[Any], Sequence[Any]]:
     """Makes what turns the results of `execute_sharded` into arrays of these types and shardings."""
     from jax._src.interpreters import pxla
     from jax.core import ShapedArray
@@ -351,12 +349,14 @@ def results_made(
 
 
 def is_laid_out_as(op_sharding: Any, sharding: NamedSharding, dimensions: int) -> bool:
-    """Whether a sharding that XLA reports is the one that JAX describes."""
+    """Whether shards of what XLA reports lie where JAX says. Devices with parts of a sum count as ones with copies."""
     from jax._src.op_shardings import are_hlo_shardings_equal
-    from jaxlib import xla_client
+    from jaxlib.xla_client import HloSharding, OpSharding
 
-    found = xla_client.HloSharding.from_proto(op_sharding)
-    return bool(are_hlo_shardings_equal(found, sharding._to_xla_hlo_sharding(dimensions)))
+    said, kinds = op_sharding.clone(), OpSharding.Type
+    as_lies = {kinds.UNREDUCED: kinds.REPLICATED}
+    said.type, *said.last_tile_dims = (as_lies.get(kinds(k), kinds(k)) for k in (said.type, *said.last_tile_dims))
+    return bool(are_hlo_shardings_equal(HloSharding.from_proto(said), sharding._to_xla_hlo_sharding(dimensions)))
 
 
 def exported_module(

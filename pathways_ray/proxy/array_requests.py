@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pathways_ray.ir.types import ArrayType
@@ -216,7 +217,7 @@ class ArrayRequests:
                 text = f"an array on {len(before.devices)} devices cannot be copied to {len(devices)}"
                 raise Refused(Code.INVALID_ARGUMENT, text)
             memory = body.memory_kind if body.HasField("memory_kind") else before.memory
-            target = Sharding(devices or before.devices, before.mesh, before.spec, memory)
+            target = replace(before, devices=devices or before.devices, memory=memory)
             self._moved(array, result, target, commands)
             if body.copy_semantics == DONATE:
                 self.arrays.delete(array)

@@ -51,13 +51,15 @@ class Refused(Exception):
 class Sharding:
     """The devices of an array by their numbers in the client, a refined mesh of them, and the spec of the array there.
 
-    `memory` is the kind of memory, "" for the default one. It is a label: all kinds of a device are one memory here.
+    `memory` is the kind of memory, "" for the default one. It is a label: all kinds of a device are one memory here. So
+    is `sums`, XLA's own words for a sharding some of whose devices hold parts of a sum: they lie as copies would.
     """
 
     devices: tuple[int, ...]
     mesh: tuple[int, ...]
     spec: Spec = ()
     memory: str = ""
+    sums: bytes = b""
 
     @classmethod
     def on(cls, device: int, memory: str = "") -> Sharding:

@@ -46,7 +46,7 @@ _DTYPES = {
 
 _KINDS = {name: kind for kind, name in _DTYPES.items()}
 
-_REPLICATED, _MAXIMAL, _OTHER = 0, 1, 3
+_REPLICATED, _MAXIMAL, _OTHER, _UNREDUCED = 0, 1, 3, 6
 """`OpSharding.Type`."""
 
 _SINGLE, _HLO = "xla::ifrt::SingleDeviceSharding", "xla::ifrt::HloSharding"
@@ -138,10 +138,11 @@ def laid_out(
     Raises:
         Refused: no spec over the mesh says it.
     """
-    if op.type in (_REPLICATED, _MAXIMAL):
+    sums = op.SerializeToString() if _UNREDUCED in (op.type, *op.last_tile_dims) else b""
+    if op.type in (_REPLICATED, _MAXIMAL, _UNREDUCED):
         if len(devices) == 1:
             return Sharding.on(devices[0], memory)
-        return Sharding(devices, mesh or refined((len(devices),)), (), memory)
+        return Sharding(devices, mesh or refined((len(devices),)), (), memory, sums)
     if op.type == _OTHER:
         tiles = list(op.tile_assignment_dimensions)
         sizes = list(op.iota_reshape_dims)
@@ -149,12 +150,13 @@ def laid_out(
             order = iota(tiles, sizes, list(op.iota_transpose_perm) or range(len(sizes)))
         else:
             order = tuple(op.tile_assignment_devices)
-        over = mesh or refined(sizes or (len(devices),))
         if len(devices) == 1:
             return Sharding.on(devices[0], memory)
-        spec = spec_of(tiles, order, dimensions, over) if math.prod(over) == len(devices) else None
-        if spec is not None:
-            return Sharding(devices, over, spec, memory)
+        # Tiles may be said over a box of other sizes, such as 3 x 2 over 6, whose finest mesh is 2 x 3.
+        for over in (mesh,) if mesh else dict.fromkeys(map(refined, (sizes or (len(devices),), tiles))):
+            spec = spec_of(tiles, order, dimensions, over) if math.prod(over) == len(devices) else None
+            if spec is not None:
+                return Sharding(devices, over, spec, memory, sums)
     raise Refused(Code.UNIMPLEMENTED, f"XLA's sharding {op} over {len(devices)} devices is not supported")
 
 
@@ -234,6 +236,8 @@ class Writer:
 
     def op_sharding(self, sharding: Sharding, dimensions: int) -> Any:
         """A sharding as XLA has it."""
+        if sharding.sums:
+            return self.messages.OpSharding.FromString(sharding.sums)
         made = self.messages.OpSharding()
         tiles, order = tiles_of(sharding.spec, sharding.mesh, dimensions)
         if tiles[-1] == len(sharding.devices):

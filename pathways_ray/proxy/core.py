@@ -303,11 +303,12 @@ class ProxyCore:
             failure = self.arrays.failure_of(array)
             if failure is not None:
                 return commands, failure
-            arguments.append(self.requests.as_buffer(array, kind, sharding, commands))
+            if program.outputs:  # what has none is not run
+                arguments.append(self.requests.as_buffer(array, kind, sharding, commands))
         given_away = tuple(
             k
             for k in donated
-            if self.arrays.is_alone_in(arrays[k], arguments[k]) and arguments.count(arguments[k]) == 1
+            if arguments and self.arrays.is_alone_in(arrays[k], arguments[k]) and arguments.count(arguments[k]) == 1
         )
         made = tuple(
             self.arrays.new(kind, sharding)

@@ -130,6 +130,9 @@ def _shardings(
     if len(devices) == 1:
         alone = Sharding.on(devices[0])
         return (alone,) * len(inputs), (alone,) * len(outputs)
+    if not outputs:  # it is never run
+        copies = Sharding.copies(devices)
+        return (copies,) * len(inputs), ()
     compiled = compiled_here(module, len(devices))
     found = [
         [messages.OpSharding.FromString(op.SerializeToString()) for op in listed or ()]

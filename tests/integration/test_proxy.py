@@ -161,3 +161,66 @@ def test_what_the_cluster_cannot_give_is_said_at_the_start(session: ClusterSessi
     done = subprocess.run(command, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1
     assert "no island can hold a slice of shape (99,)" in done.stderr
+
+
+# --- an island of two hosts -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def over_hosts(pairs: Any) -> Iterator[ProxyProcess]:
+    with ProxyProcess(pairs.url, pairs.token, "", 4, "proxy") as started:
+        yield started
+
+
+@pytest.mark.timeout(300)
+def test_the_devices_of_two_hosts_compute_as_one(over_hosts: ProxyProcess, plain: Any) -> None:
+    assert printed(run(over_hosts.env, str(SCRIPTS / "jax_program.py"))) == plain
+
+
+LOSES_A_HOST = """
+import json, os, re, signal, sys, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.extend import backend
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+def failure(act):
+    try:
+        act()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error).partition(":")[0]
+
+def started():
+    mesh = Mesh(np.array(jax.devices()), "x")
+    x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+    return x, jax.jit(lambda v: v + v.sum())
+
+x, step = started()
+float(step(x)[0])
+pending = x
+for _ in range(200):
+    pending = step(pending) / 100
+host = int(re.search(r"at=(\\d+)", str(jax.devices()[3]))[1])
+os.kill(int(sys.argv[1 + host]), signal.SIGKILL)
+found = {"pending": failure(pending.block_until_ready), "later": failure(lambda: np.asarray(step(x)))}
+backend.clear_backends()
+begun = time.monotonic()
+while True:
+    try:
+        x, step = started()
+        found["again"] = float(step(x)[1])
+        break
+    except RuntimeError:  # no backend, while no island has room
+        if time.monotonic() - begun > 60:
+            raise
+        backend.clear_backends()
+        time.sleep(0.5)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_host_is_an_error_of_jax_and_the_program_goes_on(over_hosts: ProxyProcess, pairs: Any) -> None:
+    """1. Launches are under way. 2. A host is killed. 3. Their values raise, and so do later uses of what it held.
+    4. After `clear_backends` the same program computes, as soon as the island is back."""
+    found = printed(run(over_hosts.env, "-c", LOSES_A_HOST, *map(str, pairs.tables()["pids"])))
+    assert found == {"pending": "UNAVAILABLE", "later": "UNAVAILABLE", "again": 29.0}

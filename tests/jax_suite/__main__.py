@@ -151,6 +151,7 @@ def compare(suite: Suite, asked: argparse.Namespace, result: dict[str, Any]) -> 
         choice = {"select": asked.select, "sample": asked.sample, "seed": asked.seed}
         if not file.get("selected") and not suite.chosen(name, choice, file):
             return False
+        save(asked.output, result)
         wanted = file["selected"]
         for k in range(0, len(wanted), SHARD):
             shard = wanted[k : k + SHARD]

@@ -11,7 +11,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Sharding, Status
-from pathways_ray.proxy.codec import Reader, Writer
+from pathways_ray.proxy.codec import Reader, Writer, laid_out
 from pathways_ray.proxy.core import FIRST_HANDLE, ProxyCore, status_of
 from pathways_ray.proxy.descriptors import messages
 
@@ -318,3 +318,26 @@ def test_remapped_shards_stay_on_their_devices() -> None:
 )
 def test_failures_of_the_runtime_have_codes(kind: str, code: int) -> None:
     assert status_of(Failure(kind, "so it is")) == Status(code, f"{kind}: so it is")
+
+
+@pytest.mark.parametrize(
+    ("op", "spec"),
+    [
+        (M.OpSharding(type="UNREDUCED"), ()),
+        (
+            M.OpSharding(type="OTHER", tile_assignment_dimensions=(2, 2), iota_reshape_dims=(4,), last_tile_dims=[6]),
+            (("f0",),),
+        ),
+    ],
+)
+def test_parts_of_a_sum_lie_as_copies_would_and_are_called_what_xla_calls_them(op: Any, spec: Any) -> None:
+    found = laid_out(op, (0, 1, 2, 3), 1)
+    assert found.spec == spec
+    assert Writer(M).op_sharding(found, 1) == op
+    assert found != laid_out(M.OpSharding(type="REPLICATED"), (0, 1, 2, 3), 1)
+
+
+def test_tiles_of_three_by_two_are_laid_out_though_they_are_said_over_six() -> None:
+    op = M.OpSharding(type="OTHER", tile_assignment_dimensions=(3, 2), iota_reshape_dims=(6,), iota_transpose_perm=[0])
+    found = laid_out(op, tuple(range(6)), 2)
+    assert (found.mesh, found.spec, found.shard_shape((6, 4))) == ((3, 2), (("f0",), ("f1",)), (2, 2))
