@@ -77,6 +77,7 @@ _HOMES = {
     "jit": "client.jit",
     "like": "client.warmup",
     "program": "client.program",
+    "progress": "client.progress",
     "put": "client.placement",
     "recording": "client.api",
     "scan": "client.control",

@@ -21,10 +21,10 @@ from typing import Any, Self
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client import notebook
+from pathways_ray.client import context, notebook
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord
+from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -47,6 +47,8 @@ from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
+
+_NOTHING = contextlib.nullcontext()
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -326,12 +328,19 @@ class Session:
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
         """Waits until a buffer has an outcome; raises its failure. A timeout of a second or more says why."""
         try:
-            self._driver.wait(record, timeout)
+            with self._lasting(record):
+                self._driver.wait(record, timeout)
         except WaitTimeout as error:
             if timeout is not None and timeout >= EXPLAINED_FROM_S:
                 with contextlib.suppress(PathwaysError):
                     error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
             raise
+
+    def _lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
+        """A wait for a buffer, as `pw.progress()` shows it."""
+        if context.waits is None or record.state is not PENDING:
+            return _NOTHING
+        return context.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
@@ -340,7 +349,8 @@ class Session:
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        return self._fetches.value(array._buffer.record, array._type)
+        with self._lasting(array._buffer.record):
+            return self._fetches.value(array._buffer.record, array._type)
 
     def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
         """The shard of an array on device number `place` of its slice."""

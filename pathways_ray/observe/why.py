@@ -24,13 +24,14 @@ Find = Callable[[int, int], LaunchView | None]
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """One reason. `launch` is the number in the cluster of the launch that it is about, `age_s` since when, in seconds
-    (-1: unknown); -1 stands for no island and no host."""
+    (-1: unknown), `done` the part that is over, 0 to 1 (-1: unknown); -1 stands for no island and no host."""
 
     text: str
     launch: int = 0
     island: int = -1
     host: int = -1
     age_s: float = -1.0
+    done: float = -1.0
 
 
 class Why(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,7 +127,7 @@ def arriving_link(one: ArrivingAt) -> Link:
     text = (
         f"host {one.host} has {bytes_text(upload.received)} of the {bytes_text(upload.bytes)} of array {upload.buffer}"
     )
-    return Link(text, host=one.host)
+    return Link(text, host=one.host, done=upload.received / upload.bytes if upload.bytes else -1.0)
 
 
 class _Walk:
@@ -272,7 +273,9 @@ class _Walk:
             self.add(launch, f"waits on host {min(stops)} for {hosts_text(others)} of its island", island, others[0])
             return None
         text = f"is first on {_devices(sent)}, and {hosts_text(sent.hosts)} {_has(sent.hosts)} not reported its end"
-        self.add(launch, text + for_text(sent.age_s), island, min(sent.hosts, default=-1), sent.age_s)
+        if sent.age_s >= 0:
+            text += f"; it was sent there {sent.age_s:.1f} s ago"
+        self.add(launch, text, island, min(sent.hosts, default=-1), sent.age_s)
         return None
 
     def _at_barrier(self, launch: LaunchView, island: int, host: int, stop: Stopped, age_s: float) -> LaunchView | None:

@@ -87,7 +87,8 @@ def test_the_islands_of_a_launch_are_asked_and_the_chain_goes_on_with_their_view
     found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view))))
     assert [link.launch for link in found.links] == [2, 1]
     assert "place 2 in the order of island 0, behind launch 1 of program '1' (bob)" in found.links[0].text
-    assert "is first on devices 0.0 0.1, and host 0 has not reported its end, for 1.5 s" in found.links[1].text
+    assert "is first on devices 0.0 0.1, and host 0 has not reported its end; it was sent" in found.links[1].text
+    assert found.links[1].age_s == 1.5
     (inspect,) = asked(ask(made, "launch", 12, 1, viewer=1)).values()
     text = str(answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(view)))))
     assert "behind a launch of another tenant" in text
