@@ -89,6 +89,16 @@ def _of_launches(status: Mapping[str, Any]) -> Iterator[Metric]:
     for island, count in status.get("queued", {}).items():
         queue.add_metric((str(island),), count)
     yield queue
+    busy = CounterMetricFamily(
+        "pathways_island_device_seconds",
+        "Seconds in which launches were on the island's devices, summed over them.",
+        labels=("island",),
+    )
+    for island, seconds in status.get("busy", {}).items():
+        busy.add_metric((str(island),), seconds)
+    yield busy
+    moved = status.get("moved_bytes", 0)
+    yield CounterMetricFamily("pathways_transfer_bytes", "Bytes that launches moved between hosts.", value=moved)
     size = GaugeMetricFamily("pathways_memory_bytes", "Memory of devices for arrays.", labels=("pool",))
     held = GaugeMetricFamily("pathways_memory_held_bytes", "Memory that buffers hold.", labels=("pool",))
     for pool in status.get("memory", ()):

@@ -53,17 +53,21 @@ class Outcomes:
         in_flight, device_us = self.tables.in_flight, message.device_us
         ended = []
         decided: list[Send] = []
+        busy = 0.0
         for k, sequence in enumerate(message.sequences):
             record = in_flight.get(sequence)
             if record is None:
                 decided += self.donations.reported(island, sequence, None)
                 continue
             if k < len(device_us):
-                record.device_seconds += device_us[k] * 1e-6 * len(record.program.messages[island].devices)
+                took = device_us[k] * 1e-6 * len(record.program.messages[island].devices)
+                record.device_seconds += took
+                busy += took
             if island in record.pending:
                 record.pending.remove(island)
                 if not record.pending:
                     ended.append(record)
+        self.tables.recorder.busy[island] = self.tables.recorder.busy.get(island, 0.0) + busy
         settled = self.settle(ended)
         return Settled(decided + settled.commands, settled.sessions) if decided else settled
 

@@ -38,6 +38,7 @@ class Details:
         self.nodes: list[dict[str, Any]] = []
         self.edges: list[dict[str, Any]] = []
         self.moved: dict[tuple[int, int], int] = {}
+        self.program = program
         self._made_by: dict[tuple[int, int], int] = {}
         self._sent: dict[int, int] = {}
         left = {island: deque(plan.steps) for island, plan in program.plans.items()}
@@ -48,6 +49,11 @@ class Details:
                 walked |= self._walk(program.plans[island], steps)
         for plan in program.plans.values():
             self._count(plan)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes between hosts of all launches so far."""
+        return sum(self.moved.values()) * self.program.launches
 
     def _walk(self, plan: IslandPlan, steps: deque[Step]) -> bool:
         """Adds the nodes of an island up to what has to come from another one first; False: it was there already."""
@@ -106,6 +112,7 @@ class Overview:
     def __init__(self, launches: Launches) -> None:
         self.launches = launches
         self._details: dict[int, Details] = {}
+        self._gone_bytes = 0  # of programs that are no more
 
     def made(self, mine: frozenset[int] | None = None) -> dict[str, Any]:
         """The overview as JSON has it.
@@ -116,12 +123,7 @@ class Overview:
         launches, now = self.launches, self.launches.tables.now
         programs = [p for p in launches.programs.values() if mine is None or p.session in mine]
         programs.sort(key=lambda program: program.launches, reverse=True)
-        self._details = {key: found for key, found in self._details.items() if key in launches.programs}
-        new = 0
-        for program in programs[:MAX_PROGRAMS]:
-            if program.key not in self._details and program.launches and new < MAX_NEW_PROGRAMS:
-                self._details[program.key] = Details(program)
-                new += 1
+        self._look_at(programs[:MAX_PROGRAMS])
         events = (e for e in reversed(launches.story.lifecycle) if mine is None or e.session in mine)
         flying = (r for r in launches.in_flight.values() if mine is None or r.session in mine)
         return {
@@ -153,6 +155,24 @@ class Overview:
                 for e in islice(events, MAX_EVENTS)
             ],
         }
+
+    def _look_at(self, programs: Iterable[PlannedProgram]) -> None:
+        """Finds the details of some programs that have none, and forgets those of programs that are no more."""
+        for key, found in list(self._details.items()):
+            if key not in self.launches.programs:
+                del self._details[key]
+                self._gone_bytes += found.moved_bytes
+        new = 0
+        for program in programs:
+            if program.key not in self._details and program.launches and new < MAX_NEW_PROGRAMS:
+                self._details[program.key] = Details(program)
+                new += 1
+
+    def moved_bytes(self) -> int:
+        """Bytes that launches have moved, or will have, from host to host, as far as somebody looked at their programs
+        while these were there."""
+        self._look_at(self.launches.programs.values())
+        return self._gone_bytes + sum(found.moved_bytes for found in self._details.values())
 
     def details(self) -> dict[int, Details]:
         """The details that are known so far, by program."""

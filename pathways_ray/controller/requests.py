@@ -360,6 +360,7 @@ class Requests:
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
         found |= status.of_launches(self.launches, self.report, names) | self.about
+        found["moved_bytes"] = self.looks.overview.moved_bytes()
         found["trusted_tenants"] = [tenant.name for tenant, _ in self.book.entries if tenant.trusted]
         if self.logs is not None:
             found["logs"] = status.logs(found["islands"], *self.logs)

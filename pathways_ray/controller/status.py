@@ -137,6 +137,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
             tenant: {"buckets": found.cumulated(), "sum": found.total}
             for tenant, found in launches.tables.recorder.latencies().items()
         },
+        "busy": dict(launches.tables.recorder.busy),
         "failures": dict(launches.tables.recorder.failures),
         "events": dict(launches.story.counts),
         "queued": {island: sum(queued.values()) for island, queued in report.queued.items()},

@@ -29,6 +29,8 @@ class Recorder:
     def __init__(self) -> None:
         self.ring = Ring("qqqddq")
         self.failures: dict[str, int] = {}
+        self.busy: dict[int, float] = {}
+        """Device seconds of each island: its busy share is what they grow by, by its devices."""
         self._tenants: OrderedDict[int, str] = OrderedDict()
         self._latencies: dict[str, Histogram] = {}
         self._counted = 0

@@ -21,6 +21,8 @@ STATUS: dict[str, Any] = {
     "buffers": 42,
     "latencies": {'al"ice\n': {"buckets": [("0.001", 3.0), ("+Inf", 5.0)], "sum": 1.5}},
     "failures": {"HostLost": 2},
+    "busy": {0: 3.5, 1: 0.0},
+    "moved_bytes": 4096,
     "events": {"host lost": 1},
     "queued": {0: 7, 1: 0},
     "memory": [{"pool": "0.0", "bytes": 100, "held": 40, "tenants": {}}],
@@ -55,6 +57,9 @@ def test_a_scrape_says_what_the_status_says() -> None:
     alice = 'al"ice\n'
     assert samples(STATUS) == {
         ("pathways_launches_total",): 1234,
+        ("pathways_island_device_seconds_total", "0"): 3.5,
+        ("pathways_island_device_seconds_total", "1"): 0.0,
+        ("pathways_transfer_bytes_total",): 4096,
         ("pathways_launches_in_flight",): 5,
         ("pathways_buffers",): 42,
         ("pathways_sessions",): 1,

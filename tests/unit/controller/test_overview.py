@@ -44,6 +44,9 @@ def test_an_overview_counts_launches_and_what_they_moved() -> None:
     (program,) = found["programs"]
     assert (program["name"], program["launches"], program["in_flight"], program["ready"]) == ("1-2", 3, 3, 2)
     assert found["transfers"] == [(0, 2, 3 * VECTOR.nbytes)]
+    assert overview.moved_bytes() == 3 * VECTOR.nbytes
+    front.launches.programs.clear()
+    assert overview.moved_bytes() == 3 * VECTOR.nbytes, "a counter does not fall when a program goes"
     assert [launch["sequence"] for launch in found["launches"]] == [1, 2, 3]
     assert found["events"][0]["event"] == "host lost"
     json.dumps(found)
