@@ -52,6 +52,8 @@ class Sizes(ParallelConfig):
             BadSizes: they are.
         """
         if self.devices > there:
+            if not there:
+                raise BadSizes("no device is up: wait until hosts are, and see 'pathways status --diagnose'")
             raise BadSizes(
                 f"pipeline {self.pipeline} × tensor {self.tensor} × data {self.data} are {self.devices} devices, but "
                 f"there are {there}; choose sizes whose product is at most {there}"

@@ -131,6 +131,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     """Prints a status as tables; `console` must leave markup alone, since names are what clients chose."""
     found = readable(found)
     console.print(f"cluster at {found['url']}")
+    if not any(host["up"] for island in found["islands"] for host in island["hosts"]):
+        console.print("warning: no host is up: nothing can run ('pathways status --diagnose' says more)")
     if trusted := found.get("trusted_tenants"):
         console.print(f"warning: code of {', '.join(trusted)} runs unchecked (trusted tenants)")
     names = {session["session"]: session["name"] for session in found["sessions"]}

@@ -14,6 +14,13 @@ SCHEME = "grpc://"
 ENCRYPTED = "grpcs://"
 
 
+def hint(url: str, details: str | None) -> str:
+    """More about a cluster that hangs up on who does not encrypt."""
+    if url.startswith(SCHEME) and "Socket closed" in (details or ""):
+        return f". If it has TLS, its address begins with {ENCRYPTED}, and --ca or ca= is its certificate"
+    return ""
+
+
 def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
     """Everything that the token may see, as the controller at `url` knows it.
 
@@ -57,7 +64,7 @@ def call(
                 messages.encode(request), timeout=timeout, metadata=(("authorization", token),)
             )
         except grpc.RpcError as error:
-            raise UsageError(f"no cluster answers at {url}: {error.details()}") from error
+            raise UsageError(f"no cluster answers at {url}: {error.details()}{hint(url, error.details())}") from error
     reply = messages.REPLY.decode(data)
     if isinstance(reply, messages.Refused):
         if reply.failure.kind == "SessionClosed":

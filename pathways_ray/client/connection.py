@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 
 from pathways_ray import limits
+from pathways_ray.client.asking import hint
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
 from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
@@ -150,7 +151,9 @@ class Connection:
         try:
             reply = wire.REPLY.decode(self._unary(wire.encode(request), timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
-            raise ControllerLost(f"the controller at {self.url} does not answer: {_details(error)}") from None
+            details = _details(error)
+            text = f"the controller at {self.url} does not answer: {details}{hint(self.url, details)}"
+            raise ControllerLost(text) from None
         if isinstance(reply, wire.Refused):
             raise from_failure(reply.failure)
         return reply

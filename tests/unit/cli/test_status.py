@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from pathways_ray.cli import status
+from pathways_ray.client.asking import hint
 from pathways_ray.client.registry import Record
 from pathways_ray.errors import AuthenticationError, Failure, QuotaExceeded, UsageError
 from pathways_ray.transport import messages, streams
@@ -186,6 +187,16 @@ def test_it_asks_without_a_session() -> None:
 def test_a_refusal_is_an_error(reply: messages.Reply, error: type[Exception], says: str) -> None:
     with answering(lambda request, token: messages.encode(reply)) as url, pytest.raises(error, match=says):
         status.ask(url, "t")
+
+
+def test_a_cluster_without_hosts_is_warned_of() -> None:
+    assert "warning: no host is up" in printed({"url": "u", **STATUS, "islands": []})
+    assert "no host is up" not in printed({"url": "u", **STATUS})
+
+
+def test_who_does_not_encrypt_is_told_of_it() -> None:
+    assert "begins with grpcs://" in hint("grpc://here:1", "Socket closed")
+    assert hint("grpcs://here:1", "Socket closed") == hint("grpc://here:1", "no route") == ""
 
 
 def test_nobody_there() -> None:
