@@ -33,6 +33,7 @@ BENCHMARKS = {
     "bytes": Entry("bytes", "Arrays in and out"),
     "peers": Entry("peers.benchmark", "Dispatch against peers (Figure 5 of the paper)"),
     "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),
+    "gradients": Entry("gradients", "Derivatives over two slices"),
     "pipeline": Entry("pipeline", "Parallel and sequential dispatch (Figure 7)"),
     "metg": Entry("metg", "Smallest task at half the efficiency (Task Bench)"),
     "tenants": Entry("tenants.benchmark", "Tenants on the same devices (Figures 8, 9 and 11)", usual=True),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.control import while_loop as while_loop
     from pathways_ray.client.derivatives import differentiable as differentiable
     from pathways_ray.client.jit import jit as jit
+    from pathways_ray.client.padding import padded as padded
     from pathways_ray.client.placement import put as put
     from pathways_ray.client.program import program as program
     from pathways_ray.client.session import Session as Session
@@ -76,6 +77,7 @@ _HOMES = {
     "islands": "client.api",
     "jit": "client.jit",
     "like": "client.warmup",
+    "padded": "client.padding",
     "program": "client.program",
     "progress": "client.progress",
     "put": "client.placement",

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
-    from jax.sharding import AbstractMesh, NamedSharding
+    from jax.sharding import NamedSharding
 
 
 def gloo_listens_at(address: str) -> None:
@@ -75,153 +75,6 @@ def array_of(
     kind = jax.core.ShapedArray(shape, shards[0].dtype)
     made: jax.Array = _jax.batched_device_put(kind, sharding, list(shards), list(devices), True, enable_x64=True)
     return made
-
-
-class ArrayRules(Protocol):
-    """The part of evaluation that JAX leaves to arrays that are not its own."""
-
-    def concerns(self, arguments: Sequence[Any], closed: Any, params: Any) -> bool:
-        """Whether a jaxpr with such arguments is to be evaluated by `evaluate`; `params` are those of `jax.jit`."""
-
-    def evaluate(self, arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
-        """The results of a jaxpr."""
-
-    def full_like(self, value: Any, fill: Any, dtype: Any) -> Any:
-        """An array of one value that lies as another does, for `jnp.full_like`."""
-
-    def fetch(self, value: Any) -> Any:
-        """Typed keys in this process, for `jax.device_get`."""
-
-    def place(self, value: Any, target: Any) -> Any:
-        """The value at a device or sharding, as `jax.device_put` has it; `NotImplemented` leaves it to JAX."""
-
-    def refuse(self, value: Any) -> NoReturn:
-        """Raises an error: JAX wants the value in this process."""
-
-
-def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
-    """Has JAX take instances of a subclass of `jax.Array` wherever it takes arrays, and leave to `rules` what it would
-    compute with them. They get the operators, methods and properties of its own arrays that the class does not have.
-    The public `__jax_array__` takes values in this process only. All evaluation comes through one function, as a jaxpr.
-    """
-    import jax
-    from jax._src import ad_util, core, dtypes, pjit
-    from jax._src.interpreters import mlir, pxla
-    from jax._src.lax import lax
-    from jax._src.numpy import array_methods
-
-    own = {name for base in kind.__mro__[: kind.__mro__.index(jax.Array)] for name in vars(base)}
-    array_methods._set_array_base_attributes(kind, exclude=own)
-    core.pytype_aval_mappings[kind] = lambda value: value.aval
-    dtypes.register_canonicalize_value_handler(kind, None)
-    ad_util.raw_jaxval_adders[kind] = lax.add
-    pxla.shard_arg_handlers[kind] = lambda values, *_: rules.refuse(values[0])
-    mlir.register_constant_handler(kind, lambda value, _: rules.refuse(value))
-    by_jax = pjit._pjit_call_impl_python
-
-    def call(*arguments: Any, jaxpr: Any, **params: Any) -> Any:
-        if not rules.concerns(arguments, jaxpr, params):
-            return by_jax(*arguments, jaxpr=jaxpr, **params)
-        return rules.evaluate(arguments, jaxpr, params), None, None, []
-
-    pjit._pjit_call_impl_python = call
-    _compile_key_primitives(kind)
-    _leave_functions(kind, rules)
-
-
-def _compile_key_primitives(kind: type[jax.Array]) -> None:
-    """Has primitives of typed keys, which look into arrays of JAX, be compiled as others are for those of `kind`."""
-    from jax._src import core, dispatch
-    from jax._src.random import prng
-
-    def compiled(primitive: Any) -> Any:
-        by_itself = primitive.impl
-
-        def evaluate(*arguments: Any, **params: Any) -> Any:
-            if not any(type(argument) is kind for argument in arguments):
-                return by_itself(*arguments, **params)
-            return dispatch.apply_primitive(primitive, *arguments, **params)
-
-        return evaluate
-
-    for primitive in vars(prng).values():
-        if isinstance(primitive, core.Primitive):
-            primitive.def_impl(compiled(primitive))
-
-
-def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
-    """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
-    from jax._src import api, dispatch, dtypes
-    from jax._src.lax import lax
-
-    modules: tuple[Any, Any, Any] = dispatch, lax, api
-    jax_dispatch, jax_lax, jax_api = modules
-    put_by_jax, full_by_jax, get_by_jax = jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get
-
-    def is_key(value: Any) -> bool:
-        return dtypes.issubdtype(value.dtype, dtypes.extended)
-
-    def device_put(value: Any, *, device: Any, **params: Any) -> Any:
-        placed = rules.place(value, device)
-        return put_by_jax(value, device=device, **params) if placed is NotImplemented else placed
-
-    def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
-        if type(x) is kind and shape is None and sharding is None and not is_key(x):
-            return rules.full_like(x, fill_value, dtype)
-        return full_by_jax(x, fill_value, dtype, shape, sharding)
-
-    def device_get(x: Any) -> Any:
-        return rules.fetch(x) if type(x) is kind and is_key(x) else get_by_jax(x)
-
-    jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, full_like, device_get
-
-
-def outside_of_traces() -> Callable[[], bool]:
-    """A function that says whether JAX traces nothing on its thread: to look at all arguments would take longer."""
-    from jax._src import core
-
-    return core.trace_state_clean
-
-
-def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
-    """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
-    from jax._src.interpreters import ad, batching
-    from jax._src.pjit import jit_p
-
-    def by(rule: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments, **params: rule(*arguments, **parameters(**params))
-
-    tables: list[Any] = [ad.primitive_jvps, ad.primitive_linearizations, batching.fancy_primitive_batchers]
-    tables += [ad.primitive_transposes, ad.fancy_transposes]
-    for table in tables:
-        if jit_p in table:
-            table[primitive] = by(table[jit_p])
-
-
-@functools.cache
-def _own_meshes() -> type[AbstractMesh]:
-    from jax.sharding import AbstractMesh
-
-    class OwnMesh(AbstractMesh):
-        """A mesh that equals no other one. The shared one of its sizes and axes is to it, for JAX, as it is to a mesh
-        of devices: its `abstract_mesh`."""
-
-        @property
-        def abstract_mesh(self) -> AbstractMesh:
-            return AbstractMesh(self.axis_sizes, self.axis_names)
-
-    return OwnMesh
-
-
-def mesh_of_its_own(sizes: tuple[int, ...], axes: tuple[str, ...]) -> AbstractMesh:
-    """An abstract mesh that equals no other one: a sharding over it says which slice is meant."""
-    from jax.sharding import AbstractMesh
-
-    shared = AbstractMesh(sizes, axes)
-    mesh = object.__new__(_own_meshes())
-    for name in ("axis_sizes", "axis_names", "axis_types", "abstract_device", "size"):
-        object.__setattr__(mesh, name, getattr(shared, name))
-    return mesh
 
 
 @contextlib.contextmanager

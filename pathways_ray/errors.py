@@ -29,6 +29,13 @@
     ├── WireError                a message that is not of this protocol
     └── WaitTimeout              a wait was longer than its limit
 
+One is caught by what it is:
+
+    try:
+        print(float(step(x)))
+    except pw.errors.ExecutionError as error:
+        print(error.failure)
+
 A failure on a host travels as a `Failure` value along the dataflow graph and becomes one of these where the user looks.
 """
 
@@ -44,43 +51,89 @@ class PathwaysError(Exception):
 
 
 class UsageError(PathwaysError):
-    """The call was wrong; nothing was sent."""
+    """The call was wrong; nothing was sent.
+
+    When: an option of the wrong kind or value; no Ray cluster at `address`; a runtime that would listen beyond
+        loopback without TLS and tenants; an invalid certificate or tenants file
+    Do: read the message: it names the option and what it takes
+    """
 
 
 class NotInitialized(UsageError):
-    """There is no session yet."""
+    """There is no session yet.
+
+    When: no session yet
+    Do: call `pw.init()` or `pw.connect(url, token)` first
+    """
 
 
 class AlreadyInitialized(UsageError):
-    """This process already runs a cluster."""
+    """This process already runs a cluster.
+
+    When: `pw.init()` while this process runs a cluster
+    Do: use that one, or `pw.shutdown()` it first
+    """
 
 
 class SessionClosed(UsageError):
-    """The session was shut down."""
+    """The session was shut down.
+
+    When: the session was shut down, or ended; the message says why
+    Do: open a new session. Arrays of the old one are gone
+    """
 
 
 class TraceError(UsageError):
-    """A decorated function could not be traced."""
+    """A decorated function could not be traced.
+
+    When: a function raised while it was traced, looked at a value (`float(v)`), calls back to the host for a value,
+        has side effects, assigns to an outer variable, or lets a tracer escape; a compiled function that uses a
+        `pw.Array` without taking it
+    Do: the message has the line; `__cause__` is what was raised. Return values in place of assigning them; put loops
+        and derivatives inside the compiled function
+    """
 
 
 class GraphError(UsageError):
-    """The parts of a program do not fit together."""
+    """The parts of a program do not fit together.
+
+    When: the parts of a program do not fit: no array returned, use after donation, a released slice, a slice of
+        another session
+    Do: the message names node and line
+    """
 
 
 class SpecError(GraphError):
-    """A partition spec does not fit its mesh or its array."""
+    """A partition spec does not fit its mesh or its array.
+
+    When: a spec names an axis that the mesh lacks, or partitions a dimension into unequal parts
+    Do: choose another spec, or pad the array
+    """
 
 
 class InvalidArray(UsageError):
-    """Not an array JAX can hold."""
+    """Not an array JAX can hold.
+
+    When: an argument that is no array or number, or has a dtype that JAX lacks; an integer that does not fit
+    Do: convert it
+    """
 
 
 class BufferDeleted(UsageError):
-    """The array was deleted or donated."""
+    """The array was deleted or donated.
+
+    When: a deleted or donated array was used; or one that was donated to a launch that failed after it had taken the
+        memory
+    Do: keep a handle that was not deleted; drop `donate_argnums`
+    """
 
 
 class ForeignArray(UsageError):
-    """The array belongs to another session."""
+    """The array belongs to another session.
+
+    When: an array of another session was passed
+    Do: fetch it there, and pass the NumPy array
+    """
 
 
 class ResourceError(PathwaysError):
@@ -88,67 +141,148 @@ class ResourceError(PathwaysError):
 
 
 class Unschedulable(ResourceError):
-    """No island can hold the slice."""
+    """No island can hold the slice.
+
+    When: no island can hold the slice; Ray cannot place the hosts
+    Do: the message says what there is
+    """
 
 
 class QuotaExceeded(ResourceError):
-    """Over a limit of this tenant."""
+    """Over a limit of this tenant.
+
+    When: over a quota that the operator gave this tenant: devices, device bytes, launches, message bytes, nodes; over
+        a limit that every session has: sessions, calls that wait, uploads under way
+    Do: the message says what was asked, allowed and held. Release or delete something, or ask the operator
+        ([security](security.md))
+    """
 
 
 class ProgramRefused(ResourceError):
-    """A program that the cluster does not run: what it does, or what it did, is not allowed."""
+    """A program that the cluster does not run: what it does, or what it did, is not allowed.
+
+    When: a function has an operation or a custom call that is not allowed, or a collective that some devices may not
+        enter, or is not what the graph says; or the program ended hosts three times, as it was compiled or launched
+    Do: the message names function, operation, line and host, or the three reasons and the id under which the operator
+        lifts the refusal. Take collectives out of branches and loops by `axis_index` or by the device's own data, or
+        make the predicate equal on all devices with `psum`. Callbacks are not allowed; Pallas kernels,
+        `jax.lax.empty` and other custom calls to [trusted](security.md#trust) tenants only
+    """
 
 
 class OutOfMemory(ResourceError):
-    """A launch does not fit into the memory of its devices."""
+    """A launch does not fit into the memory of its devices.
+
+    When: results and temporaries of a launch do not fit beside the buffers on its devices: at once where they never
+        can, since this session holds the rest, or after 60 s of waiting for the buffers of others
+    Do: the message has the figures; delete arrays, donate arguments, use more devices
+    """
 
 
 class TooLarge(ResourceError):
-    """Over a fixed limit of the runtime."""
+    """Over a fixed limit of the runtime.
+
+    When: over a limit of `limits.py`: constants of 64 MiB in a function or program, functions of 128 MiB or a plan of
+        32 MiB in a program, 8,192 nodes
+    Do: pass big constants as arguments (`pw.put` places one once); split the program into several
+    """
 
 
 class ExecutionError(PathwaysError):
-    """A node failed while the program ran."""
+    """A node failed while the program ran.
+
+    When: a computation or a transfer failed on a device, out of memory included
+    Do: the message has node, line and host. Needs less memory: `explain()` shows the bytes
+    """
 
 
 class CompileError(ExecutionError):
-    """A function could not be compiled for its devices, or not in time."""
+    """A function could not be compiled for its devices, or not in time.
+
+    When: XLA, or the export format, refused a function; it took a host longer than `compile_limit_s` of `pw.init` (2
+        minutes); others were compiled before it for five times as long
+    Do: the message is XLA's, or says which host and why. A launch that comes a second later has it compiled again.
+        Where a host dies while it compiles, launches wait for its successor, which tries again; the third time the
+        program is refused with `ProgramRefused`
+    """
 
 
 class BufferLost(ExecutionError):
-    """The data was on a host that is gone."""
+    """The data was on a host that is gone.
+
+    When: the array lay on a host that is gone, or its upload has not come to all hosts in 20 s
+    Do: make it again: launch what made it, or `pw.put` it again
+    """
 
 
 class HostLost(ExecutionError):
-    """A host died while the launch needed it."""
+    """A host died while the launch needed it.
+
+    When: a host died while the launch needed its island, or was away for more than 20 s; a put or a fetch found it
+        away for 10 s
+    Do: launch again, with arguments that are still there
+    """
 
 
 class LaunchTimeout(ExecutionError):
-    """A launch kept its devices for longer than the cluster allows; its island was restarted."""
+    """A launch kept its devices for longer than the cluster allows; its island was restarted.
+
+    When: a launch on the island kept its devices for longer than `launch_limit_s` of `pw.init` (60 s), or the
+        tenant's own, without the time that it waited for others: a loop without end, a collective that one device
+        never enters. The island's processes are killed and start again, since nothing can be taken off a device queue
+    Do: the message names the program. Mend its loop, cut it into shorter launches, or start the cluster with a higher
+        limit. The third time, the program that the message names is refused with `ProgramRefused`, and no other
+    """
 
 
 class OrderMismatch(ExecutionError):
-    """Hosts of one island enqueued gangs in different orders, so their results are worthless."""
+    """Hosts of one island enqueued gangs in different orders, so their results are worthless.
+
+    When: with `pw.init(check_order=True)` only: two hosts of an island enqueued two gangs in different orders, so
+        their collectives met the wrong partners and the results are worthless. The island starts again
+    Do: the message names both gangs. Launch again; it is a bug of the runtime, so please report it
+    """
 
 
 class Cancelled(PathwaysError):
-    """The launch was cancelled (`pw.Array.cancel`), or one that it depends on."""
+    """The launch was cancelled (`pw.Array.cancel`), or one that it depends on.
+
+    When: `y.cancel()` was called for the launch, or for one that it takes arguments from. One that had begun runs to
+        its end on the devices, and leaves nothing
+    Do: launch again if you need it
+    """
 
 
 class ControllerLost(PathwaysError):
-    """The controller is gone."""
+    """The controller is gone.
+
+    When: nothing answers at `url`; the controller ended while launches were open. Later calls raise `SessionClosed`
+    Do: start a new cluster, or wait and `pw.connect` to it
+    """
 
 
 class AuthenticationError(PathwaysError):
-    """Wrong or missing token."""
+    """Wrong or missing token.
+
+    When: wrong or missing token; something of another session
+    Do: use `.token` of what `pw.init` returned, or the token the operator gave you
+    """
 
 
 class WireError(PathwaysError):
-    """A message that does not follow the protocol."""
+    """A message that does not follow the protocol.
+
+    When: a message that is not of this protocol, or of another version of it
+    Do: use the same version at both ends. Within one version it is a bug
+    """
 
 
 class WaitTimeout(PathwaysError):
-    """A wait was longer than its limit."""
+    """A wait was longer than its limit.
+
+    When: a wait was longer than its `timeout`, or than 60 s for uploads before a fetch
+    Do: wait again: the launch goes on
+    """
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

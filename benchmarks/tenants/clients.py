@@ -234,4 +234,4 @@ class Client:
 
 def launching(lowered: Any) -> Callable[[Any], Any]:
     """A call of a program of one argument, in the session in which it was lowered."""
-    return lambda value: lowered.launch([value])
+    return lambda value: lowered.program.launch([value])

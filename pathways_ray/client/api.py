@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathways_ray.client import context, registry
+from pathways_ray.client import context, orbax_arrays, registry
 from pathways_ray.client import derivatives as derivatives  # what JAX does with calls, once it is loaded
 from pathways_ray.client import eager as eager  # and with arrays
 from pathways_ray.client.session import Session
@@ -28,6 +28,9 @@ def connect(
     ca: str | bytes | os.PathLike[str] | None = None,
 ) -> Session:
     """A further client of a running cluster; needs no Ray. Becomes the current session of this process.
+
+        session = pw.connect("grpc://127.0.0.1:41003", token)
+        s = pw.virtual_slice((4,), ("x",))
 
     Args:
         url: `grpc://host:port`, or `grpcs://host:port` for a cluster with TLS, as `pw.init(...).url` says.
@@ -54,6 +57,8 @@ def virtual_slice(
 ) -> VirtualSlice:
     """A mesh of virtual devices, mapped by the resource manager to the least loaded devices of one island.
 
+        s = pw.virtual_slice((4,), ("x",), island=0)
+
     Args:
         shape: one to three sizes.
         axes: as many names; left out `x`, `y`, `z`.
@@ -64,17 +69,28 @@ def virtual_slice(
     Raises:
         Unschedulable: no island can hold it; the message says what exists.
     """
+    orbax_arrays.register()
     return context.current_session().virtual_slice(shape, axes, island=island, platform=platform, name=name)
 
 
 def islands() -> list[dict[str, Any]]:
-    """The islands: their platform, hosts, and devices with the slices that hold them."""
+    """The islands: their platform, hosts, and devices with the slices that hold them.
+
+        print([island["state"] for island in pw.islands()])
+
+    They are those of the cluster of the current session.
+    """
     found: list[dict[str, Any]] = context.current_session().status()["islands"]
     return found
 
 
 def devices() -> list[dict[str, Any]]:
-    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, `slices`."""
+    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, `slices`.
+
+        print([device["device"] for device in pw.devices() if not device["slices"]])
+
+    They are those of the cluster of the current session.
+    """
     return [
         {
             "device": device["device"],
@@ -93,6 +109,10 @@ def devices() -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
     """Records when each computation runs on the hosts of this process's own cluster, while the block runs.
+
+        with pw.recording() as computed:
+            step(x).block_until_ready()
+        print([one.name for one in computed[0]])
 
     Yields a mapping that is filled when the block ends: for each host its computations, in the order in which they were
     enqueued. Each has a `name` (of the user's function), `devices` (their numbers on the host), and `start` and `end`
@@ -115,6 +135,9 @@ def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str], predicted: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Writes what runs while the block runs as one timeline for Perfetto: this client, controller, schedulers, hosts.
+
+        with pw.trace("t.json"):
+            step(x).block_until_ready()
 
     Each launch is a slice on every process that had it, joined by a flow from the call to the devices. For the cluster
     of this process; `pathways trace` does the same from a shell. Wait for results inside the block. A launch costs the
@@ -151,7 +174,13 @@ def trace(path: str | os.PathLike[str], predicted: str | os.PathLike[str] | None
 
 
 def shutdown() -> None:
-    """Closes every session of this process, and stops the cluster if this process started it. Twice is fine."""
+    """Closes every session of this process, and stops the cluster if this process started it.
+
+        pw.init()
+        pw.shutdown()
+
+    Twice is fine.
+    """
     while context.sessions:
         context.sessions.pop().close()
 

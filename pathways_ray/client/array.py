@@ -6,7 +6,8 @@ freed when the last of them is dropped or one of them is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from pathways_ray.observe.why import Why
 
 class Array(SliceArray):
     """A future array on a virtual slice.
+
+        y = double(x)  # at once
+        print(float(y[0]), (y + 1).sharding.spec)
 
     It is a `jax.Array`: operators, methods, `jnp.*`, `jax.jit` and `jax.grad` take it, and compute on its slice.
     `np.asarray(y)`, `float(y)` and `y.block_until_ready()` wait for it and raise what went wrong with it; everything
@@ -57,8 +61,21 @@ class Array(SliceArray):
             WaitTimeout: it took longer than `timeout`.
         """
         self._check_alive()
-        self._buffer.session.wait(self._buffer.record, timeout)
+        with self._offers_to_cancel():
+            self._buffer.session.wait(self._buffer.record, timeout)
         return self
+
+    @contextlib.contextmanager
+    def _offers_to_cancel(self) -> Iterator[None]:
+        """Has Ctrl-C in a wait say what is left running."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(
+                f"{self!r} is still being computed; y.cancel() cancels it with all that depends on it, and y.why() "
+                "says what it waits for"
+            )
+            raise
 
     def add_done_callback(self, call: Callable[[Array], Any]) -> None:
         """Has `call` called with this array once it is computed or has failed; at once where it has.
@@ -126,7 +143,8 @@ class Array(SliceArray):
         if self._type.extended is not None:
             raise TypeError("typed PRNG keys have no NumPy value; take np.asarray(jax.random.key_data(keys))")
         self._check_alive()
-        value = np.asarray(self._buffer.session.fetch(self))
+        with self._offers_to_cancel():
+            value = np.asarray(self._buffer.session.fetch(self))
         return value if dtype is None else value.astype(dtype, copy=False)
 
     __hash__ = object.__hash__

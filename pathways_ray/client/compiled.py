@@ -18,6 +18,7 @@ from pathways_ray.client import source_info
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import Exported, export_function, jax_settings, type_of
 from pathways_ray.client.program import Program
+from pathways_ray.client.retraces import Traces
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs, check_specs, ranks_of
 from pathways_ray.client.tracer import CallSite, call_p, is_outside, operand
@@ -36,6 +37,7 @@ class CompiledFunction:
         out_specs: Any,
         donate_argnums: tuple[int, ...],
         static_argnums: tuple[int, ...],
+        on_retrace: str | None = None,
     ) -> None:
         if not callable(fun):
             raise UsageError(f"pw.compiled decorates a function, not {fun!r}")
@@ -47,6 +49,8 @@ class CompiledFunction:
         self.out_specs = out_specs
         self.donate_argnums = donate_argnums
         self.static_argnums = static_argnums
+        self.on_retrace = on_retrace
+        Traces("", on_retrace)  # checks it now
         self._exported: dict[Any, Exported] = {}
         self._alone: dict[Any, Any] = {}
         if slice is not None:
@@ -89,6 +93,14 @@ class CompiledFunction:
         """Lowers the program of one node, as `Program.lower` does."""
         return self._program(args).lower(*self._dynamic(args), **kwargs)
 
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The `jax.stages.Traced` of a program that calls it."""
+        return self._program(args).trace(*self._dynamic(args), **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results, in their tree, with their shardings."""
+        return self._program(args).eval_shape(*self._dynamic(args), **kwargs)
+
     def alone(self, args: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The program that a call outside of programs launches, and the arguments that it takes."""
         return self._program(args), self._dynamic(args)
@@ -118,7 +130,9 @@ class CompiledFunction:
             direct = (lambda *a, **k: self(*a, **k)) if not static else alone
             direct.__name__ = self.__name__
             direct.__wrapped__ = self.fun  # type: ignore[attr-defined]  # for the names of parameters
-            found = self._alone[key] = Program(direct, self.__name__, check=False, slice=self.slice)
+            found = self._alone[key] = Program(
+                direct, self.__name__, check=False, slice=self.slice, on_retrace=self.on_retrace
+            )
         return found
 
     def static_values(self, args: tuple[Any, ...]) -> tuple[tuple[int, Any], ...]:
@@ -265,11 +279,16 @@ def compiled(
     out_specs: Any = None,
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] | None = None,
+    on_retrace: str | None = None,
 ) -> Any:
     """Makes a JAX function a compiled function: one node of a program, however many devices it runs on.
 
     Equals `jax.jit(fun, in_shardings=..., out_shardings=...)` over the devices of `slice`: arrays are seen whole.
     Works bare, as a decorator with arguments, and as a call.
+
+        @pw.compiled(slice=s, in_specs=(P(), P("x")), out_specs=P("x"))
+        def layer(w, x):
+            return jnp.tanh(x @ w)
 
     Args:
         fun: any traceable function, `jax.jit`-ed or not, with `jax.shard_map` inside or not.
@@ -278,6 +297,7 @@ def compiled(
         out_specs: the same for the results.
         donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call.
         static_argnums: arguments that are part of the trace; hashable.
+        on_retrace: as in `pw.program`, for calls outside of programs.
 
     Raises:
         SpecError: a spec names an axis that the slice does not have.
@@ -289,6 +309,7 @@ def compiled(
         "out_specs": out_specs,
         "donate_argnums": _positions(donate_argnums, "donate_argnums"),
         "static_argnums": _positions(static_argnums, "static_argnums"),
+        "on_retrace": on_retrace,
     }
     if fun is None:
         return lambda f: CompiledFunction(f, **options)

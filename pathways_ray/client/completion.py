@@ -49,6 +49,9 @@ class _Bell:
 def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
     """Yields arrays as they are computed, whichever is first, as `concurrent.futures.as_completed` does.
 
+        for loss in pw.as_completed([step(batch) for batch in batches], timeout=60):
+            print(float(loss))
+
     An entry may be a pytree of arrays; it comes when all of them are there. What failed comes too, and raises where it
     is looked at.
 
@@ -76,6 +79,8 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
 
 def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
     """Waits until `count` of some arrays are computed or have failed; all of them when it is left out.
+
+        done, rest = pw.wait(arrays, count=1, timeout=5)
 
     Args:
         arrays: `pw.Array`s, or pytrees of them.

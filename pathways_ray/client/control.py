@@ -21,6 +21,8 @@ from pathways_ray.errors import GraphError, UsageError
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
     """Runs one of two functions on the operands, as `jax.lax.cond` does: `true_fun` where `pred` is true.
 
+        y = pw.cond(loss < 1.0, on_a, on_b, state)  # inside a pw.program
+
     Inside a `pw.program`. The functions call compiled functions on any slices, and ordinary `jnp` operations; both have
     to give values of the same types that lie in the same layouts. Where all their calls are on one slice, both become
     one computation there.
@@ -38,7 +40,10 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Runs function number `index` of `branches` on the operands, as `jax.lax.switch` does: an index that is out of
-    range is taken for the first or the last. Otherwise like `pw.cond`."""
+    range is taken for the first or the last. Otherwise like `pw.cond`.
+
+        y = pw.switch(number, [on_a, on_b, on_c], state)  # inside a pw.program
+    """
     _check_traced("switch", "branches[int(y)](...)")
     return _traced(jax.lax.switch, _value(index), [_body(branch) for branch in branches], *_values(operands))
 
@@ -46,6 +51,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
     """Runs `body_fun` on its own result, first on `init_val`, while `cond_fun` of that is true, as `jax.lax.while_loop`
     does.
+
+        state = pw.while_loop(lambda state: state["loss"] > 0.1, step, state)  # inside a pw.program
 
     Inside a `pw.program`. The body may call compiled functions on any slices. What it carries from round to round keeps
     its type and its layout. Where all calls are on one slice, the loop becomes one computation there.
@@ -60,7 +67,10 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
     """Runs `val = body_fun(i, val)` for each `i` from `lower` up to `upper`, as `jax.lax.fori_loop` does; both may be
-    scalars on any slice. Otherwise like `pw.while_loop`."""
+    scalars on any slice. Otherwise like `pw.while_loop`.
+
+        state = pw.fori_loop(0, 10, lambda k, state: step(state), state)  # inside a pw.program
+    """
     _check_traced("fori_loop", "for i in range(int(n)): ...")
     return _traced(jax.lax.fori_loop, _value(lower), _value(upper), _body(body_fun), _values(init_val))
 
@@ -75,6 +85,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """Runs `carry, y = f(carry, x)` for each slice `x` of `xs` along its first dimension, as `jax.lax.scan` does.
     Otherwise like `pw.while_loop`.
+
+        state, losses = pw.scan(step, state, batches)  # inside a pw.program
 
     Returns:
         The last carry, and all `y` stacked.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from pathways_ray import compat
+from pathways_ray import jax_hooks
 from pathways_ray.client import prng
 from pathways_ray.client.operation import PinnedName
 from pathways_ray.client.tracer import CallSite, call_p, capture_p
@@ -36,9 +36,8 @@ def jitted(site: CallSite) -> Any:
     def shardings(specs: Any) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, partition_spec(spec)) for spec in specs)
 
-    return jax.jit(
-        run, in_shardings=shardings(exported.input_specs), out_shardings=list(shardings(exported.output_specs))
-    )
+    made = exported.output_specs[: len(exported.results)]
+    return jax.jit(run, in_shardings=shardings(exported.input_specs), out_shardings=list(shardings(made)))
 
 
 def parameters(*, site: CallSite) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def _captured(*, captured: Any) -> Any:
     return captured.array
 
 
-compat.transform_like_jit(call_p, parameters)
+jax_hooks.transform_like_jit(call_p, parameters)
 
 
 def differentiable(

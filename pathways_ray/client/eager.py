@@ -1,8 +1,8 @@
 """Operations on arrays outside of a program: `x + 1`, `jnp.sum(x)`, `jax.jit(f)(x)`, `jax.grad(f)(x)`.
 
 JAX traces what it is asked for, as always, and hands over the jaxpr instead of compiling it for devices of this process
-(`compat.make_jax_value`). Here it becomes a program of one node, on the slice of its first argument that lies on one,
-and is launched. What is done again, with arguments of the same types and layouts, is launched at once.
+(`jax_hooks.make_jax_value`). Here it becomes a program of one node, on the slice of its first argument that lies on
+one, and is launched. What is done again, with arguments of the same types and layouts, is launched at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray import compat
+from pathways_ray import jax_hooks
 from pathways_ray.client import prng, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.context import current_session
+from pathways_ray.client.debugging import checks_asked
 from pathways_ray.client.graph_builder import GraphBuilder
 from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
@@ -29,6 +30,7 @@ from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import holds_calls, is_call
 from pathways_ray.errors import UsageError
 
@@ -59,8 +61,17 @@ def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
     session = _session(leaves, closed, params)
     avals = [*(array.aval for array in captured), *closed.in_avals]
     kinds = [_kind(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
+    results: list[Any] = _program(session, captured, kinds, closed, params).launch(leaves)
+    return results
+
+
+def _program(
+    session: Session, captured: Sequence[Array], kinds: list[ArgumentType], closed: Any, params: Any
+) -> LoweredProgram:
+    """The program of a jaxpr for arguments of these types, captured arrays first."""
     programs = _lowered.setdefault(closed, {})
-    key = (session, *(params[name] for name in ("name", "in_shardings", "out_shardings", "donated_invars")), *kinds)
+    asked = (params[name] for name in ("name", "in_shardings", "out_shardings", "donated_invars"))
+    key = (session, *asked, checks_asked(), *kinds)
     found = programs.get(key)
     if found is None:
         session.check_open()
@@ -70,8 +81,7 @@ def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
         else:
             built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
         found = programs[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
-    results: list[Any] = found.launch(leaves)
-    return results
+    return found
 
 
 def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
@@ -103,6 +113,48 @@ def _kind(value: Any, aval: Any) -> ArgumentType:
         return value._type
     extended = aval.dtype if prng.is_key(aval) else None
     return ArgumentType.of(array_type(prng.data_type(aval)), bool(aval.weak_type), None, (), extended)
+
+
+def lower(traced: Any) -> Any:
+    """The `Lowered` of a jitted function that is to run on a slice."""
+    closed, params = traced.jaxpr, traced._params
+    types = [_type_at(aval, sharding) for aval, sharding in zip(closed.in_avals, jax_hooks.lying(traced), strict=True)]
+    if not concerns((), closed, params) and all(kind.slice is None for kind in types):
+        return NotImplemented
+    captured = [constant for constant in closed.consts if type(constant) is Array]
+    slices = [kind.slice for kind in types if kind.slice is not None]
+    session = cast(Session, slices[0].session) if slices else _session(captured, closed, params)
+    program = _program(session, captured, [*(array._type for array in captured), *types], closed, params)
+    return Lowered(Holding(program, captured), types, traced.in_tree, traced.out_tree)
+
+
+class Holding:
+    """A program whose first arguments are arrays that its function captured."""
+
+    def __init__(self, program: LoweredProgram, captured: list[Array]) -> None:
+        self._program = program
+        self._captured = captured
+
+    def launch(self, leaves: list[Any]) -> Any:
+        """One call."""
+        return self._program.launch([*self._captured, *leaves])
+
+    def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
+        """The types of the results, given those of the arguments."""
+        return self._program.output_kinds([*(array._type for array in self._captured), *kinds])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+
+def _type_at(aval: Any, sharding: Any) -> ArgumentType:
+    """The type of an argument of a traced function."""
+    data = prng.data_type(aval)
+    where = slice_of(sharding.mesh) if isinstance(sharding, NamedSharding) else None
+    spec = spec_from_user(sharding.spec, where.axes) if where is not None else ()
+    return ArgumentType.of(
+        array_type(data), bool(aval.weak_type), where, spec, aval.dtype if prng.is_key(aval) else None
+    )
 
 
 def place(value: Any, target: Any) -> Any:
@@ -153,6 +205,7 @@ class _Rules:
     refuse = staticmethod(refuse)
     full_like = staticmethod(full_like)
     fetch = staticmethod(fetch)
+    lower = staticmethod(lower)
 
 
-compat.make_jax_value(Array, _Rules())
+jax_hooks.make_jax_value(Array, _Rules())

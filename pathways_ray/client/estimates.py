@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from pathways_ray.client.jaxprs import inner_jaxprs
@@ -21,6 +22,18 @@ class Rate(NamedTuple):
     operations: float
     bytes: float
 
+
+class Work(NamedTuple):
+    """Floating-point operations, and bytes that operations take and make, of all devices together."""
+
+    operations: float
+    bytes: float
+
+    def __add__(self, other: Any) -> Work:
+        return Work(self.operations + other.operations, self.bytes + other.bytes)
+
+
+NO_WORK = Work(0.0, 0.0)
 
 HOST = Rate(1e10, 5e9)
 """A CPU device: some cores of a server among several."""
@@ -34,6 +47,14 @@ _COLLECTIVES = ("psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", 
 
 _CUBIC = ("cholesky", "eig", "eigh", "svd", "qr", "geqrf", "lu", "schur", "hessenberg", "triangular_solve")
 """Operations that take a size's third power: as many products for each element as the longest side is."""
+
+
+_MOVING = (
+    "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dynamic_slice",
+    "dynamic_update_slice", "gather", "iota", "optimization_barrier", "pad", "reshape", "rev", "select_n",
+    "sharding_constraint", "slice", "squeeze", "transpose",
+)  # fmt: skip
+"""Operations that compute nothing."""
 
 
 def seconds(jaxpr: Any, devices: int, platforms: Sequence[str]) -> float:
@@ -63,6 +84,34 @@ def _of_equation(equation: Any, share: int, rate: Rate) -> float:
     moved = sum(_bytes(v.aval) for v in [*equation.invars, *equation.outvars]) / share / rate.bytes
     met = COLLECTIVE_S if name.startswith(_COLLECTIVES) else 0.0
     return met + max(moved, _operations(equation, name) / share / rate.operations)
+
+
+def work(jaxpr: Any, devices: int) -> Work:
+    """The work of a traced function, each loop without a known length once. An element of a floating-point result
+    counts as one operation, but for products and decompositions, which count theirs, and what moves values."""
+    total = NO_WORK
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name = equation.primitive.name
+        inner = [work(one, devices) for one in inner_jaxprs(equation)]
+        if inner:
+            most = max(inner) if name == "cond" else sum(inner, NO_WORK)
+            times = equation.params["length"] if name == "scan" else devices if name == "shard_map" else 1
+            total += Work(most.operations * times, most.bytes * times)
+            continue
+        made = [v.aval for v in equation.outvars]
+        stays = name in ("sharding_constraint", "optimization_barrier")
+        moved = 0.0 if stays else sum(_bytes(v.aval) for v in [*equation.invars, *equation.outvars])
+        single = _elements(equation, name, made) if name not in _MOVING else 0.0
+        total += Work(_operations(equation, name) or single, moved)
+    return total
+
+
+def _elements(equation: Any, name: str, made: Sequence[Any]) -> float:
+    """The elements that an operation computes: of what it reduces, or of its result."""
+    given = [variable.aval for variable in equation.invars] if name.startswith("reduce_") else made
+    return float(
+        sum(math.prod(_shape(a)) for a in given if jax.numpy.issubdtype(getattr(a, "dtype", bool), np.inexact))
+    )
 
 
 def _operations(equation: Any, name: str) -> float:

@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
-from pathways_ray.client import estimates, prng, source_info
+from pathways_ray.client import debugging, estimates, prng, source_info
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
@@ -27,7 +27,7 @@ from pathways_ray.ir.graph import MAX_ESTIMATED_US
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
 
-_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "callback", "debug_print", "infeed", "outfeed")
+_CALLBACKS = ("pure_callback", "io_callback", "callback", "infeed", "outfeed")
 
 _CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
 
@@ -51,7 +51,8 @@ _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 class Exported:
     """A function exported for given argument types, flat: leaves in, leaves out.
 
-    `arguments` and `results` are types as JAX sees them, `outputs` those of what lies on devices.
+    `arguments` and `results` are types as JAX sees them, `outputs` those of what lies on devices. The last outputs are
+    what `reports` say.
     """
 
     name: str
@@ -69,6 +70,9 @@ class Exported:
     has_loop: bool
     run: Callable[..., tuple[jax.Array, ...]]
     """The function itself, with its layouts fixed, for tracing it inside another one on a slice of the same mesh."""
+    reports: tuple[debugging.Report, ...] = ()
+    effects: frozenset[Any] = frozenset()
+    work: estimates.Work = estimates.NO_WORK
 
 
 def export_function(
@@ -106,10 +110,12 @@ def export_function(
         return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
-    jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
-    traced, exported = _trace_and_export(name, jitted, data, where, platforms)
+    reports: list[debugging.Report] = []
+    effects, traced, exported = _trace_and_export(name, run, shardings, data, where, platforms, reports)
+    count = len(chosen[-1])
+    specs = (*chosen[-1], *((),) * (len(traced.jaxpr.out_avals) - count))
     outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
-    for k, (array, spec) in enumerate(zip(outputs, chosen[-1], strict=True)):
+    for k, (array, spec) in enumerate(zip(outputs, specs, strict=True)):
         check_layout(array, spec, where.type, f"{name}, output {k}")
     blob = bytes(exported.serialize())
     return Exported(
@@ -120,13 +126,16 @@ def export_function(
         outputs=outputs,
         arguments=tuple(avals),
         results=tuple(results),
-        output_specs=tuple(chosen[-1]),
+        output_specs=specs,
         output_tree=output_tree(),
         donated=donated,
         no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
         estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
         has_loop=_LOOP in exported.mlir_module_serialized,
         run=run,
+        reports=tuple(reports),
+        effects=effects,
+        work=estimates.work(traced.jaxpr, mesh.size),
     )
 
 
@@ -136,20 +145,36 @@ def type_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _trace_and_export(
-    name: str, jitted: Any, avals: Sequence[jax.ShapeDtypeStruct], where: VirtualSlice, platforms: tuple[str, ...]
-) -> tuple[Any, export.Exported]:
+    name: str,
+    run: Callable[..., Any],
+    shardings: tuple[NamedSharding, ...],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    where: VirtualSlice,
+    platforms: tuple[str, ...],
+    reports: list[debugging.Report],
+) -> tuple[frozenset[Any], Any, export.Exported]:
+    """The effects of a function; the one that is exported for it, traced; and its export. `reports` is filled with what
+    that adds to the results."""
     disabled = (_ANY_CUSTOM_CALL,) if where.session.trusted else ()
     try:
         with jax.sharding.use_abstract_mesh(where.mesh.abstract_mesh):
+            jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
             traced = jitted.trace(*avals)
+            effects = frozenset(traced.jaxpr.effects)
+            if debugging.reports(traced.jaxpr):
+                rewritten = debugging.reporting(traced.jaxpr, reports)
+                jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
+                traced = jitted.trace(*avals)
             _check_shippable(name, traced.jaxpr)
-            return traced, export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
+            return effects, traced, export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
     except PathwaysError:
         raise
     except Exception as error:
         where_text = source_info.of_error(error)
         at = f" ({where_text})" if where_text else ""
-        raise TraceError(f"{name}{at} cannot be traced: {source_info.text_of(error)}") from error
+        raise source_info.noted(
+            TraceError(f"{name}{at} cannot be traced: {source_info.text_of(error)}"), source_info.hint_for(error)
+        ) from error
 
 
 def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
@@ -191,4 +216,4 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
 def jax_settings() -> tuple[Any, ...]:
     """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
     (`jax.enable_x64`, `jax.default_matmul_precision`)."""
-    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision
+    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision, debugging.checks_asked()

@@ -7,7 +7,7 @@ slice of its first placed operand. A value that is still with the client is plac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from pathways_ray import limits
 from pathways_ray.client import prng, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
+from pathways_ray.client.debugging import Reported
+from pathways_ray.client.estimates import NO_WORK, Work
 from pathways_ray.client.export import Exported, export_function
 from pathways_ray.client.jaxprs import body_of, constant_bytes, used_equations
 from pathways_ray.client.operation import Operation
@@ -79,13 +81,15 @@ class Output:
 
 @dataclass
 class BuiltProgram:
-    """A graph, the functions it runs, and how calls and results map to it."""
+    """A graph, the functions it runs, and how calls and results map to it. The last results are those of `reported`."""
 
     graph: Graph
     functions: dict[str, bytes]
     sources: list[Source]
     outputs: list[Output]
     result_kinds: tuple[ArgumentType, ...]
+    reported: tuple[Reported, ...]
+    work: Work
     donated_leaves: tuple[int, ...]
 
 
@@ -109,6 +113,8 @@ class GraphBuilder:
     slices: dict[int, VirtualSlice] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     donated: set[int] = field(default_factory=set)
+    reported: list[tuple[Reported, list[Ref]]] = field(default_factory=list)
+    work: Work = NO_WORK
     first: VirtualSlice | None = None
 
     def build(self, traced: Trace) -> BuiltProgram:
@@ -155,6 +161,11 @@ class GraphBuilder:
         refs: list[Ref] = []
         mapped = [self._output(value, refs) for value in outputs]
         types = dict(zip((output.result for output in mapped), avals, strict=True))
+        count = len(refs)
+        reported: list[Reported] = []
+        for one, its in self.reported:
+            reported.append(replace(one, results=tuple(range(len(refs), len(refs) + len(its)))))
+            refs += its
         self.nodes.append(Result(tuple(refs)))
         graph = verify(
             Graph(self.name, tuple(s.type for s in self.slices.values()), tuple(self.recipes), tuple(self.nodes))
@@ -164,13 +175,19 @@ class GraphBuilder:
             functions=self.functions,
             sources=self.sources,
             outputs=mapped,
-            result_kinds=tuple(self._kind(graph, ref, types[k]) for k, ref in enumerate(refs)),
+            result_kinds=tuple(
+                self._kind(graph, ref, types.get(k) if k < count else None) for k, ref in enumerate(refs)
+            ),
+            reported=tuple(reported),
+            work=self.work,
             donated_leaves=tuple(sorted(self.donated)),
         )
 
     def _kind(self, graph: Graph, ref: Ref, aval: Any) -> ArgumentType:
         layout = graph.layout_of(ref)
-        weak, extended = bool(getattr(aval, "weak_type", False)), aval.dtype if prng.is_key(aval) else None
+        weak, extended = bool(getattr(aval, "weak_type", False)), None
+        if aval is not None and prng.is_key(aval):
+            extended = aval.dtype
         return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec, extended)
 
     def _output(self, value: Value, refs: list[Ref]) -> Output:
@@ -256,6 +273,7 @@ class GraphBuilder:
         part = Part(exported.name, exported.digest, taken, exported.no_fusion, exported.estimated_us, exported.has_loop)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
+        self.work += exported.work
         index = len(self.nodes)
         self.nodes.append(
             Compute(
@@ -270,7 +288,13 @@ class GraphBuilder:
                 where=line,
             )
         )
-        return [Value(ref=Ref(index, k)) for k in range(len(exported.outputs))]
+        count = len(exported.results)
+        for report in exported.reports:
+            self.reported.append(
+                (Reported(report, exported.name, where, line), [Ref(index, count + k) for k in range(report.count)])
+            )
+            count += report.count
+        return [Value(ref=Ref(index, k)) for k in range(len(exported.results))]
 
     def _ref(self, value: Value, where: VirtualSlice, spec: Spec) -> Ref:
         """The value as a ref of the graph; one that is not in it yet becomes an argument."""

@@ -56,13 +56,13 @@ def inner_constants(equation: Any) -> Iterator[Any]:
 
 
 def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]:
-    """The equations whose results are used, so that nothing is placed for the sake of those that are not. Left out,
-    `wanted` are the outputs."""
+    """The equations whose results are used or that have effects (debug calls), so that nothing is placed for the sake
+    of others. Left out, `wanted` are the outputs."""
     wanted = jaxpr.outvars if wanted is None else wanted
     needed = {atom for atom in wanted if isinstance(atom, jex_core.Var)}
     used = []
     for equation in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
             used.append(equation)
             needed.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
     return used[::-1]

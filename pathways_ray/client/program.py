@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from types import MethodType
 from typing import Any, cast
 
 import jax
 
-from pathways_ray.client import notebook, prng
+from pathways_ray.client import notebook, prng, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.estimates import Work
 from pathways_ray.client.explanation import explanation
 from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
@@ -24,7 +25,8 @@ from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
-from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace
+from pathways_ray.client.stages import Lowered
+from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace, traced
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 from pathways_ray.ir.text import graph_text
 from pathways_ray.transport.messages import encode
@@ -37,14 +39,19 @@ class Program:
     """
 
     def __init__(
-        self, fun: Callable[..., Any], name: str = "", check: bool = True, slice: VirtualSlice | None = None
+        self,
+        fun: Callable[..., Any],
+        name: str = "",
+        check: bool = True,
+        slice: VirtualSlice | None = None,
+        on_retrace: str | None = None,
     ) -> None:
         if not callable(fun):
             raise UsageError(f"pw.program decorates a function, not {fun!r}")
         self.fun = fun
         self.slice = slice
         self._cache: dict[Any, LoweredProgram] = {}
-        self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__))
+        self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
         if check:
@@ -55,7 +62,10 @@ class Program:
         if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        lowered = self._prepared(leaves, tree, args, kwargs)
+        try:
+            lowered = self._prepared(leaves, tree, args, kwargs)
+        except PathwaysError as error:
+            raise source_info.trimmed(error)  # noqa: B904
         try:
             return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray) as error:
@@ -102,13 +112,24 @@ class Program:
         """Binds it as a method, like any function: the instance comes first, and has to be a pytree."""
         return self if instance is None else MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program for arguments of these types, traced and checked but not launched.
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return self._lower(self._session(), tree, self._kinds(leaves, args, kwargs))
+        kinds = self._kinds(leaves, args, kwargs)
+        lowered = self._lower(self._session(), tree, kinds)
+        return Lowered(lowered, kinds, tree, lowered.output_tree)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The `jax.stages.Traced` of the program: `.jaxpr`, `.out_info`. Nothing is launched, nor sent."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return traced(self._session(), self.fun, self.__name__, tree, self._kinds(leaves, args, kwargs))
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results, in their tree, with their shardings."""
+        return self.lower(*args, **kwargs).out_info
 
     def _session(self) -> Session:
         if self.slice is not None and not self.slice.session.closed_because:
@@ -148,7 +169,7 @@ class LoweredProgram:
     def __init__(self, session: Session, built: BuiltProgram, output_tree: Any) -> None:
         self.session = session
         self._built = built
-        self._output_tree = output_tree
+        self.output_tree = output_tree
         self._number = -1
         self._held: dict[int, Array] = {}
         self._returned: dict[int, Array] = {}
@@ -195,8 +216,10 @@ class LoweredProgram:
             donated = [buffers[k] for k in self._donated]
             why = f"it was donated to {built.graph.name}" if donated else ""
             results = session.launch(self._number, buffers, built.result_kinds, donated, why)
+            if built.reported:
+                session.debug_calls.made(built.reported, results)
         outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
-        return jax.tree.unflatten(self._output_tree, outputs)
+        return jax.tree.unflatten(self.output_tree, outputs)
 
     def _check_donated(self, leaves: list[Any], buffers: list[BufferRecord]) -> None:
         for k in self._built.donated_leaves:
@@ -227,10 +250,32 @@ class LoweredProgram:
         if self._number < 0:
             self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
 
-    def wait_compiled(self) -> None:
-        """Waits until the hosts have compiled the program. Raises `CompileError` if they cannot."""
+    def wait_compiled(self) -> dict[int, int]:
+        """Waits until the hosts have compiled the program; returns the bytes that computations need inside, for each
+        host. Raises `CompileError` if they cannot."""
         self.register()
-        self.session.explain(self._number, self._encoded)
+        found: dict[int, int] = self.session.explain(self._number, self._encoded).temporary_bytes
+        return found
+
+    @property
+    def work(self) -> Work:
+        """The work of its computations."""
+        return self._built.work
+
+    def kind_of(self, leaf: Any) -> ArgumentType:
+        """The type of an argument."""
+        return _type_of(leaf)
+
+    def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
+        """The types of the results, given those of the arguments."""
+        return [
+            self._built.result_kinds[output.result]
+            if output.result >= 0
+            else kinds[output.leaf]
+            if output.leaf >= 0
+            else _type_of(output.held)
+            for output in self._built.outputs
+        ]
 
     def as_text(self, stage: str = "graph") -> str:
         """The program as text: "graph" as traced, "plan" as placed, step by step for each island."""
@@ -259,15 +304,23 @@ def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:
     return constant if found is None or found._buffer.record.state in (DELETED, FAILED) else found
 
 
-def program(fun: Callable[..., Any] | None = None, *, name: str = "") -> Any:
+def program(fun: Callable[..., Any] | None = None, *, name: str = "", on_retrace: str | None = None) -> Any:
     """Makes a Python function that calls compiled functions a program: a graph launched with one message per island.
 
     The function runs once for each combination of argument types (shapes, dtypes, and where `pw.Array` arguments lie);
     later calls only launch. Any pytrees in and out. Ordinary `jnp` operations become small nodes.
 
+        @pw.program
+        def step(state, batch):
+            return update(state, encode(batch))
+
+    Args:
+        on_retrace: for each trace but the first: "warn" says what differs, "raise" refuses with `TraceError`. Left out,
+            the tenth is warned of.
+
     Raises:
         TraceError: it assigns to a global or outer variable, when decorated; or what tracing finds, when called.
     """
     if fun is None:
-        return lambda f: Program(f, name)
-    return Program(fun, name)
+        return lambda f: Program(f, name, on_retrace=on_retrace)
+    return Program(fun, name, on_retrace=on_retrace)

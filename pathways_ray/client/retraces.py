@@ -6,32 +6,50 @@ import warnings
 from collections.abc import Sequence
 
 from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.errors import TraceError, UsageError
 
 MANY = 10
 """Traces of one function at which a warning is given: as often as that, shapes change with the data."""
 
 
 class ManyTraces(UserWarning):
-    """A function was traced for the tenth time."""
+    """A function was traced for the tenth time, or again where it says `on_retrace="warn"`."""
+
+
+ACTIONS = (None, "warn", "raise")
+"""What a function may do at each further trace (`on_retrace`); None warns at the tenth only."""
 
 
 class Traces:
     """The traces of one function, and what differs between them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, action: str | None = None) -> None:
+        if action not in ACTIONS:
+            raise UsageError(f"on_retrace= is 'warn', 'raise' or None, not {action!r}")
         self.name = name
+        self.action = action
         self._last: list[str] | None = None
         self._count = 0
 
     def note(self, kinds: Sequence[ArgumentType], stacklevel: int = 2) -> None:
-        """Notes a trace for these argument types; warns at the tenth."""
+        """Notes a trace for these argument types; warns at the tenth, or does what `action` says.
+
+        Raises:
+            TraceError: `action` is "raise", and it was traced before.
+        """
         self._count += 1
         now = [f"{kind} on {kind.where()}" for kind in kinds]
         before, self._last = self._last, now
-        if self._count == MANY:
+        if self._count > 1 and self.action is not None:
+            text = f"{self.name} was traced again ({self._count} times now): {_difference(before, now)}"
+            if self.action == "raise":
+                self._last, self._count = before, self._count - 1
+                raise TraceError(text)
+            warnings.warn(text, ManyTraces, stacklevel=stacklevel)
+        elif self._count == MANY:
             warnings.warn(
                 f"{self.name} was traced for the {MANY}th time, and is compiled each time: {_difference(before, now)}. "
-                "Pad what changes to a few sizes, or pass numbers as arrays instead of static arguments",
+                "Pad what changes to a few sizes (pw.padded), or pass numbers as arrays instead of static arguments",
                 ManyTraces,
                 stacklevel=stacklevel,
             )

@@ -28,6 +28,7 @@ from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.events import Closing, Forked, Placed, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
@@ -67,7 +68,13 @@ _EXPLAIN_LIMIT_S = 180.0
 
 
 class Session:
-    """A connection to a cluster. Made by `pw.init` and `pw.connect`; a context manager that closes itself."""
+    """A connection to a cluster, made by `pw.init` and `pw.connect`.
+
+        with pw.connect(url, token) as session:
+            print(session.status()["sessions"])
+
+    It ends with the block, and its slices and arrays with it.
+    """
 
     def __init__(
         self,
@@ -89,6 +96,7 @@ class Session:
         # For handles (`BufferOwner`), without a call between.
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
+        self.debug_calls = DebugCalls()
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -384,6 +392,7 @@ class Session:
         `SessionClosed`."""
         if self.closed or os.getpid() != self._process:
             return  # a fork has the sockets of its parent, whose session goes on
+        self.debug_calls.close()
         self._driver.handle(Closing())
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             if not self.closed_because:

@@ -1,7 +1,7 @@
 """The face that a `pw.Array` shows to JAX: a `jax.Array` whose shards no device of this process holds.
 
-Operators and methods come from JAX itself (`compat.make_jax_value`), and become operations on the slice (`eager`). Here
-is what JAX asks an array about itself, and what would need its value.
+Operators and methods come from JAX itself (`jax_hooks.make_jax_value`), and become operations on the slice (`eager`).
+Here is what JAX asks an array about itself, and what would need its value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from pathways_ray.client import indexing
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.errors import UsageError
 from pathways_ray.jax_types import partition_spec
+
+_SHOWN_ELEMENTS = 1000
+"""Elements of an array that `str` shows: from as many on NumPy leaves some out."""
 
 
 class SliceArray(jax.Array):
@@ -135,8 +138,15 @@ class SliceArray(jax.Array):
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise NotImplementedError
 
+    def __str__(self) -> str:
+        """The value, as NumPy shows it: `print(loss)`, `f"{loss}"`. Of more than 1,000 elements, or of keys, it is
+        `repr`, which fetches nothing."""
+        if self.size > _SHOWN_ELEMENTS or self._type.extended is not None or self.is_deleted():
+            return repr(self)
+        return str(self.__array__())
+
     def __format__(self, spec: str) -> str:
-        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`, which waits for nothing."""
+        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`."""
         return format(self.__array__()[()], spec) if spec else str(self)
 
     def _scalar(self, what: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pathways_ray import compat
+from pathways_ray import jax_hooks
 from pathways_ray.client import notebook
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
@@ -41,6 +41,9 @@ class SliceOwner(Protocol):
 class VirtualSlice:
     """A virtual slice of a session. Release it with `release()`, or use it as a context manager.
 
+        s = pw.virtual_slice((2, 2), ("x", "y"))
+        x = jax.device_put(np.ones((8, 8)), NamedSharding(s.mesh, P("x", "y")))
+
     Several slices may share physical devices; which devices a slice has is the resource manager's decision.
     """
 
@@ -51,7 +54,7 @@ class VirtualSlice:
         self.name = name
         self.type: SliceType = placed.mesh
         self.released = False
-        self.mesh = compat.mesh_of_its_own(placed.mesh.shape, placed.mesh.axes)
+        self.mesh = jax_hooks.mesh_of_its_own(placed.mesh.shape, placed.mesh.axes)
         object.__setattr__(self.mesh, _SLICE, self)  # who has the mesh alone has the slice
 
     @property

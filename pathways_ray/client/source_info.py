@@ -9,10 +9,14 @@ from typing import Any
 
 import jax
 
+from pathways_ray.errors import PathwaysError
+
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
 
 _LEFT_OUT = "--------------------\nFor simplicity, JAX has removed"
+
+_WHILE_TRACING = "\nThe error occurred while tracing the function"
 
 
 def _foreign(file: str) -> bool:
@@ -51,5 +55,50 @@ def of_error(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The kind and text of an exception, without what JAX says about frames that it left out."""
-    return f"{type(error).__name__}: {str(error).partition(_LEFT_OUT)[0].rstrip()}"
+    """The kind and text of an exception, without what JAX says about frames that it left out, and about the function
+    that it traced, which is one of ours."""
+    text = str(error).partition(_LEFT_OUT)[0].partition(_WHILE_TRACING)[0].rstrip()
+    return f"{type(error).__name__}: {text}"
+
+
+def hint_for(error: BaseException) -> str:
+    """A remedy for an exception that JAX raised for a value that is not known while a function is traced."""
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return "use jnp.where, pw.cond or jax.lax.cond where a value decides, or a static argument"
+    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+        return "values are not known while a function is traced: use jnp, or a static argument, or fetch outside of it"
+    return ""
+
+
+def noted(error: PathwaysError, note: str) -> PathwaysError:
+    """An error with a note, which Python prints below its text; "" adds none."""
+    if note:
+        error.add_note(note)
+    return error
+
+
+def trimmed(error: PathwaysError) -> PathwaysError:
+    """An error with its hints, and without the frames and remarks of ours and of JAX, unless JAX is set to show all
+    frames (`JAX_TRACEBACK_FILTERING=off`)."""
+    if jax.config.jax_traceback_filtering == "off":  # type: ignore[attr-defined]
+        return error
+    one: BaseException | None = error
+    while one is not None:
+        if hasattr(one, "__notes__"):
+            one.__notes__ = [note for note in one.__notes__ if not note.startswith(_LEFT_OUT)]
+        one.__traceback__ = _users(one.__traceback__)
+        one = one.__cause__
+    return error
+
+
+def _users(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """The part of a traceback that is the user's."""
+    frames = []
+    while traceback is not None:
+        if _foreign(traceback.tb_frame.f_code.co_filename):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    made = None
+    for one in reversed(frames):
+        made = types.TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made

@@ -8,6 +8,7 @@ makes the jaxpr; `graph_builder` turns it into a graph.
 from __future__ import annotations
 
 import dis
+import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend import core as jex_core
 
-from pathways_ray import compat
+from pathways_ray import jax_hooks
 from pathways_ray.client import source_info
 from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
+from pathways_ray.client.debugging import is_debugging
 from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import constants_of, equations_of, inner_constants, inner_equations
 from pathways_ray.client.operation import is_pinned, slices_of
@@ -35,7 +37,7 @@ call_p = jex_core.Primitive("pathways_call")
 call_p.multiple_results = True
 capture_p = jex_core.Primitive("pathways_capture")
 
-is_outside = compat.outside_of_traces()
+is_outside = jax_hooks.outside_of_traces()
 
 JITTED = ("pjit", "jit")
 """The names of a call of a jitted function."""
@@ -69,9 +71,11 @@ class Captured:
         return found
 
 
-@call_p.def_abstract_eval
-def _call_types(*_: Any, site: CallSite) -> list[Any]:
-    return [jax.core.ShapedArray(r.shape, r.dtype, weak_type=bool(r.weak_type)) for r in site.exported.results]
+@call_p.def_effectful_abstract_eval
+def _call_types(*_: Any, site: CallSite) -> tuple[list[Any], Any]:
+    return [
+        jax.core.ShapedArray(r.shape, r.dtype, weak_type=bool(r.weak_type)) for r in site.exported.results
+    ], site.exported.effects
 
 
 @capture_p.def_abstract_eval
@@ -135,6 +139,17 @@ class Trace:
     captured: list[Array]
 
 
+def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:
+    """The `jax.stages.Traced` of a program."""
+    tracing.session, tracing.captured = session, []
+    try:
+        fun = functools.wraps(fun, updated=())(functools.partial(fun))
+        args, kwargs = jax.tree.unflatten(tree, [kind.aval for kind in kinds])
+        return jax.jit(fun).trace(*args, **kwargs)
+    finally:
+        tracing.session, tracing.captured = None, []
+
+
 def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Trace:
     """Runs `fun` once on tracers.
 
@@ -167,15 +182,14 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
                 f"program {name!r} keeps a traced value in an outer list, variable or object; a program may only hand "
                 "values on through its results"
             ) from error
-        raise TraceError(
-            f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {source_info.text_of(error)}"
-        ) from error
+        text = f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {source_info.text_of(error)}"
+        raise source_info.noted(TraceError(text), source_info.hint_for(error)) from error
     finally:
         captured, tracing.captured = tracing.captured, []
         tracing.session = None
-    if not closed.jaxpr.outvars:
+    if not closed.jaxpr.outvars and not closed.effects:
         raise GraphError(f"program {name!r} returns no array; return what should be computed")
-    if closed.effects:
+    if not is_debugging(closed.effects):
         raise TraceError(f"program {name!r} has side effects: {', '.join(map(str, closed.effects))}")
     return Trace(closed, trees[-1], captured)
 

@@ -21,6 +21,9 @@ from pathways_ray.ir.types import ArrayType, Layout, check_layout, item_bytes
 class TransferBytes:
     """Bytes of one transfer; of several, with `+`.
 
+        moved = pw.transfer_bytes(x, a, b, P("x"), P())
+        print(moved)
+
     Attributes:
         to_devices: sum of the shards that the devices of the target get
         between_hosts: the part of them that crosses from host to host. A host gets each piece once, and copies it to
@@ -42,6 +45,8 @@ def transfer_bytes(
     target_spec: PartitionSpec | None = None,
 ) -> TransferBytes:
     """The bytes that programs move when an array on one slice is used on another, or with another layout.
+
+        print(pw.transfer_bytes(x, a, b, P("x"), P()))
 
     Args:
         array: anything with a shape and a dtype, such as a `jax.ShapeDtypeStruct`

@@ -8,6 +8,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from pathways_ray.client.compiled import CompiledFunction
+from pathways_ray.client.orbax_arrays import register
+from pathways_ray.client.padding import Padded
 from pathways_ray.client.placement import targets
 from pathways_ray.client.program import Program
 from pathways_ray.errors import UsageError
@@ -22,7 +24,7 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
     Nothing is launched. The first call of each kind is then like a later one.
 
     Args:
-        fun: a `pw.program` or `pw.compiled` function.
+        fun: a `pw.program` or `pw.compiled` function, or a `pw.padded` of one: then of each call all its sizes.
         calls: for each, a tuple of positional arguments: values, or `jax.ShapeDtypeStruct`s for what will come from
             this process, or what `pw.like` gives for arrays that will lie on a slice.
 
@@ -30,12 +32,15 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
         UsageError: `fun` is another thing, or a call is no tuple.
         CompileError: it cannot be compiled.
     """
+    for call in calls:
+        if not isinstance(call, tuple):
+            raise UsageError(f"each call of pw.warmup is a tuple of arguments, not {call!r}")
+    if isinstance(fun, Padded):
+        fun, calls = fun.fun, tuple(one for call in calls for one in fun.calls(call))
     if not isinstance(fun, Program | CompiledFunction):
         raise UsageError(f"pw.warmup takes a pw.program or pw.compiled function, not {fun!r}")
     prepared = []
     for call in calls:
-        if not isinstance(call, tuple):
-            raise UsageError(f"each call of pw.warmup is a tuple of arguments, not {call!r}")
         program, dynamic = fun.alone(call) if isinstance(fun, CompiledFunction) else (fun, call)
         prepared.append(program.prepared(dynamic))
     for lowered in prepared:  # all are on their way before the first is waited for
@@ -49,6 +54,8 @@ def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:
 
     For `pw.warmup`, and for what restores arrays by their types and shardings.
 
+        state = orbax.checkpoint.StandardCheckpointer().restore(path, pw.like(state, slice, P("x")))
+
     Args:
         tree: of arrays or `jax.ShapeDtypeStruct`s.
         slice: and `spec`: as in `pw.put`. Both left out, `pw.Array`s keep their own.
@@ -56,6 +63,7 @@ def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:
     Raises:
         SpecError: the spec does not fit.
     """
+    register()
     leaves, treedef = jax.tree.flatten(tree)
     if slice is None and spec is None:
         shardings = [getattr(leaf, "sharding", None) for leaf in leaves]

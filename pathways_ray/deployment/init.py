@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +41,9 @@ def init(
     ray_options: dict[str, Any] | None = None,
 ) -> api.ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
+
+        with pw.init(islands=2, devices_per_host=4):
+            a = pw.virtual_slice((4,), ("x",), island=0)
 
     Embedded (`address=None`) it starts Ray on this machine when none runs in this process. With `address="auto"` or a
     Ray address the same processes start on an existing Ray cluster, hosts spread over its nodes.
@@ -103,10 +108,25 @@ def init(
         isolation=isolation,
         insecure=insecure,
     )
+    began = time.monotonic()
+    _say(f"starting {'Ray and ' if address is None else ''}{_text(islands)}; this takes 10 to 60 s")
     started = cluster.start(
         lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
         address,
         chosen,
         dict(ray_options or {}),
     )
-    return show(api.adopt(started)) if dashboard else api.adopt(started)
+    session = show(api.adopt(started)) if dashboard else api.adopt(started)
+    _say(f"up after {time.monotonic() - began:.0f} s at {session.url}; it ends with this process, or at pw.shutdown()")
+    return session
+
+
+def _text(islands: int | Sequence[Island]) -> str:
+    count = islands if isinstance(islands, int) else len(islands)
+    return f"{count} island{'s' if count != 1 else ''}"
+
+
+def _say(text: str) -> None:
+    """Tells who sits at a terminal or a notebook what is under way; programs and their logs read nothing of it."""
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        print(f"pathways: {text}", file=sys.stderr, flush=True)

@@ -24,6 +24,8 @@ CPUS_PER_HOST = 0.01
 class Island:
     """An island: hosts of one platform.
 
+        pw.init(islands=[pw.Island(hosts=2, devices_per_host=4), pw.Island(devices_per_host=8)])
+
     Args:
         platform: "cpu", "gpu" or "tpu"; "auto" is what the Ray cluster has.
         hosts: how many; several form one JAX group.

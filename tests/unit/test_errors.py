@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
-from pathways_ray import errors
+from pathways_ray import error_page, errors
 from pathways_ray.errors import (
     CompileError,
     ExecutionError,
@@ -102,3 +103,9 @@ def test_errors_are_caught_by_what_they_are() -> None:
     with pytest.raises(ExecutionError, match="gone"):
         raise from_failure(Failure("HostLost", "gone"))
     assert not issubclass(CompileError, HostLost)
+
+
+def test_the_page_is_made_from_the_classes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert error_page.rewritten(page) == page, "run: python -m pathways_ray.error_page docs/errors.md"
+    assert all(f"| `{kind.__name__}` |" in page for kind in OWN if not kind.__subclasses__())

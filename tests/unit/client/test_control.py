@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client import context, prng
-from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.stages import Lowered
 from pathways_ray.errors import GraphError, TraceError, UsageError
 from pathways_ray.ir.evaluate import evaluate_control
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Ref, Repeat, Result, inputs_of
@@ -47,9 +47,10 @@ def b(session: Nowhere) -> VirtualSlice:
     return session.slice(1, 2)
 
 
-def run(lowered: LoweredProgram, *leaves: Any) -> list[np.ndarray]:
+def run(lowered: Lowered, *leaves: Any) -> list[np.ndarray]:
     """The results of a program's graph, node by node on this process's device."""
-    built = lowered._built
+    program: Any = lowered.program
+    built = program._built
     given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
     found = run_graph(built.graph, [prng.to_data(jnp.asarray(value)) for value in given], built.functions)
     return [np.asarray(value) for value in found]
@@ -75,7 +76,7 @@ def run_graph(graph: Graph, arguments: Sequence[Any], functions: dict[str, bytes
     raise AssertionError("no result")
 
 
-def names(lowered: LoweredProgram) -> list[str]:
+def names(lowered: Lowered) -> list[str]:
     return [node.name for node in lowered.graph.nodes if isinstance(node, Compute)]
 
 

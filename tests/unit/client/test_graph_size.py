@@ -103,7 +103,7 @@ def test_what_is_exported_does_not_grow_with_the_devices(session: NoCluster) -> 
     sizes = {}
     for size in (4, 2048):
         lowered = two_calls(session, size)
-        sizes[size] = sum(map(len, lowered._built.functions.values()))
+        sizes[size] = sum(map(len, lowered.program._built.functions.values()))
     assert abs(sizes[2048] - sizes[4]) < 200
 
 
@@ -120,7 +120,7 @@ def test_a_chain_of_calls_exports_each_function_once(session: NoCluster) -> None
         return v
 
     lowered = program(chain).lower(jax.ShapeDtypeStruct((16,), np.float32))
-    assert len(lowered._built.functions) == 1
+    assert len(lowered.program._built.functions) == 1
     assert len(lowered.graph.nodes) == 130
     fused = [node for node in lower(lowered.graph).nodes if isinstance(node, Compute)]
     assert len(fused) == 1

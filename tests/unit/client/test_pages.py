@@ -13,13 +13,31 @@ from pathways_ray.client import context
 from tests.unit.client.local import LocalSession, opened
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["README.md", "docs/arrays.md", "docs/coming_from_jax.md"]
+PAGES = ["README.md", "docs/arrays.md", "docs/coming_from_jax.md", "docs/guide.md", "docs/libraries.md"]
+ELSEWHERE = {
+    "docs/launch.md": "excerpts of the code (test_launch_page.py)",
+    "docs/schedules.md": "test_schedules_page.py",
+    "docs/jax_programs.md": "starts processes",
+    "docs/observe.md": "asks a cluster",
+    "docs/security.md": "wants certificates",
+}
+"""Pages whose code does not run here, and why."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRELUDE = re.compile(r"^```\n(import jax, .*?)^```", re.MULTILINE | re.DOTALL)
+"""Code that a page says that each of its blocks begins with."""
 
 PRINTED = {
     "README.md": ["56.0"],
     "docs/arrays.md": ["1.4462", "[ 0.  2.  4.  6.  8. 10. 12. 14.]"],
-    "docs/coming_from_jax.md": [r"slice 1 (x=2) slice 2 (x=2)"],
+    "docs/guide.md": [
+        "restored P('x',) True 3",
+        "loss 14.0 [0.",
+        "served (32, 2)",
+        "recovered [ 0.",
+        "error <lambda> (",
+    ],
+    "docs/libraries.md": ["nnx 3.50 True", "linen", "equinox", "grain 496", "chex (8, 4)", "profiler 32"],
+    "docs/coming_from_jax.md": [r"slice 1 (x=2) slice 2 (x=2)", "largest 7.0", "made by log in log on slice"],
 }
 """What the code of a page prints, among other things."""
 
@@ -27,7 +45,9 @@ PRINTED = {
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(pw, "init", lambda **_: opened(), raising=False)
-    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    prelude = "".join(PRELUDE.findall(text))
+    blocks = [prelude + block for block in BLOCK.findall(text)]
     assert blocks
     for number, block in enumerate(blocks):
         exec(compile(block, f"{page}, block {number}", "exec"), {"__name__": "page"})
@@ -36,6 +56,15 @@ def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch, cap
     printed = capsys.readouterr().out
     for text in PRINTED[page]:
         assert text in printed
+
+
+def test_the_code_of_every_page_runs_somewhere_or_is_python() -> None:
+    with_code = {str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    for page in sorted(with_code - set(PAGES) - {"docs/launch.md"}):
+        blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+        assert page in ELSEWHERE or not blocks, f"the code of {page} is in no test"
+        for block in blocks:
+            compile(block, page, "exec")
 
 
 def test_a_training_script_changes_in_three_lines() -> None:

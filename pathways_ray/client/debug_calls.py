@@ -1,0 +1,103 @@
+"""The thread of a session that makes debug calls, once the values of a launch have come.
+
+They are made in the order of the launches, and in each in the order of the program. `jax.effects_barrier()` waits for
+them, as in JAX.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways_ray import jax_hooks
+from pathways_ray.client.debugging import DebugCall, NanCheck, Reported
+from pathways_ray.errors import PathwaysError
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAITING = 1024
+"""Launches whose debug calls are not made yet. One more waits, so that their values do not fill the devices."""
+
+_CLOSE_LIMIT_S = 5.0
+"""Seconds that the end of a session waits for debug calls of launches before."""
+
+
+class DebugCalls:
+    """The debug calls of one session."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[tuple[Sequence[Reported], list[Any]]] = queue.Queue(_MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def made(self, reported: Sequence[Reported], results: list[Any]) -> None:
+        """Takes the results of a launch.
+
+        Raises:
+            FloatingPointError: under `jax_debug_nans`: an operation made such a value. That is waited for.
+        """
+        calls = [one for one in reported if isinstance(one.report, DebugCall)]
+        if calls:
+            self._start()
+            self._waiting.put((calls, results))
+        for one in reported:
+            if isinstance(one.report, NanCheck) and (found := one.report.first(_values(one, results))):
+                raise FloatingPointError(
+                    f"invalid value ({one.report.what}) made by {found} in {one.name} on {one.slice}"
+                    + (f", called at {one.where}" if one.where else "")
+                )
+
+    def flush(self, limit_s: float | None = None) -> None:
+        """Waits until the debug calls of all launches before are made."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        with self._waiting.all_tasks_done:
+            while self._waiting.unfinished_tasks:
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self._thread.is_alive():
+                    return
+                self._waiting.all_tasks_done.wait(left)
+
+    def close(self) -> None:
+        """Waits a little for what is under way."""
+        self.flush(_CLOSE_LIMIT_S)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pathways-debug-calls", daemon=True)
+                self._thread.start()
+                jax_hooks.at_effects_barrier(self.flush)
+
+    def _run(self) -> None:
+        while True:
+            reported, results = self._waiting.get()
+            try:
+                for one in reported:
+                    self._make(one, results)
+            finally:
+                del reported, results
+                self._waiting.task_done()
+
+    def _make(self, one: Reported, results: list[Any]) -> None:
+        assert isinstance(one.report, DebugCall)
+        try:
+            values = _values(one, results)
+        except PathwaysError as error:  # the launch failed: who looks at its results reads why
+            _log.info("no debug call of %s (%s): %s", one.name, one.report.where, error)
+            return
+        try:
+            one.report.make(values, one.slice.devices)
+        except Exception:
+            _log.exception("a debug call of %s (%s) raised", one.name, one.report.where)
+
+
+def _values(one: Reported, results: list[Any]) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(results[k]) for k in one.results]

@@ -1,0 +1,156 @@
+"""`pw.padded`: a function of batches of any size that is compiled for a few sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.client.slice_array import SliceArray
+from pathways_ray.errors import UsageError
+
+
+class Padded:
+    """The result of `pw.padded`."""
+
+    def __init__(self, fun: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any) -> None:
+        self.fun = fun
+        self.sizes = tuple(sorted(set(sizes)))
+        self.in_axes, self.out_axes = in_axes, out_axes
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function for the next size; waits for the results, and returns them without the padding."""
+        count, size, padded = self._padded(args)
+        out = self.fun(*padded)
+        axes = _axes(self.out_axes, out, "out_axes")
+        leaves, tree = jax.tree.flatten(out)
+        values = jax.device_get([leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None])
+        found = iter(values)
+        return jax.tree.unflatten(
+            tree,
+            [
+                leaf if axis is None else _cut(next(found), axis, size, count)
+                for leaf, axis in zip(leaves, axes, strict=True)
+            ],
+        )
+
+    def calls(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The types of the calls for all sizes, given those of a call of some size."""
+        axes = _axes(self.in_axes, args, "in_axes")
+        leaves, tree = jax.tree.flatten(args)
+        return [
+            jax.tree.unflatten(
+                tree,
+                [leaf if axis is None else _sized(leaf, axis, size) for leaf, axis in zip(leaves, axes, strict=True)],
+            )
+            for size in self.sizes
+        ]
+
+    def _padded(self, args: tuple[Any, ...]) -> tuple[int, int, tuple[Any, ...]]:
+        axes = _axes(self.in_axes, args, "in_axes")
+        leaves, tree = jax.tree.flatten(args)
+        counts = {np.shape(leaf)[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
+        if len(counts) != 1:
+            raise UsageError(
+                f"{self._name} takes batches of one size, not of {sorted(counts)} (in_axes={self.in_axes})"
+            )
+        (count,) = counts
+        size = next((size for size in self.sizes if size >= count), 0)
+        if not size:
+            raise UsageError(f"a batch of {count} is larger than the largest of sizes={self.sizes} of {self._name}")
+        padded = [
+            leaf if axis is None else self._pad(leaf, axis, size - count)
+            for leaf, axis in zip(leaves, axes, strict=True)
+        ]
+        return count, size, jax.tree.unflatten(tree, padded)
+
+    def _pad(self, leaf: Any, axis: int, missing: int) -> Any:
+        if not missing:
+            return leaf
+        if isinstance(leaf, SliceArray):
+            raise UsageError(
+                f"{self._name} pads batches that come from this process; {leaf!r} lies on a slice, where each size "
+                "would be compiled"
+            )
+        value = np.asarray(leaf)
+        return np.pad(value, [(0, missing if k == axis % value.ndim else 0) for k in range(value.ndim)])
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.fun, "__name__", "the function"))
+
+    def __repr__(self) -> str:
+        return f"pw.padded({self._name}, sizes={self.sizes})"
+
+
+def padded(fun: Callable[..., Any] | None = None, *, sizes: Sequence[int], in_axes: Any = 0, out_axes: Any = 0) -> Any:
+    """Makes a function of batches one that is compiled for a few sizes only.
+
+        serve = pw.padded(serve, sizes=(1, 8, 32), in_axes=(None, 0))
+        pw.warmup(serve, (params, np.zeros((1, 64), np.float32)))
+        y = serve(params, rows)  # 1 to 32 rows
+
+    A batch is filled up with zeros to the next of the sizes. So the rows of a batch must not depend on each other.
+
+    Args:
+        fun: a `pw.compiled`, `pw.program` or `pw.jit` function of positional arguments.
+        sizes: of batches, positive.
+        in_axes: for each argument the axis of its batch, or None for one that has none; a pytree prefix, as in
+            `jax.vmap`.
+        out_axes: the same for the results. Those with an axis are fetched, and returned as NumPy arrays.
+
+    Raises:
+        UsageError: an option of the wrong kind. When called: a batch larger than all sizes, batches of several sizes,
+            or one that lies on a slice.
+    """
+    if fun is None:
+        return lambda f: padded(f, sizes=sizes, in_axes=in_axes, out_axes=out_axes)
+    if not callable(fun):
+        raise UsageError(f"pw.padded takes a function, not {fun!r}")
+    try:
+        numbers = [int(size) for size in sizes]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"sizes= of pw.padded are positive numbers of rows, not {sizes!r}")
+    return Padded(fun, numbers, in_axes, out_axes)
+
+
+def _axes(axes: Any, tree: Any, what: str) -> list[int | None]:
+    """The axis of each leaf of a tree."""
+    given, prefix = jax.tree.flatten(axes, is_leaf=lambda axis: axis is None)
+    try:
+        full = jax.tree.broadcast(jax.tree.unflatten(prefix, [_Box(axis) for axis in given]), tree)
+    except ValueError as error:
+        raise UsageError(f"{what} of pw.padded is no pytree prefix: {error}") from None
+    found = [box.axis for box in jax.tree.leaves(full)]
+    if not all(axis is None or isinstance(axis, int) for axis in found):
+        raise UsageError(f"{what} of pw.padded are axes or None, not {axes!r}")
+    return found
+
+
+class _Box:
+    """An axis as an opaque leaf of a pytree: None among axes is one."""
+
+    def __init__(self, axis: Any) -> None:
+        self.axis = axis
+
+
+def _cut(value: np.ndarray[Any, Any], axis: int, size: int, count: int) -> np.ndarray[Any, Any]:
+    if not value.ndim or value.shape[axis] != size:
+        raise UsageError(
+            f"a result of shape {value.shape} has no batch of {size} along axis {axis}; say which have one with "
+            "out_axes="
+        )
+    return np.moveaxis(np.moveaxis(value, axis, 0)[:count], 0, axis)
+
+
+def _sized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
+    shape = list(np.shape(leaf))
+    shape[axis] = size
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))

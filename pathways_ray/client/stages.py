@@ -1,0 +1,198 @@
+"""Ahead of time, by the names of `jax.stages`: what `lower(...)` and `.compile()` give for functions on slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import NamedSharding
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.estimates import Work
+from pathways_ray.ir.graph import Argument, Ref
+from pathways_ray.ir.memory import peak_bytes, shard_bytes
+from pathways_ray.jax_types import partition_spec
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Bytes on the device that needs most, by the names of JAX's own `memory_analysis()`.
+
+    `peak_memory_in_bytes` counts what a launch keeps between its computations, arguments and results included;
+    `temp_size_in_bytes` is what one computation needs inside, on top, as the hosts' compilers said.
+    """
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    temp_size_in_bytes: int
+    peak_memory_in_bytes: int
+
+
+class Launchable(Protocol):
+    """A program for given types, as `program.LoweredProgram` is one."""
+
+    @property
+    def graph(self) -> Any:
+        """The traced graph."""
+
+    @property
+    def work(self) -> Work:
+        """The work of its computations."""
+
+    def kind_of(self, leaf: Any) -> ArgumentType:
+        """The type of an argument."""
+
+    def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
+        """The types of the results, given those of the arguments."""
+
+    def launch(self, leaves: list[Any]) -> Any:
+        """One call."""
+
+    def wait_compiled(self) -> dict[int, int]:
+        """Waits for the hosts, and returns the bytes that computations need inside, for each host."""
+
+    def as_text(self, stage: str = "graph") -> str:
+        """The program as text."""
+
+    def explain(self) -> str:
+        """Devices, bytes, order and peak memory."""
+
+
+class Compiled:
+    """A function that the hosts have compiled for given types. Call it with arrays of these types and layouts."""
+
+    def __init__(self, lowered: Lowered, temporary: dict[int, int]) -> None:
+        self._lowered = lowered
+        self._temporary = max(temporary.values(), default=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Launches it.
+
+        Raises:
+            TypeError: the arguments are not those that it was compiled for.
+        """
+        return self._lowered.call(args, kwargs)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """See `Lowered.cost_analysis`."""
+        return self._lowered.cost_analysis()
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that a launch takes on the device that needs most."""
+        graph = self._lowered.graph
+        given = [Ref(k) for k, node in enumerate(graph.nodes) if isinstance(node, Argument)]
+        return MemoryAnalysis(
+            _on_one_device(graph, given),
+            _on_one_device(graph, graph.nodes[-1].inputs),
+            self._temporary,
+            max(peak_bytes(graph).values(), default=0),
+        )
+
+    def as_text(self) -> str:
+        """The steps of each island."""
+        return self._lowered.program.as_text("plan")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)  # trees, types and shardings are the same
+
+    def __repr__(self) -> str:
+        return f"Compiled({self._lowered.program.graph.name})"
+
+
+class Lowered:
+    """A function traced and checked for given types.
+
+    Args:
+        kinds: the type of each leaf of the arguments, in the tree `in_tree`.
+    """
+
+    def __init__(self, program: Launchable, kinds: Sequence[ArgumentType], in_tree: Any, out_tree: Any) -> None:
+        self.program = program
+        self.in_tree, self.out_tree = in_tree, out_tree
+        self._kinds = list(kinds)
+
+    @property
+    def in_avals(self) -> Any:
+        """The types of the arguments, in their tree."""
+        return jax.tree.unflatten(self.in_tree, [kind.aval for kind in self._kinds])
+
+    args_info = in_avals
+
+    @property
+    def out_info(self) -> Any:
+        """The types of the results, in their tree."""
+        return jax.tree.unflatten(self.out_tree, [_type(kind) for kind in self.program.output_kinds(self._kinds)])
+
+    @property
+    def input_shardings(self) -> Any:
+        """The shardings of the arguments; None for those that come from this process."""
+        return jax.tree.unflatten(self.in_tree, [_type(kind).sharding for kind in self._kinds])
+
+    @property
+    def output_shardings(self) -> Any:
+        """The shardings of the results."""
+        return jax.tree.map(lambda kind: kind.sharding, self.out_info)
+
+    def compile(self) -> Compiled:
+        """Has the hosts compile it, and waits for that.
+
+        Raises:
+            CompileError: it cannot be compiled.
+        """
+        return Compiled(self, self.program.wait_compiled())
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Floating-point operations and bytes that operations take and make, of all devices together, as counted from
+        what was traced: XLA fuses operations, and moves fewer bytes. A loop without a known length counts once."""
+        work: Work = self.program.work
+        return {"flops": work.operations, "bytes accessed": work.bytes}
+
+    def as_text(self, dialect: str = "graph") -> str:
+        """The program: "graph" as traced, "plan" as placed, step by step for each island."""
+        return self.program.as_text(dialect)
+
+    def explain(self) -> str:
+        """Devices, bytes, order and peak memory. Compiles the program."""
+        return self.program.explain()
+
+    @property
+    def graph(self) -> Any:
+        """The traced graph (`pathways_ray.ir.graph.Graph`)."""
+        return self.program.graph
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A launch, by a `Compiled`."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        name = self.program.graph.name
+        if tree != self.in_tree:
+            raise TypeError(f"{name} was compiled for arguments of the tree {self.in_tree}, and is called with {tree}")
+        kinds = [self.program.kind_of(leaf) for leaf in leaves]
+        for number, (kind, expected) in enumerate(zip(kinds, self._kinds, strict=True)):
+            if kind is not expected and _text(kind) != _text(expected):
+                raise TypeError(
+                    f"{name} was compiled for {_text(expected)} as leaf {number}, and is called with {_text(kind)}"
+                )
+        return jax.tree.unflatten(self.out_tree, jax.tree.leaves(self.program.launch(leaves)))
+
+    def __repr__(self) -> str:
+        return f"Lowered({self.program.graph.name})"
+
+
+def _on_one_device(graph: Any, refs: Sequence[Ref]) -> int:
+    """Bytes of values on the device that has most of them."""
+    held: dict[int, int] = {}
+    for ref in dict.fromkeys(refs):
+        where = graph.layout_of(ref).slice
+        held[where] = held.get(where, 0) + shard_bytes(graph, ref)
+    return max(held.values(), default=0)
+
+
+def _text(kind: ArgumentType) -> str:
+    return f"{kind} @ {kind.where()}"
+
+
+def _type(kind: ArgumentType) -> jax.ShapeDtypeStruct:
+    sharding = None if kind.slice is None else NamedSharding(kind.slice.mesh, partition_spec(kind.spec))
+    return jax.ShapeDtypeStruct(kind.aval.shape, kind.aval.dtype, sharding=sharding, weak_type=kind.weak)

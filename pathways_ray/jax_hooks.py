@@ -1,0 +1,225 @@
+"""Parts of JAX without a public name that `pw.Array` is built on: how JAX leaves arrays that are not its own to others.
+
+Each entry says why the project needs it. Only the client loads this; what other processes need is in `compat`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import AbstractMesh
+
+
+class ArrayRules(Protocol):
+    """The part of evaluation that JAX leaves to arrays that are not its own."""
+
+    def concerns(self, arguments: Sequence[Any], closed: Any, params: Any) -> bool:
+        """Whether a jaxpr with such arguments is to be evaluated by `evaluate`; `params` are those of `jax.jit`."""
+
+    def evaluate(self, arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
+        """The results of a jaxpr."""
+
+    def full_like(self, value: Any, fill: Any, dtype: Any) -> Any:
+        """An array of one value that lies as another does, for `jnp.full_like`."""
+
+    def fetch(self, value: Any) -> Any:
+        """Typed keys in this process, for `jax.device_get`."""
+
+    def place(self, value: Any, target: Any) -> Any:
+        """The value at a device or sharding, as `jax.device_put` has it; `NotImplemented` leaves it to JAX."""
+
+    def lower(self, traced: Any) -> Any:
+        """The result of `jax.jit(f).lower(...)` for a traced function; `NotImplemented` leaves it to JAX."""
+
+    def refuse(self, value: Any) -> NoReturn:
+        """Raises an error: JAX wants the value in this process."""
+
+
+def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
+    """Has JAX take instances of a subclass of `jax.Array` wherever it takes arrays, and leave to `rules` what it would
+    compute with them. They get the operators, methods and properties of its own arrays that the class does not have.
+    The public `__jax_array__` takes values in this process only. All evaluation comes through one function, as a jaxpr.
+    """
+    import jax
+    from jax._src import ad_util, core, dtypes, pjit
+    from jax._src.interpreters import mlir, pxla
+    from jax._src.lax import lax
+    from jax._src.numpy import array_methods
+
+    own = {name for base in kind.__mro__[: kind.__mro__.index(jax.Array)] for name in vars(base)}
+    array_methods._set_array_base_attributes(kind, exclude=own)
+    core.pytype_aval_mappings[kind] = lambda value: value.aval
+    dtypes.register_canonicalize_value_handler(kind, None)
+    ad_util.raw_jaxval_adders[kind] = lax.add
+    pxla.shard_arg_handlers[kind] = lambda values, *_: rules.refuse(values[0])
+    mlir.register_constant_handler(kind, lambda value, _: rules.refuse(value))
+    by_jax = pjit._pjit_call_impl_python
+
+    def call(*arguments: Any, jaxpr: Any, **params: Any) -> Any:
+        if not rules.concerns(arguments, jaxpr, params):
+            return by_jax(*arguments, jaxpr=jaxpr, **params)
+        return rules.evaluate(arguments, jaxpr, params), None, None, []
+
+    pjit._pjit_call_impl_python = call
+    _compile_key_primitives(kind)
+    _leave_functions(kind, rules)
+    _compile_shard_map(kind)
+
+
+def _compile_key_primitives(kind: type[jax.Array]) -> None:
+    """Has primitives of typed keys, which look into arrays of JAX, be compiled as others are for those of `kind`."""
+    from jax._src import core, dispatch
+    from jax._src.random import prng
+
+    def compiled(primitive: Any) -> Any:
+        by_itself = primitive.impl
+
+        def evaluate(*arguments: Any, **params: Any) -> Any:
+            if not any(type(argument) is kind for argument in arguments):
+                return by_itself(*arguments, **params)
+            return dispatch.apply_primitive(primitive, *arguments, **params)
+
+        return evaluate
+
+    for primitive in vars(prng).values():
+        if isinstance(primitive, core.Primitive):
+            primitive.def_impl(compiled(primitive))
+
+
+def _compile_shard_map(kind: type[jax.Array]) -> None:
+    """Has `jax.shard_map` outside of a jitted function be one where it is over a slice: JAX would run it shard by shard
+    in this process."""
+    import jax
+    from jax._src import core
+
+    trace: Any = core.EvalTrace
+    by_itself = trace.process_shard_map
+
+    def process(current: Any, primitive: Any, fun: Any, values: Any, *, mesh: Any, **params: Any) -> Any:
+        if not isinstance(mesh, _own_meshes()) and not any(type(value) is kind for value in values):
+            return by_itself(current, primitive, fun, values, mesh=mesh, **params)
+        trees: list[Any] = []
+
+        def run(*given: Any) -> list[Any]:
+            trees.append(primitive.bind(*given, subfuns=(fun,), mesh=mesh, **params))
+            return list(trees[-1])
+
+        made = jax.jit(run)(*values)
+        return trees[-1].map2(lambda _, value: value, made)
+
+    trace.process_shard_map = process
+
+
+def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
+    """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
+    from jax._src import api, debugging, dispatch, dtypes, stages
+    from jax._src.lax import lax
+
+    modules: tuple[Any, ...] = dispatch, lax, api, stages
+    jax_dispatch, jax_lax, jax_api, jax_stages = modules
+    put_by_jax, full_by_jax, get_by_jax = jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get
+    lower_by_jax = jax_stages.Traced.lower
+
+    def is_key(value: Any) -> bool:
+        return dtypes.issubdtype(value.dtype, dtypes.extended)
+
+    def device_put(value: Any, *, device: Any, **params: Any) -> Any:
+        placed = rules.place(value, device)
+        return put_by_jax(value, device=device, **params) if placed is NotImplemented else placed
+
+    def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
+        if type(x) is kind and shape is None and sharding is None and not is_key(x):
+            return rules.full_like(x, fill_value, dtype)
+        return full_by_jax(x, fill_value, dtype, shape, sharding)
+
+    def device_get(x: Any) -> Any:
+        return rules.fetch(x) if type(x) is kind and is_key(x) else get_by_jax(x)
+
+    def lower(traced: Any, **options: Any) -> Any:
+        lowered = rules.lower(traced) if not options else NotImplemented
+        return lower_by_jax(traced, **options) if lowered is NotImplemented else lowered
+
+    def fetched_for(primitive: Any) -> Callable[..., Any]:
+        by_jax = primitive.impl
+        return lambda *values, **params: by_jax(*map(device_get, values), **params)
+
+    jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, full_like, device_get
+    jax_stages.Traced.lower = lower
+    for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
+        primitive.def_impl(fetched_for(primitive))
+
+
+def outside_of_traces() -> Callable[[], bool]:
+    """A function that says whether JAX traces nothing on its thread: to look at all arguments would take longer."""
+    from jax._src import core
+
+    return core.trace_state_clean
+
+
+def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
+    """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
+    from jax._src.interpreters import ad, batching
+    from jax._src.pjit import jit_p
+
+    def by(rule: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **params: rule(*arguments, **parameters(**params))
+
+    tables: list[Any] = [ad.primitive_jvps, ad.primitive_linearizations, batching.fancy_primitive_batchers]
+    tables += [ad.primitive_transposes, ad.fancy_transposes]
+    for table in tables:
+        if jit_p in table:
+            table[primitive] = by(table[jit_p])
+
+
+@functools.cache
+def _own_meshes() -> type[AbstractMesh]:
+    from jax.sharding import AbstractMesh
+
+    class OwnMesh(AbstractMesh):
+        """A mesh that equals no other one. The shared one of its sizes and axes is to it, for JAX, as it is to a mesh
+        of devices: its `abstract_mesh`."""
+
+        @property
+        def abstract_mesh(self) -> AbstractMesh:
+            return AbstractMesh(self.axis_sizes, self.axis_names)
+
+        @property
+        def is_scalar(self) -> bool:
+            """A question of JAX for meshes of devices, which it asks others too."""
+            return self.abstract_mesh.size == 1 and not self.axis_names
+
+    return OwnMesh
+
+
+def mesh_of_its_own(sizes: tuple[int, ...], axes: tuple[str, ...]) -> AbstractMesh:
+    """An abstract mesh that equals no other one: a sharding over it says which slice is meant."""
+    from jax.sharding import AbstractMesh
+
+    shared = AbstractMesh(sizes, axes)
+    mesh = object.__new__(_own_meshes())
+    for name in ("axis_sizes", "axis_names", "axis_types", "abstract_device", "size"):
+        object.__setattr__(mesh, name, getattr(shared, name))
+    return mesh
+
+
+def at_effects_barrier(flush: Callable[[], None]) -> None:
+    """Has `jax.effects_barrier()` call a function as well."""
+    from jax._src import dispatch
+
+    tokens: Any = dispatch.runtime_tokens
+    by_jax = tokens.block_until_ready
+
+    def wait() -> None:
+        by_jax()
+        flush()
+
+    tokens.block_until_ready = wait
+
+
+def lying(traced: Any) -> list[Any]:
+    """The shardings of the arguments that a `jax.stages.Traced` was traced with; None where one says none."""
+    return [kind.sharding for kind in traced._meta_tys_flat]

@@ -1,0 +1,181 @@
+"""`jax.debug.print`, `jax.debug.callback` and `jax_debug_nans` of functions that run on slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from tests.unit.client.local import LocalSession, opened
+
+V = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    found = opened()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def a(session: LocalSession) -> Any:
+    return session.virtual_slice((4,), ("x",), name="a")
+
+
+def test_prints_are_those_of_jax(session, a, capsys) -> None:
+    def loops(v):
+        jax.debug.print("in {} {n}", v[:2], n=v.sum(), ordered=True)
+
+        def row(c, r):
+            jax.lax.cond(r > 5, lambda: jax.debug.print("big {}", r), lambda: jax.debug.print("small"))
+            return c + r, r
+
+        last, _ = jax.lax.scan(row, jnp.float32(0), v, reverse=True)
+
+        def body(s):
+            jax.debug.print("k={k} {}", s[1][0], k=s[0])
+            return s[0] + 1, jax.nn.relu(s[1] * 2)
+
+        jax.debug.callback(lambda x, text: print(text, np.asarray(x)), last, text="sum")
+        return jax.lax.while_loop(lambda s: s[0] < 3, body, (0, v))[1]
+
+    jax.jit(loops)(V)
+    jax.effects_barrier()
+    expected = sorted(capsys.readouterr().out.splitlines())
+    assert len(expected) == 13
+    f = pw.compiled(loops, slice=a, in_specs=P("x"), out_specs=P("x"))
+    silent = pw.compiled(lambda v: v + 1, slice=a)
+    for function in (f, pw.jit(loops, slice=a), pw.program(lambda v: silent(f(v)))):
+        function(V)
+        jax.effects_barrier()
+        assert sorted(capsys.readouterr().out.splitlines()) == expected
+
+
+def test_only_the_last_rounds_of_a_long_loop_are_shown(session, a, capsys) -> None:
+    def count(v):
+        def body(k):
+            jax.debug.print("round {}", k)
+            return k + 1
+
+        return jax.lax.while_loop(lambda k: k < 100, body, v.astype(int)[0])
+
+    pw.compiled(count, slice=a)(V)
+    jax.effects_barrier()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["(68 earlier rounds are not shown)", *(f"round {k}" for k in range(68, 100))]
+
+
+def test_a_shard_prints_with_its_device(session, a, capsys) -> None:
+    def shard(v):
+        jax.debug.print("{}", v)
+        return v
+
+    f = jax.shard_map(shard, mesh=a.mesh, in_specs=P("x"), out_specs=P("x"))
+    for function in (pw.compiled(f, slice=a), jax.jit(f), f):
+        function(pw.put(V, a, P("x")))
+        jax.effects_barrier()
+        assert capsys.readouterr().out.splitlines() == [f"[device 0.{k}] [{2 * k}. {2 * k + 1}.]" for k in range(4)]
+
+
+def test_prints_in_programs_derivatives_and_outside(session, a, capsys) -> None:
+    def loss(v):
+        jax.debug.print("v={}", v[1])
+        return (v**2).sum()
+
+    f = pw.compiled(loss, slice=a, in_specs=P("x"))
+
+    @pw.program
+    def step(v):
+        jax.debug.print("program {}", v.sum())
+        return jax.value_and_grad(f)(v)
+
+    assert float(step(V)[0]) == 140
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "program 28.0\nv=1.0\n"
+    jax.debug.print("outside {}", pw.put(V, a)[1])
+    assert capsys.readouterr().out == "outside 1.0\n"
+    k = pw.put(jax.random.key(0), a)
+    jax.jit(lambda k: (jax.debug.callback(lambda key: print(key.dtype), k), k)[1])(k)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "key<fry>\n"
+
+
+def test_a_function_whose_result_nobody_uses_prints_all_the_same(session, a, capsys) -> None:
+    def show(v):
+        jax.debug.print("shown {}", v[0])
+        return v
+
+    f = pw.compiled(show, slice=a)
+
+    @pw.program
+    def g(v):
+        f(v)
+        return v + 1
+
+    g(V)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "shown 0.0\n"
+
+
+def test_a_debug_call_where_it_cannot_leave(session, a) -> None:
+    def test(v):
+        jax.debug.print("{}", v)
+        return v < 3
+
+    with pytest.raises(pw.errors.TraceError, match=r"in the condition of a while_loop .*put it in the body"):
+        pw.compiled(lambda v: jax.lax.while_loop(test, lambda u: u + 1, v[0]), slice=a)(V)
+
+
+def test_a_callback_that_raises_is_logged(session, a, caplog) -> None:
+    def show(v):
+        jax.debug.callback(lambda _: print(1 / 0), v)
+        return v
+
+    pw.compiled(show, slice=a)(V)
+    jax.effects_barrier()
+    assert "a debug call of show" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_checkify_errors_say_the_values(session, a) -> None:
+    def positive(v):
+        checkify.check(v[0] > 0, "first is {}", v[0])
+        return jnp.log(v)
+
+    for function in (pw.compiled(checkify.checkify(positive), slice=a), jax.jit(checkify.checkify(positive))):
+        error, _ = function(pw.put(V, a))
+        with pytest.raises(checkify.JaxRuntimeError, match=r"first is 0.0 \(`check` failed\)"):
+            error.throw()
+        error, out = function(pw.put(V + 1, a))
+        error.throw()
+        assert out.slice is a
+
+
+def test_debug_nans_names_operation_and_line(session, a) -> None:
+    def bad(v):
+        w = jnp.log(v - 3)
+        return jnp.where(v > 3, w, 0.0).sum()
+
+    f = pw.compiled(bad, slice=a, in_specs=P("x"))
+    g = pw.program(lambda v: f(v) + 1)
+    f(V)
+    with jax.debug_nans(True):
+        for function in (f, g, jax.jit(bad)):
+            with pytest.raises(
+                FloatingPointError, match=r"nan\) made by log \(test_debugging.py:\d+\) in bad on slice a"
+            ):
+                function(pw.put(V, a))
+        with pytest.raises(FloatingPointError, match=r"made by log in log on slice a .*, called at test_deb"):
+            jnp.log(pw.put(V - 3, a))
+        f(V + 4)
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"inf\) made by log"):
+        f(V + 3)
+    jnp.log(pw.put(V - 3, a))

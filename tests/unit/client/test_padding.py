@@ -1,0 +1,67 @@
+"""`pw.padded`: batches of any size, compiled for a few; and `on_retrace`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from tests.unit.client.local import LocalSession, opened
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    found = opened()
+    yield found
+    found.close()
+
+
+def test_a_server_of_many_sizes_compiles_a_handful(session) -> None:
+    a = session.virtual_slice((4,), ("x",))
+    traced = []
+
+    def serve(w: Any, batch: Any) -> Any:
+        traced.append(batch["rows"].shape)
+        return {"y": batch["rows"] @ w, "w": w.sum()}
+
+    compiled = pw.compiled(serve, slice=a, in_specs=(P(), P("x")), on_retrace="raise")
+    f = pw.padded(compiled, sizes=(16, 4, 32), in_axes=(None, 0), out_axes={"y": 0, "w": None})
+    w = pw.put(np.ones((3, 2), np.float32), a)
+    rows = np.arange(96, dtype=np.float32).reshape(32, 3)
+    with pytest.raises(
+        pw.errors.TraceError, match=r"serve was traced again \(2 times now\): leaf 1 was float32\[4,3\] on c"
+    ):
+        pw.warmup(f, (w, {"rows": rows[:1]}))
+    g = pw.padded(pw.compiled(serve, slice=a), sizes=(4, 16, 32), in_axes=(None, 0), out_axes={"y": 0, "w": None})
+    traced.clear()
+    pw.warmup(g, (w, {"rows": rows[:1]}))
+    assert traced == [(4, 3), (16, 3), (32, 3)]
+    for count in range(1, 33):
+        found = g(w, {"rows": rows[:count]})
+        np.testing.assert_array_equal(found["y"], rows[:count] @ np.ones((3, 2)))
+        assert type(found["w"]) is pw.Array
+    assert len(traced) == 3
+
+
+def test_batches_that_do_not_fit(session) -> None:
+    f = pw.padded(pw.program(lambda v, w: v + w[:, 0]), sizes=(8,))
+    with pytest.raises(pw.errors.UsageError, match=r"takes batches of one size, not of \[2, 3\] \(in_axes=0\)"):
+        f(np.ones(2), np.ones((3, 1)))
+    total = pw.padded(pw.program(lambda v: v.sum()), sizes=[8])
+    with pytest.raises(
+        pw.errors.UsageError, match=r"a result of shape \(\) has no batch of 8 along axis 0; say .*out_axes="
+    ):
+        total(np.ones(3))
+
+
+def test_a_retrace_says_what_differs(session) -> None:
+    f = pw.program(lambda v: v + 1, name="f", on_retrace="warn")
+    f(np.ones(2))
+    with pytest.warns(
+        UserWarning, match=r"f was traced again .*: leaf 0 was float\d+\[2\] on client, now float\d+\[3\] on"
+    ):
+        f(np.ones(3))
