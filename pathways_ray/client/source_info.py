@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways_ray.errors import PathwaysError
 
@@ -57,6 +58,8 @@ def of_error(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """The kind and text of an exception, without what JAX says about frames that it left out, and about the function
     that it traced, which is one of ours."""
+    if isinstance(error, KeyError) and isinstance(error.args[0], np.dtype):
+        return f"values of dtype {error.args[0]} cannot be exported by JAX; use a wider dtype"
     text = str(error).partition(_LEFT_OUT)[0].partition(_WHILE_TRACING)[0].rstrip()
     return f"{type(error).__name__}: {text}"
 

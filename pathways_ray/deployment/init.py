@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,12 +111,15 @@ def init(
     )
     began = time.monotonic()
     _say(f"starting {'Ray and ' if address is None else ''}{_text(islands)}; this takes 10 to 60 s")
-    started = cluster.start(
-        lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
-        address,
-        chosen,
-        dict(ray_options or {}),
-    )
+    with warnings.catch_warnings():
+        # JAX warns of every fork; Ray starts its processes with fork and exec at once, which is safe.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        started = cluster.start(
+            lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
+            address,
+            chosen,
+            dict(ray_options or {}),
+        )
     session = show(api.adopt(started)) if dashboard else api.adopt(started)
     _say(f"up after {time.monotonic() - began:.0f} s at {session.url}; it ends with this process, or at pw.shutdown()")
     return session

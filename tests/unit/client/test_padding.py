@@ -58,6 +58,18 @@ def test_batches_that_do_not_fit(session) -> None:
         total(np.ones(3))
 
 
+def test_an_interrupted_wait_says_how_to_cancel(session, monkeypatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    y = pw.program(lambda v: v + 1)(np.ones(2))
+    for name, wait in (("wait", y.block_until_ready), ("fetch", lambda: float(y[0]))):
+        monkeypatch.setattr(session, name, interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            wait()
+        assert "is still being computed; y.cancel() cancels it" in caught.value.__notes__[0]
+
+
 def test_a_retrace_says_what_differs(session) -> None:
     f = pw.program(lambda v: v + 1, name="f", on_retrace="warn")
     f(np.ones(2))

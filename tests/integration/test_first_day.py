@@ -1,0 +1,74 @@
+"""What a JAX user types on the first day, on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client import orbax_arrays
+from pathways_ray.client.api import ClusterSession
+from tests.integration.conftest import Slices
+
+Equal = Callable[[Any, Any], None]
+
+V = np.arange(8, dtype=np.float32)
+
+
+def test_debug_calls_come_from_both_islands_in_order(session: ClusterSession, slices: Slices, capsys: Any) -> None:
+    def shard(v: Any) -> Any:
+        jax.debug.print("{}", v[0])
+        return v * 2
+
+    def whole(v: Any) -> Any:
+        jax.debug.print("sum {}", v.sum())
+        return jnp.log(v - 3)
+
+    a = jax.shard_map(shard, mesh=slices.a4.mesh, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(a, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    here = pw.compiled(whole, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: here(there(v)))
+    program(V)
+    jax.effects_barrier()
+    devices = slices.a4.devices
+    expected = [*(f"[device {devices[k]}] {2.0 * k}" for k in range(4)), "sum 56.0"]
+    assert capsys.readouterr().out.splitlines() == expected
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match=r"made by log \(test_first_day.py:\d+\) in whole on"),
+    ):
+        program(V)
+    jax.effects_barrier()
+
+
+def test_ahead_of_time_and_few_sizes(session: ClusterSession, slices: Slices) -> None:
+    ready = jax.jit(lambda v: v @ v).lower(pw.put(V, slices.a4, P("x"))).compile()
+    assert float(ready(pw.put(V, slices.a4, P("x")))) == float(V @ V)
+    assert ready.cost_analysis()["flops"] == 16
+    assert ready.memory_analysis().peak_memory_in_bytes >= 8
+    serve = pw.padded(pw.compiled(lambda w, rows: rows @ w, slice=slices.b4), sizes=(4, 8), in_axes=(None, 0))
+    w = pw.put(np.ones((3, 2), np.float32), slices.b4)
+    pw.warmup(serve, (w, np.zeros((1, 3), np.float32)))
+    for count in (1, 4, 7):
+        np.testing.assert_array_equal(serve(w, np.ones((count, 3), np.float32)), np.full((count, 2), 3.0))
+
+
+def test_a_checkpoint_goes_from_slice_to_slice(
+    session: ClusterSession, slices: Slices, equal: Equal, tmp_path: Path
+) -> None:
+    orbax_arrays.register()
+    state = {"w": pw.put(V, slices.a4, P("x")), "step": 3}
+    with ocp.StandardCheckpointer() as checkpoints:
+        checkpoints.save(tmp_path / "3", state)
+        checkpoints.wait_until_finished()
+        found = checkpoints.restore(tmp_path / "3", state | pw.like({"w": V}, slices.b4, P("x")))
+    assert (found["w"].slice, found["step"]) == (slices.b4, 3)
+    equal(found["w"], V)
