@@ -91,7 +91,8 @@ class SchedulerCore:
             case events.HostConnected(hello):
                 return self._join(hello, now)
             case events.HostDisconnected(host, epoch):
-                return self.restart.lose_host(host, epoch, "its process ended")
+                # Or its link was given up: a process that was stopped keeps its devices until somebody ends it.
+                return self.restart.lose_host(host, epoch, "its process ended", kill=True)
             case events.ControllerConnected(address):
                 self.story.note(Entry(now, "controller connected"))
                 return [

@@ -372,14 +372,18 @@ def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) ->
 
 
 @bug(faults=12, seeds=150, shown=1, lost_after_s=math.inf, **SINGLES)
-def a_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
-    """When the links of such a host break, it is taken for one that has ended."""
+def a_host_that_is_stopped_is_taken_for_one_that_has_ended(patch: Patch) -> None:
+    """Its link breaks before its silence is over, as on a machine that is slow."""
 
     def init(original: Original, self: SchedulerCore, *arguments: Any) -> None:
         original(self, *arguments)
         self.liveness.limit_s = math.inf
 
+    def lose_host(original: Original, self: Restart, *arguments: Any, **options: Any) -> Any:
+        return original(self, *arguments, **{**options, "kill": False})
+
     wrapped(patch, SchedulerCore, "__init__", init)
+    wrapped(patch, Restart, "lose_host", lose_host)
 
 
 @bug(faults=20, seeds=300, shown=212, lost_after_s=math.inf, **SINGLES)

@@ -321,7 +321,7 @@ def test_a_successor_tells_that_its_predecessor_is_gone() -> None:
 def test_the_hosts_of_an_island_go_together() -> None:
     """Survivors may sit in a collective with the lost host: they are killed and come back with it.
 
-    1. Host 1 of three is lost. All three are reported down, each once; the other two are killed.
+    1. Host 1 of three is lost. All three are reported down, each once, and killed.
     2. What the survivors still say counts for nothing.
     3. Launches wait until all three are back under the next epoch.
     """
@@ -329,7 +329,7 @@ def test_the_hosts_of_an_island_go_together() -> None:
     island.from_controller(run(1))
     commands = island.host_lost(1, 1)
     assert sorted(message.host for message in told(commands)) == [0, 1, 2]
-    assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(2, 1)]
+    assert {c for c in commands if isinstance(c, Kill)} == {Kill(0, 1), Kill(1, 1), Kill(2, 1)}
     assert island.from_host(0, 1, IslandLaunchFailed(1, BOOM)) == []
     assert island.host_lost(0, 1) == []
     island.from_controller(run(2))
