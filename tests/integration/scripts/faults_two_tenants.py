@@ -1,7 +1,7 @@
 """Hosts, schedulers and the resource manager, killed and stopped at random under the load of two tenants.
 
-Arguments: the table of tenants, their tokens, hosts of an island, strikes, seed, and "kind:signal" where all strikes are
-to be of one kind. It prints what became of all launches, as JSON.
+Arguments: the table of tenants, their tokens, hosts of an island, strikes, seed, and "kind:signal" where all strikes
+are to be of one kind. It prints what became of all launches, as JSON.
 """
 
 from __future__ import annotations
