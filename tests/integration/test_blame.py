@@ -16,9 +16,12 @@ FLAWED = os.pathsep.join([str(ROOT / "tests" / "integration" / "flawed"), str(RO
 
 
 @pytest.mark.timeout(300)
-def test_programs_that_end_hosts_are_refused_and_those_beside_them_are_not(python: Scripts, tmp_path: Path) -> None:
-    """A host dies in a thread that compiles, does not come to the end of a compilation, or of a launch."""
+@pytest.mark.parametrize("how", ["compiling", pytest.param("endless", marks=pytest.mark.long)])
+def test_programs_that_end_hosts_are_refused_and_those_beside_them_are_not(
+    python: Scripts, tmp_path: Path, how: str
+) -> None:
+    """A host dies in a thread that compiles, or does not come to the end of a compilation; nor of a launch."""
     entries = [{"name": n, "token_sha256": hashlib.sha256(f"{n}'s".encode()).hexdigest()} for n in ("alice", "bob")]
     tenants = tmp_path / "tenants.json"
     tenants.write_text(json.dumps({"tenants": entries}))
-    assert "only bob's" in python.run("blame", str(tenants), timeout=280, PYTHONPATH=FLAWED)
+    assert "only bob's" in python.run("blame", str(tenants), how, timeout=280, PYTHONPATH=FLAWED)

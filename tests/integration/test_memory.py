@@ -42,6 +42,7 @@ def resident(found: dict[str, psutil.Process]) -> dict[str, int]:
     return {name: process.memory_info().rss for name, process in found.items()}
 
 
+@pytest.mark.long
 def test_10000_launches_leave_memory_flat(session, slices, held, equal) -> None:
     """State goes from call to call over both islands, each result dropped after its use."""
     here = pw.compiled(lambda v: v * 0.5 + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))

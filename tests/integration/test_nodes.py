@@ -192,6 +192,7 @@ class Client:
         self.process.stdin.flush()
 
 
+@pytest.mark.long
 def test_a_cut_link(python, machines, environment, nodes, runtime) -> None:
     """
     1. Islands 0 and 1 are on two machines, island 2 on both; programs of four sessions run on each and across all.
