@@ -65,6 +65,7 @@ AIMS = (
     Aim("Parallel / sequential dispatch, 8 stages", ("pipeline",), "parallel / sequential, *, 8 stages", 2),
     Aim("Blocking round trip", ("dispatch", "profile", "roundtrip"), "*round trip*", 500, at_most=True, unit="us"),
     Aim("Dispatch while it is seen / unseen", ("observing",), "records*", 0.97),
+    Aim("A look, a second of the controller", ("observing",), "look at 512*", 10, at_most=True, unit="ms"),
     Aim("Figure 6, parity with JAX, 2 hosts", ("parity", "figure6"), "*2 hosts*", 1, at_most=True, unit="ms"),
     Aim("METG, 1 host x 4 devices, stencil", ("metg",), "pathways*stencil*", 100, at_most=True, unit="us"),
     Aim(

@@ -2,8 +2,10 @@
 
 Three clusters are alive at a time, each a host with four devices, and take turns: one whose processes keep no records
 and that nobody looks at, one as users have it, with records, and one whose page is open in a browser beside it. Each
-round is a stream of launches, none waited for but the last, long enough for several looks. Once with runs of small
-launches as one computation, and once with each launch a message of its own (`fusion=False, coalesce=False`).
+round is a stream of launches, none waited for but the last. Once with runs of small launches as one computation
+(`coalesced`), and once with each launch a message of its own (`alone`: `fusion=False, coalesce=False`). And the
+controller's CPU time for a look at everything, of 512 hosts in 64 islands with 100 sessions that are simulated: a page
+makes one a second, however many browsers have it open.
 
 Run it with `python -m benchmarks.observing --json observing.json`; it takes about three minutes.
 """
@@ -15,6 +17,7 @@ import os
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +32,21 @@ DEVICES = 4
 
 OFF, RECORDS, SEEN = "nothing", "records", "records and an open page"
 
+COALESCED, ALONE = "coalesced", "alone"
+
 LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    launches: int = option(100_000, "of a stream that are coalesced")
-    alone: int = option(20_000, "of a stream in which each is a message")
+    launches: int = option(40_000, "of a stream that are coalesced")
+    alone: int = option(8_000, "of a stream in which each is a message")
     rounds: int = option(9, "of each stream")
+    streams: tuple[str, ...] = option((COALESCED, ALONE), "that are measured", choices=(COALESCED, ALONE))
+    looks: int = option(30, "at 512 hosts that are simulated")
 
 
-SMOKE = Settings(launches=200, alone=200, rounds=1)
+SMOKE = Settings(launches=200, alone=200, rounds=1, looks=1)
 
 
 class Watched:
@@ -91,24 +98,41 @@ class Watched:
 
 
 def run(settings: Settings, progress: Progress) -> Result:
-    """Measures on clusters of its own."""
-    rows: list[dict[str, Any]] = []
-    ratios: list[dict[str, Any]] = []
+    """Measures on clusters of its own; what is known is saved after each round."""
+    result: Result = {"rows": [], "ratios": [], "figures": [_of_looks(settings.looks)]}
     with devices_apart() as apart:
-        for fusion, count in ((True, settings.launches), (False, settings.alone)):
-            how = "coalesced" if fusion else "each a message"
+        result["devices_apart"] = apart
+        for how in settings.streams:
             progress.say(how)
-            seconds = _turns(fusion, count, settings.rounds)
-            for seen, found in seconds.items():
-                rows.append({"launches": how, "seen": seen, "us": measure.spread([1e6 * s / count for s in found])})
-            for seen in (RECORDS, SEEN):
-                name = f"{seen} / nothing, launches {how}"
-                ratios.append({"name": name, **measure.paired_ratios(seconds[OFF], seconds[seen])})
-    return {"devices_apart": apart, "rows": rows, "ratios": ratios}
+            count = settings.launches if how == COALESCED else settings.alone
+            for seconds in _turns(how == COALESCED, count, settings.rounds):
+                _note(result, how, count, seconds)
+                progress.save(result)
+    return result
 
 
-def _turns(fusion: bool, count: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round on each of three clusters, which take turns in an order that changes."""
+def _of_looks(count: int) -> dict[str, Any]:
+    from benchmarks import looks
+
+    return {"name": "look at 512 hosts, 100 sessions", "unit": "ms", **measure.spread(looks.measured(count))}
+
+
+def _note(result: Result, how: str, count: int, seconds: dict[str, list[float]]) -> None:
+    """Puts the rounds so far of one kind of stream in place of those before."""
+    rows = [
+        {"launches": how, "seen": seen, "us": measure.spread([1e6 * s / count for s in found])}
+        for seen, found in seconds.items()
+    ]
+    ratios = [
+        {"name": f"{seen} / nothing, {how}", **measure.paired_ratios(seconds[OFF], seconds[seen])}
+        for seen in (RECORDS, SEEN)
+    ]
+    result["rows"] = [row for row in result["rows"] if row["launches"] != how] + rows
+    result["ratios"] = [one for one in result["ratios"] if not one["name"].endswith(how)] + ratios
+
+
+def _turns(fusion: bool, count: int, rounds: int) -> Iterator[dict[str, list[float]]]:
+    """Seconds of the rounds so far on each of three clusters, which take turns in an order that changes."""
     names = (OFF, RECORDS, SEEN)
     workers: dict[str, Worker] = {}
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -121,16 +145,17 @@ def _turns(fusion: bool, count: int, rounds: int) -> dict[str, list[float]]:
             for k in range(len(names)):
                 name = names[(number + k) % len(names)]
                 found[name].append(workers[name].ask("stream", count))
+            yield found
         if not workers[SEEN].ask("bytes_read"):
             raise RuntimeError("nobody has read the page")
     finally:
         for worker in workers.values():
             worker.close(LIMIT_S)
-    return found
 
 
 show = shows(
     Table("streams of launches, us a launch", "rows", "launches", "seen", "us:.2f"),
+    Table("CPU of the controller", "figures", "name", "median:.1f", "min:.1f", "max:.1f", "unit"),
     Table("speed, to that without records and looks", "ratios", "name", "median:.3f", "min:.3f", "max:.3f"),
 )
 

@@ -263,6 +263,10 @@ class ControlPlane:
         assert not self.in_flight, "a launch has no outcome"
         return costs
 
+    async def admit(self, count: int) -> None:
+        """Has launches in flight; no host answers."""
+        await self._admit(count, Costs())
+
     async def _admit(self, count: int, costs: Costs) -> None:
         first = self.made
         self.made += count

@@ -7,12 +7,13 @@ for `ALL_AGE_S`: a page in many browsers costs the controller what one costs.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
+
+import msgspec
 
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.events import AnswerCall, Command
@@ -140,7 +141,7 @@ class Looks:
             found = {island: encode(view) for island, view in scoped.items()}
         # Joined as texts: what schedulers and the resource manager said is not read here.
         islands = ",".join(f'"{island}":{view.decode()}' for island, view in sorted(found.items()))
-        made = json.dumps(self.overview.made(mine))
+        made = msgspec.json.encode(self.overview.made(mine)).decode()
         told = self.told[viewer]
         told.text = f'{{"status":{text},"islands":{{{islands}}},"overview":{made}}}'
         told.since = self.launches.tables.now

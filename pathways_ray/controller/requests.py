@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable
@@ -356,7 +355,7 @@ class Requests:
         return [CallManager("status", (), self.looking)]
 
     def _status_reply(self, viewer: Tenant | None, text: str) -> wire.StatusReply:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = msgspec.json.decode(text)
         known = self.clients.known
         names = {session: other.name for session, other in known.items()}
         found |= status.of_launches(self.launches, self.report, names) | self.about
@@ -367,7 +366,7 @@ class Requests:
         if viewer is not None:
             mine = {session for session, other in known.items() if other.tenant.name == viewer.name}
             found = status.for_tenant(found, viewer.name, mine, viewer.name if self.isolation.enabled else "")
-        return wire.StatusReply(json.dumps(found))
+        return wire.StatusReply(msgspec.json.encode(found).decode())
 
 
 def _valid(answer: Any) -> Any:
