@@ -90,7 +90,7 @@ class Suite:
                 else:
                     new[test] = f"the process ended with {ended}, or the test took longer than {TEST_LIMIT_S} s"
             if not new and ended is not None:
-                raise SystemExit(f"{name}: nothing ran, status {ended}; the last lines:\n{self._tail()}")
+                raise SystemExit(f"{name}: nothing ran, status {ended}; the last lines:\n{self.tail()}")
             found |= new
         return found
 
@@ -122,7 +122,8 @@ class Suite:
                 return None
         return done.returncode
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """The last lines of the last worker."""
         return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-20:])
 
 
@@ -150,7 +151,10 @@ def compare(suite: Suite, asked: argparse.Namespace, result: dict[str, Any]) -> 
         file = result["files"].setdefault(name, {"tests": 0, "plain": {}, "proxy": {}})
         choice = {"select": asked.select, "sample": asked.sample, "seed": asked.seed}
         if not file.get("selected") and not suite.chosen(name, choice, file):
-            return False
+            if time.monotonic() > suite.ends:
+                return False
+            print(f"{name}: not run, see below\n{suite.tail()}", flush=True)
+            continue
         save(asked.output, result)
         wanted = file["selected"]
         for k in range(0, len(wanted), SHARD):
