@@ -367,4 +367,4 @@ class Controller(Inspectable):
             if self.islands.get(island) is outbox:
                 del self.islands[island]
                 self.handle(events.IslandRoom(island))
-            self.handle(events.IslandDisconnected(link, island, hello.address))
+            self.handle(events.IslandDisconnected(link, island, hello.address, context.given_up))

@@ -114,6 +114,8 @@ class ControllerCore:
         commands: list[events.Command] = []
         if self.islands.get(event.island) == event.link:
             commands += self._island_ended(event.island, "its island's scheduler ended")
+            if event.silent:  # stopped, it would not start again, and its hosts could not join another one
+                commands.append(events.KillScheduler(event.island))
         return [*commands, events.CallManager("withdraw", (f"scheduler-{event.island}", event.address))]
 
     def _island_ended(self, island: int, reason: str) -> list[events.Command]:

@@ -55,11 +55,13 @@ class IslandRoom(Event, frozen=True):
 
 
 class IslandDisconnected(Event, frozen=True):
-    """A scheduler's stream has ended; `address` is where it served its hosts."""
+    """A scheduler's stream has ended; `address` is where it served its hosts. `silent`: it was given up, and nobody
+    knows whether its process is there."""
 
     link: int
     island: int
     address: str
+    silent: bool = False
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
     leave.callback(ray.shutdown)
     try:
         # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
-        with _environment({"RAY_worker_niceness": "0"}), ray_on_loopback(), _few_processes():
+        # And it asks a process that is to be killed for five seconds to end by itself, which a stopped one never does.
+        settings = {"RAY_worker_niceness": "0", "RAY_kill_worker_timeout_milliseconds": "500"}
+        with _environment(settings), ray_on_loopback(), _few_processes():
             _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     except BaseException:
         leave.close()

@@ -23,6 +23,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.liveness import Liveness
 from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.frames import CLOSE_REASON, HANDSHAKE, PING, Frames, Handshake, LinkLost, framed
@@ -40,6 +41,7 @@ def silence_of(limit_s: float) -> float:
     return max(SILENCE_S, 2.5 * limit_s)
 
 
+_PEER = "the other end"
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
 MAX_UNAUTHENTICATED = 256
@@ -91,8 +93,10 @@ class AsyncLink(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._paused = self._over = self._closed = False
-        self._silence = silence or SILENCE_S
+        self.given_up = False
+        """Whether the other end was given up for its silence: its process may be there, and stopped."""
         self._heard = self._loop.time()
+        self._peer: Liveness[str] = Liveness(silence or SILENCE_S, PING_S)
         self._timer: asyncio.TimerHandle | None = None
 
     # Called by asyncio.
@@ -262,8 +266,12 @@ class AsyncLink(asyncio.Protocol):
             self._timer.cancel()
         if self._closed or self._transport is None:
             return
-        if not self._paused and (silent := self._loop.time() - self._heard) > self._silence * slowness():
-            self.reason = f"it was silent for {silent:.0f} s"
+        now, looked = self._loop.time(), self._peer.looked
+        if looked is None or self._heard > looked:
+            self._peer.hear(_PEER, self._heard)
+        if self._peer.silent(now, slowness()) and not self._paused:
+            self.reason = f"it was silent for {now - self._heard:.0f} s"
+            self.given_up = True
             self._transport.abort()
             return
         if self._room is None:

@@ -227,6 +227,14 @@ def test_a_new_scheduler_takes_the_place_of_the_old_one() -> None:
     assert core.from_island(0, Load(0, {}), link=77) == []
     commands = core.handle(IslandDisconnected(77, 0, "new"))
     assert commands[-1] == CallManager("withdraw", ("scheduler-0", "new"))
+    assert not of(KillScheduler, commands)
+
+
+def test_a_scheduler_whose_stream_was_given_up_is_killed() -> None:
+    """It may be stopped, on a machine so slow that its own silence does not count yet; nobody else would end it."""
+    commands = streaming().handle(IslandDisconnected(0, 0, "old", silent=True))
+    assert KillScheduler(0) in commands
+    assert HostAddress(0, 1, "") in sent(commands)
 
 
 # --- the life of the resource manager ---------------------------------------------------------------------------------

@@ -352,6 +352,7 @@ def test_an_end_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, e
             async def story() -> str:
                 link = await links.dial(address, ECHO, SHOWN)
                 assert await link.read() is None
+                assert link.given_up
                 return link.reason
 
             assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == "it was silent for 1 s"
