@@ -93,7 +93,7 @@ class Program:
         kinds: list[ArgumentType] = []
         try:
             for leaf in leaves:
-                kinds.append(leaf._type if type(leaf) is Array else _type_of(leaf))
+                kinds.append(leaf._type if type(leaf) is Array else type_of(leaf))
         except InvalidArray:
             to_numpy(leaves[len(kinds)], f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}")
             raise
@@ -151,7 +151,8 @@ class Program:
         return f"<p>{escape(repr(self))}</p>" if last is None else notebook.graph_html(last.graph)
 
 
-def _type_of(leaf: Any) -> ArgumentType:
+def type_of(leaf: Any) -> ArgumentType:
+    """The type of a value, or of a `jax.ShapeDtypeStruct` with the sharding of a slice or without."""
     if isinstance(leaf, Array):
         return leaf._type
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -264,7 +265,7 @@ class LoweredProgram:
 
     def kind_of(self, leaf: Any) -> ArgumentType:
         """The type of an argument."""
-        return _type_of(leaf)
+        return type_of(leaf)
 
     def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
         """The types of the results, given those of the arguments."""
@@ -273,7 +274,7 @@ class LoweredProgram:
             if output.result >= 0
             else kinds[output.leaf]
             if output.leaf >= 0
-            else _type_of(output.held)
+            else type_of(output.held)
             for output in self._built.outputs
         ]
 

@@ -7,13 +7,17 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.orbax_arrays import register
 from pathways_ray.client.padding import Padded
 from pathways_ray.client.placement import targets
-from pathways_ray.client.program import Program
+from pathways_ray.client.program import Program, type_of
 from pathways_ray.errors import UsageError
 from pathways_ray.jax_types import partition_spec
+
+_JITTED = type(jax.jit(lambda: 0))
 
 
 def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
@@ -24,7 +28,8 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
     Nothing is launched. The first call of each kind is then like a later one.
 
     Args:
-        fun: a `pw.program` or `pw.compiled` function, or a `pw.padded` of one: then of each call all its sizes.
+        fun: a `pw.program`, `pw.compiled`, `pw.jit` or `jax.jit` function, or a `pw.padded` of one: then of each call
+            all its sizes.
         calls: for each, a tuple of positional arguments: values, or `jax.ShapeDtypeStruct`s for what will come from
             this process, or what `pw.like` gives for arrays that will lie on a slice.
 
@@ -37,8 +42,12 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
             raise UsageError(f"each call of pw.warmup is a tuple of arguments, not {call!r}")
     if isinstance(fun, Padded):
         fun, calls = fun.fun, tuple(one for call in calls for one in fun.calls(call))
+    if isinstance(fun, _JITTED):
+        for lowered in [fun.lower(*jax.tree.map(_stand_in, call)) for call in calls]:
+            lowered.compile()
+        return
     if not isinstance(fun, Program | CompiledFunction):
-        raise UsageError(f"pw.warmup takes a pw.program or pw.compiled function, not {fun!r}")
+        raise UsageError(f"pw.warmup takes a pw.program, pw.compiled or pw.jit function, not {fun!r}")
     prepared = []
     for call in calls:
         program, dynamic = fun.alone(call) if isinstance(fun, CompiledFunction) else (fun, call)
@@ -47,6 +56,17 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
         lowered.register()
     for lowered in prepared:
         lowered.wait_compiled()
+
+
+def _stand_in(leaf: Any) -> Any:
+    """An array in place of the type of one that will lie on a slice: JAX traces for it as for the array to come."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    kind = type_of(leaf)
+    if kind.slice is None:
+        return leaf
+    session: Any = kind.slice.session
+    return Array(Buffer(session, BufferRecord(-1, DELETED)), kind)
 
 
 def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:

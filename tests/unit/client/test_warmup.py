@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,6 +46,30 @@ def test_the_first_call_finds_what_was_compiled(session) -> None:
     assert len(traced) == before
 
 
+def test_jitted_functions_too(session, monkeypatch) -> None:
+    a = session.virtual_slice((4,), ("x",))
+    traced: list[Any] = []
+    registered: list[Any] = []
+
+    def register(*given: Any) -> int:
+        registered.append(given)
+        return LocalSession.register(session, *given)
+
+    monkeypatch.setattr(session, "register", register)
+
+    def serve(w: Any, batch: Any) -> Any:
+        traced.append(batch.shape)
+        return batch * w
+
+    w = pw.put(V, a, P("x"))
+    for function in (pw.jit(serve, slice=a), jax.jit(serve)):
+        traced.clear()
+        registered.clear()
+        pw.warmup(function, (pw.like(w), jax.ShapeDtypeStruct((8,), np.float32)))
+        np.testing.assert_array_equal(np.asarray(function(w, V)), V * V)
+        assert (len(traced), len(registered)) == (1, 1)
+
+
 def test_types_of_arrays_to_come(session) -> None:
     a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2,), ("x",))
     tree = {"w": pw.put(V, a, P("x")), "key": jax.random.key(0)}
@@ -55,7 +80,9 @@ def test_types_of_arrays_to_come(session) -> None:
     assert (there["w"].sharding.mesh, there["w"].sharding.spec) == (b.mesh, P("x"))
     with pytest.raises(pw.errors.SpecError, match=r"leaf \['key'\]: .* has 1 entries"):
         pw.like(tree, b, P("q"))
-    with pytest.raises(pw.errors.UsageError, match=r"pw.warmup takes a pw.program or pw.compiled function, not 3"):
+    with pytest.raises(
+        pw.errors.UsageError, match=r"pw.warmup takes a pw.program, pw.compiled or pw.jit function, not 3"
+    ):
         pw.warmup(3)
     with pytest.raises(pw.errors.UsageError, match=r"each call of pw.warmup is a tuple of arguments, not"):
         pw.warmup(pw.program(lambda v: v + 1), V)  # type: ignore[arg-type]
