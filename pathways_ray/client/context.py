@@ -9,7 +9,6 @@ from pathways_ray.errors import NotInitialized
 
 if TYPE_CHECKING:
     from pathways_ray.client.array import Array
-    from pathways_ray.client.progress import Waits
     from pathways_ray.client.session import Session
 
 
@@ -24,8 +23,6 @@ class _Tracing(threading.local):
 
 tracing = _Tracing()
 sessions: list[Session] = []
-waits: Waits | None = None
-"""The waits of this process while `pw.progress()` shows them."""
 
 
 def current_session() -> Session:

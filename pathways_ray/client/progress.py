@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pathways_ray.client import context
+from pathways_ray.client import shown as state
 from pathways_ray.errors import PathwaysError
 from pathways_ray.observe.why import Why
 
@@ -113,6 +113,9 @@ class Bar:
 def progress(shown: Shown | None = None) -> Iterator[None]:
     """Shows on stderr what waits inside the block wait for, from a second on: a compiler, an upload, another launch.
 
+        with pw.progress():
+            print(float(step(x)))
+
     Nothing is shown where stderr is no terminal. Short waits pay nothing but a look at a variable.
 
     Args:
@@ -122,7 +125,7 @@ def progress(shown: Shown | None = None) -> Iterator[None]:
     if shown is None and not sys.stderr.isatty():
         yield
         return
-    waits, before = Waits(shown or Bar(console)), context.waits
+    waits, before = Waits(shown or Bar(console)), state.waits
     over = threading.Event()
 
     def look_on() -> None:
@@ -130,12 +133,12 @@ def progress(shown: Shown | None = None) -> Iterator[None]:
             waits.look()
 
     thread = threading.Thread(target=look_on, name="progress", daemon=True)
-    context.waits = waits
+    state.waits = waits
     thread.start()
     try:
         yield
     finally:
-        context.waits = before
+        state.waits = before
         over.set()
         thread.join()
         waits.shown.clear()

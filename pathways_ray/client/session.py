@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client import context, notebook
+from pathways_ray.client import notebook, shown
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
@@ -36,13 +36,7 @@ from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
 from pathways_ray.client.why import why
-from pathways_ray.errors import (
-    BufferDeleted,
-    ForeignArray,
-    PathwaysError,
-    UsageError,
-    WaitTimeout,
-)
+from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
@@ -187,8 +181,7 @@ class Session:
         self.check_open()
         reply = self._connection.call(wire.Status(self.id))
         assert isinstance(reply, wire.StatusReply)
-        found: dict[str, Any] = json.loads(reply.text)
-        return found
+        return dict(json.loads(reply.text))
 
     def why(self, record: BufferRecord, limit_s: float = limits.DEFAULT_TIMEOUT_S) -> Why:
         """See `pw.Array.why`."""
@@ -346,9 +339,9 @@ class Session:
 
     def _lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
         """A wait for a buffer, as `pw.progress()` shows it."""
-        if context.waits is None or record.state is not PENDING:
+        if shown.waits is None or record.state is not PENDING:
             return _NOTHING
-        return context.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
+        return shown.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

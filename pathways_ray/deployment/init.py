@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pathways_ray import limits
@@ -109,20 +110,26 @@ def init(
         isolation=isolation,
         insecure=insecure,
     )
-    began = time.monotonic()
-    _say(f"starting {'Ray and ' if address is None else ''}{_text(islands)}; this takes 10 to 60 s")
-    with warnings.catch_warnings():
-        # JAX warns of every fork; Ray starts its processes with fork and exec at once, which is safe.
-        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    with _told(f"{'Ray and ' if address is None else ''}{_text(islands)}"):
         started = cluster.start(
             lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
             address,
             chosen,
             dict(ray_options or {}),
         )
-    session = show(api.adopt(started)) if dashboard else api.adopt(started)
-    _say(f"up after {time.monotonic() - began:.0f} s at {session.url}; it ends with this process, or at pw.shutdown()")
-    return session
+    return show(api.adopt(started)) if dashboard else api.adopt(started)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Says at a terminal what is started while the block runs, and how long that took."""
+    began = time.monotonic()
+    _say(f"starting {what}; this takes 10 to 60 s")
+    with warnings.catch_warnings():
+        # JAX warns of every fork; Ray starts its processes with fork and exec at once, which is safe.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        yield
+    _say(f"up after {time.monotonic() - began:.0f} s; it ends with this process, or at pw.shutdown()")
 
 
 def _text(islands: int | Sequence[Island]) -> str:

@@ -7,7 +7,7 @@ import io
 
 from rich.console import Console
 
-from pathways_ray.client import context
+from pathways_ray.client import shown as state
 from pathways_ray.client.progress import AFTER_S, Bar, Waits, progress
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.why import Link, Why
@@ -79,9 +79,9 @@ def test_a_wait_that_fails_is_over() -> None:
 def test_the_block_has_the_waits_and_leaves_nothing() -> None:
     line = Line()
     with progress(line):
-        assert context.waits is not None
+        assert state.waits is not None
         line.text = "something"
-    assert context.waits is None
+    assert state.waits is None
     assert line.text == ""
 
 
