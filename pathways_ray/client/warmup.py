@@ -43,8 +43,8 @@ def warmup(fun: Any, *calls: tuple[Any, ...]) -> None:
     if isinstance(fun, Padded):
         fun, calls = fun.fun, tuple(one for call in calls for one in fun.calls(call))
     if isinstance(fun, _JITTED):
-        for lowered in [fun.lower(*jax.tree.map(_stand_in, call)) for call in calls]:
-            lowered.compile()
+        for jitted in [fun.lower(*jax.tree.map(_stand_in, call)) for call in calls]:
+            jitted.compile()
         return
     if not isinstance(fun, Program | CompiledFunction):
         raise UsageError(f"pw.warmup takes a pw.program, pw.compiled or pw.jit function, not {fun!r}")
