@@ -66,6 +66,11 @@ AIMS = (
     Aim("Blocking round trip", ("dispatch", "profile", "roundtrip"), "*round trip*", 500, at_most=True, unit="us"),
     Aim("Dispatch while it is seen / unseen", ("observing",), "records*", 0.97),
     Aim("A look, a second of the controller", ("observing",), "look at 512*", 10, at_most=True, unit="ms"),
+    Aim("JAX through a proxy / plain JAX, work", ("proxy",), "proxy / plain JAX, rate, work", 0.98),
+    Aim("Small calls through a proxy", ("proxy",), "proxy, a small call*", 60, at_most=True, unit="us"),
+    Aim("Blocking, proxy / native", ("proxy",), "proxy / native client, time, blocking", 1.3, at_most=True),
+    Aim("Put and get, proxy / native", ("proxy",), "proxy / native client, rate, *", 0.7),
+    Aim("Idle proxy", ("proxy",), "proxy, share of a core*", 0.03, at_most=True, unit="cores"),
     Aim("Figure 6, parity with JAX, 2 hosts", ("parity", "figure6"), "*2 hosts*", 1, at_most=True, unit="ms"),
     Aim("METG, 1 host x 4 devices, stencil", ("metg",), "pathways*stencil*", 100, at_most=True, unit="us"),
     Aim(

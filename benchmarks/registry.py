@@ -31,6 +31,7 @@ BENCHMARKS = {
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),
     "observing": Entry("observing", "The cost of being seen"),
     "bytes": Entry("bytes", "Arrays in and out"),
+    "proxy": Entry("proxy", "Unmodified JAX through a proxy"),
     "peers": Entry("peers.benchmark", "Dispatch against peers (Figure 5 of the paper)"),
     "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),
     "gradients": Entry("gradients", "Derivatives over two slices"),
