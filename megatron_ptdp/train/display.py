@@ -71,6 +71,11 @@ class Display:
         elif number % self.every == 0 or number == self.steps or held_out is not None:
             self.say(f"step {number}/{self.steps}: {status}")
 
+    def waits(self, what: str) -> None:
+        """Shows beside the bar what is waited for; the next step takes its place."""
+        if self._progress and self._line is not None:
+            self._progress.update(self._line, status=what)
+
     def _mean(self, name: str) -> float:
         """The mean of a rate over the time of the last steps."""
         total: float = sum(getattr(seen, name) * seen.seconds for seen in self._last)

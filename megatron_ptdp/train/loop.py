@@ -100,6 +100,7 @@ class Loop:
         self._land(0)
         if done > self.saved:
             self._save(state, done)
+        self.display.waits(f"the checkpoint of step {self.saved} is being written")
         self.checkpoints.wait()
         return done
 

@@ -228,6 +228,7 @@ class Run:
             loop = Loop(
                 training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak, held_out
             )
+            display.waits("the first step is compiled")
             if number := self._step_to_record(done):
                 loop.instead = {number: self._recording(number, training, display, peak)}
             return loop.run(state, done)

@@ -54,6 +54,22 @@ def test_speeds_are_means_over_the_time_of_the_steps_since_the_last_line() -> No
     assert " 150 tokens/s" in file.getvalue().splitlines()[1]  # 600 tokens in 4 s
 
 
+def test_what_is_waited_for_stands_beside_the_bar_until_the_next_step() -> None:
+    terminal, plain = io.StringIO(), io.StringIO()
+    with Display(Console(file=terminal, width=200, force_terminal=True), 0, 7, "25.0%", every=3) as display:
+        display.waits("the first step is compiled")
+        assert display._progress is not None
+        display._progress.refresh()
+        assert "the first step is compiled" in terminal.getvalue()
+        display.step(1, SEEN)
+        terminal.truncate(0)
+        display._progress.refresh()
+        assert "is compiled" not in terminal.getvalue()
+    with Display(Console(file=plain, width=200), 0, 7, "25.0%", every=3) as display:
+        display.waits("the first step is compiled")
+    assert plain.getvalue() == ""
+
+
 def test_on_a_terminal_there_is_a_bar() -> None:
     file = io.StringIO()
     with Display(Console(file=file, width=200, force_terminal=True), 2, 7, "25.0%", every=3) as display:
