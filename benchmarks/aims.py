@@ -64,7 +64,7 @@ AIMS = (
     Aim("Chained / Ray Compiled Graphs", PEERS, "pathways chained / ray-compiled-graphs chained*", 1.5),
     Aim("Parallel / sequential dispatch, 8 stages", ("pipeline",), "parallel / sequential, *, 8 stages", 2),
     Aim("Blocking round trip", ("dispatch", "profile", "roundtrip"), "*round trip*", 500, at_most=True, unit="us"),
-    Aim("Dispatch while it is seen / unseen", ("observing",), "records*", 0.97),
+    Aim("Dispatch while it is seen / unseen", ("observing",), "*records*", 0.97),
     Aim("A look, a second of the controller", ("observing",), "look at 512*", 10, at_most=True, unit="ms"),
     Aim("JAX through a proxy / plain JAX, work", ("proxy",), "proxy / plain JAX, rate, work", 0.98),
     Aim("Small calls through a proxy", ("proxy",), "proxy, a small call*", 60, at_most=True, unit="us"),

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,18 +69,20 @@ class Watched:
         if seen == SEEN:
             threading.Thread(target=self._browse, daemon=True).start()
 
-    def stream(self, count: int) -> float:
-        """Seconds of a stream of launches, each with the result of the one before."""
+    def stream(self, count: int) -> tuple[float, float]:
+        """Seconds of a stream of launches, each with the result of the one before; and those of all processors, for
+        client, controller, scheduler and host together."""
         import numpy as np
 
-        began = time.perf_counter()
+        processes = list(measure.runtime_processes().values())
+        used, began = _cpu_s(processes), time.perf_counter()
         value = self.start
         for _ in range(count):
             value = self.step(value)
         found = np.asarray(value)
         if found.tolist() != [float(count)] * DEVICES:
             raise AssertionError(f"after {count} launches the value is {found}")
-        return time.perf_counter() - began
+        return time.perf_counter() - began, _cpu_s(processes) - used
 
     def bytes_read(self) -> int:
         """Bytes that the browser has got."""
@@ -97,6 +99,10 @@ class Watched:
                 self.read += len(line)
 
 
+def _cpu_s(processes: Sequence[Any]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
 def run(settings: Settings, progress: Progress) -> Result:
     """Measures on clusters of its own; what is known is saved after each round."""
     result: Result = {"rows": [], "ratios": [], "figures": [_of_looks(settings.looks)]}
@@ -105,8 +111,8 @@ def run(settings: Settings, progress: Progress) -> Result:
         for how in settings.streams:
             progress.say(how)
             count = settings.launches if how == COALESCED else settings.alone
-            for seconds in _turns(how == COALESCED, count, settings.rounds):
-                _note(result, how, count, seconds)
+            for found in _turns(how == COALESCED, count, settings.rounds):
+                _note(result, how, count, found)
                 progress.save(result)
     return result
 
@@ -117,25 +123,26 @@ def _of_looks(count: int) -> dict[str, Any]:
     return {"name": "look at 512 hosts, 100 sessions", "unit": "ms", **measure.spread(looks.measured(count))}
 
 
-def _note(result: Result, how: str, count: int, seconds: dict[str, list[float]]) -> None:
+def _note(result: Result, how: str, count: int, found: dict[str, list[tuple[float, float]]]) -> None:
     """Puts the rounds so far of one kind of stream in place of those before."""
-    rows = [
-        {"launches": how, "seen": seen, "us": measure.spread([1e6 * s / count for s in found])}
-        for seen, found in seconds.items()
-    ]
-    ratios = [
-        {"name": f"{seen} / nothing, {how}", **measure.paired_ratios(seconds[OFF], seconds[seen])}
-        for seen in (RECORDS, SEEN)
-    ]
+    rows, ratios = [], []
+    for seen, rounds in found.items():
+        seconds, cpu = ([one[k] for one in rounds] for k in (0, 1))
+        us, cpu_us = (measure.spread([1e6 * s / count for s in values]) for values in (seconds, cpu))
+        rows.append({"launches": how, "seen": seen, "us": us, "cpu_us": cpu_us})
+        if seen != OFF:
+            for k, what in enumerate(("", "CPU time, ")):
+                against = measure.paired_ratios([one[k] for one in found[OFF]], [one[k] for one in rounds])
+                ratios.append({"name": f"{what}{seen} / nothing, {how}", **against})
     result["rows"] = [row for row in result["rows"] if row["launches"] != how] + rows
     result["ratios"] = [one for one in result["ratios"] if not one["name"].endswith(how)] + ratios
 
 
-def _turns(fusion: bool, count: int, rounds: int) -> Iterator[dict[str, list[float]]]:
+def _turns(fusion: bool, count: int, rounds: int) -> Iterator[dict[str, list[tuple[float, float]]]]:
     """Seconds of the rounds so far on each of three clusters, which take turns in an order that changes."""
     names = (OFF, RECORDS, SEEN)
     workers: dict[str, Worker] = {}
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     try:
         for name in names:
             workers[name] = Worker(Watched, name, fusion, daemon=False)
@@ -154,7 +161,7 @@ def _turns(fusion: bool, count: int, rounds: int) -> Iterator[dict[str, list[flo
 
 
 show = shows(
-    Table("streams of launches, us a launch", "rows", "launches", "seen", "us:.2f"),
+    Table("streams of launches, us a launch", "rows", "launches", "seen", "us:.2f", "cpu_us:.2f"),
     Table("CPU of the controller", "figures", "name", "median:.1f", "min:.1f", "max:.1f", "unit"),
     Table("speed, to that without records and looks", "ratios", "name", "median:.3f", "min:.3f", "max:.3f"),
 )
