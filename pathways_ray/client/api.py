@@ -13,6 +13,7 @@ from typing import Any
 from pathways_ray.client import context, orbax_arrays, registry
 from pathways_ray.client import derivatives as derivatives  # what JAX does with calls, once it is loaded
 from pathways_ray.client import eager as eager  # and with arrays
+from pathways_ray.client import islands as changing
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import UsageError
@@ -196,6 +197,44 @@ class ClusterSession(Session):
     def dashboard_url(self) -> str:
         """The address of the live page, with its token; "" without one."""
         return self.dashboard.url if self.dashboard is not None else ""
+
+    def add_island(self, platform: str = "auto", hosts: int = 1, devices: int = 1, memory: int = 0) -> int:
+        """Starts another island, waits until its hosts have joined, and returns its number.
+
+        Args:
+            platform, hosts, devices, memory: see `pw.Island`.
+
+        Raises:
+            UsageError: a bad value, or `isolation="process"`.
+            Unschedulable: no Ray node has such devices, or there is no room.
+            PathwaysError: it did not come up in time; nothing of it stays.
+        """
+        self.check_open()
+        added: int = self.cluster.add_island(platform, hosts, devices, memory)
+        return added
+
+    def drain_island(self, island: int, deadline_s: float = changing.DRAIN_LIMIT_S) -> list[dict[str, Any]]:
+        """Has an island get no slices any more, and waits until it has none, for at most `deadline_s` seconds.
+
+        Returns:
+            The slices that it still has, as status shows them; none once it is empty.
+
+        Raises:
+            UsageError: there is no such island, it is the last one that takes slices, or a bad deadline.
+        """
+        self.check_open()
+        return changing.drain(self.url, self.token, island, deadline_s, self.cluster.ca)
+
+    def remove_island(self, island: int) -> None:
+        """Ends an island for good.
+
+        Raises:
+            UsageError: there is no such island; it is the last one that takes slices; or it has slices, and the
+                deadline of its drain is not over.
+        """
+        self.check_open()
+        changing.remove(self.url, self.token, island, self.cluster.ca)
+        self.cluster.forget_island(island)
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()

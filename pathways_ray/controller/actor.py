@@ -159,6 +159,8 @@ class Controller(Inspectable):
         self.loop = asyncio.get_running_loop()
         self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
+        if self.restarted:
+            await self._take_over()
         self.planner = Planner()
         self.planner.start()
         self.front = ClientService(self.core, self.handle, self.listen, strict=not self.restarted)
@@ -176,6 +178,12 @@ class Controller(Inspectable):
         for ended in (clock, self.exit):
             if ended.done():
                 ended.result()
+
+    async def _take_over(self) -> None:
+        """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
+        too, the next controller asks it."""
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            self.core.expect(await asyncio.wait_for(self.resource_manager.islands.remote(), self.silence_limit_s))
 
     async def _tick(self) -> None:
         while True:

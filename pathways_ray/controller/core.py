@@ -58,6 +58,7 @@ class ControllerCore:
         self.story = launches.story
         self.islands: dict[int, int] = {}
         self.requests.looks.connected = lambda: set(self.islands)
+        self.requests.forget_island = self._island_removed
         self.watch = Watch(self.story, expected, silence_limit_s)
         self.unseen = dict(islands or {})
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
@@ -82,6 +83,11 @@ class ControllerCore:
             events.TenantsRead: self._tenants_read,
             events.Tick: self._tick,
         }
+
+    def expect(self, islands: Mapping[int, Sequence[int]]) -> None:
+        """The islands are these, and not those that the runtime began with; called before the first event."""
+        self.unseen = dict(islands)
+        self.watch.expected = tuple(islands)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
@@ -171,17 +177,9 @@ class ControllerCore:
     def _islands_held(self, event: events.IslandsHeld, now: float) -> list[events.Command]:
         """Forgets islands that tenants do not have any more. Sessions that have slices there end, and those of tenants
         whose islands could not start."""
-        isolation, tables = self.requests.isolation, self.launches.tables
+        isolation = self.requests.isolation
         ended = set(isolation.answered(event))
-        commands: list[events.Command] = []
-        for island in ended:
-            if island in self.islands:
-                commands += self._island_ended(island, "its island was ended")
-            self.watch.absent.forget(island)
-            self.report.queued.pop(island, None)
-            for host in [host.host for host in tables.hosts.values() if host.island == island]:
-                del tables.hosts[host]
-                tables.away.discard(host)
+        commands = [command for island in sorted(ended) for command in self._forget(island)]
         for client in list(self.clients.known.values()):
             slices = self.launches.sessions[client.session].slices.values()
             processes = f"the processes of tenant {client.tenant.name!r}"
@@ -189,6 +187,26 @@ class ControllerCore:
                 commands += self.clients.end(client, f"{processes} could not start: {reason}")
             elif any(placed.island in ended for placed in slices):
                 commands += self.clients.end(client, f"{processes} have ended")
+        return commands
+
+    def _island_removed(self, island: int) -> list[events.Command]:
+        """The operator has ended an island. Sessions that still have slices there end."""
+        commands = self._forget(island)
+        for client in list(self.clients.known.values()):
+            slices = self.launches.sessions[client.session].slices.values()
+            if any(placed.island == island for placed in slices):
+                commands += self.clients.end(client, f"island {island} was removed, where it had a slice")
+        return commands
+
+    def _forget(self, island: int) -> list[events.Command]:
+        """An island is no more: nobody waits for its scheduler or its hosts."""
+        tables = self.launches.tables
+        commands = self._island_ended(island, "its island was ended") if island in self.islands else []
+        self.watch.absent.forget(island)
+        self.report.queued.pop(island, None)
+        for host in [host.host for host in tables.hosts.values() if host.island == island]:
+            del tables.hosts[host]
+            tables.away.discard(host)
         return commands
 
     # --- tenants and time ---------------------------------------------------------------------------------------------

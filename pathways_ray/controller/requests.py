@@ -43,6 +43,7 @@ UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster 
 AUDIT_PAUSE_S = 1.0
 """Time between two notes of refused requests."""
 
+_CHANGED = msgspec.msgpack.Decoder(wire.Accepted | wire.Refused)
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
 Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
@@ -95,6 +96,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         self.looks = Looks(self.launches, self.clients)
+        self.forget_island: Callable[[int], list[Command]] = lambda island: []
         self.explanations = Explanations(self.launches, self.clients)
 
     def enter(self, caller: Caller) -> str:
@@ -190,6 +192,8 @@ class Requests:
             return self._lift(request, now), []
         if isinstance(request, wire.ReadLog) and caller is None:
             return None, [AskForLog(event.call, request)]
+        if isinstance(request, wire.DrainIsland | wire.RemoveIsland) and caller is None:
+            return None, self._change_island(event.call, request)
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
@@ -206,7 +210,7 @@ class Requests:
                 return reply, [*commands, *self.launches.prepare(client.session, request.program)]
             case wire.Status() | wire.Look():
                 return self._look(event.call, client.tenant if client.token else None, request, now)
-            case wire.LiftRefusal() | wire.ReadLog():
+            case wire.LiftRefusal() | wire.ReadLog() | wire.DrainIsland() | wire.RemoveIsland():
                 raise AuthenticationError("that takes the runtime's own token, the operator's")
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
@@ -315,6 +319,20 @@ class Requests:
             return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
         self.launches.add_slice(session, placed, within)
         return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
+
+    # --- islands ------------------------------------------------------------------------------------------------------
+
+    def _change_island(self, call: int, request: wire.DrainIsland | wire.RemoveIsland) -> list[Command]:
+        """Has the resource manager drain an island, or end it."""
+
+        def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
+            reply = _CHANGED.decode(answer)
+            gone = isinstance(request, wire.RemoveIsland) and isinstance(reply, wire.Accepted)
+            return reply, self.forget_island(request.island) if gone else []
+
+        if isinstance(request, wire.DrainIsland):
+            return self._ask_manager(call, "drain_island", (request.island, request.deadline_s), answered)
+        return self._ask_manager(call, "end_island", (request.island,), answered)
 
     # --- refusals -----------------------------------------------------------------------------------------------------
 

@@ -23,12 +23,12 @@ import ray
 from pathways_ray import names
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
-from pathways_ray.deployment import detached, placement, tracing
+from pathways_ray.deployment import detached, growing, placement, tracing
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, connect_ray
 from pathways_ray.deployment.tenant_islands import TenantIslands
-from pathways_ray.deployment.topology import Resources, Topology
+from pathways_ray.deployment.topology import Island, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
 from pathways_ray.executor.profiling import crash_log
 from pathways_ray.observe.predictions import Prediction
@@ -51,6 +51,7 @@ class Cluster:
     actors: list[Any]
     groups: list[Any]
     leave_ray: Leave | None
+    processes: Processes
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
@@ -63,6 +64,20 @@ class Cluster:
     def hosts(self) -> dict[int, Any]:
         """The actors of the hosts, by number."""
         return {number: host for island in self.islands for number, host in island.hosts.items()}
+
+    def add_island(self, platform: str, hosts: int, devices: int, memory: int) -> int:
+        """Starts another island and waits for it; returns its number. The errors are those of `growing.add_island`."""
+        added, group = growing.add_island(self.processes, Island(platform, hosts, devices, memory))
+        self.islands.append(added)
+        self.actors += added.all()
+        self.groups.append(group)
+        return added.number
+
+    def forget_island(self, number: int) -> None:
+        """Lets go of an island that was removed."""
+        gone = {id(one) for island in self.islands if island.number == number for one in island.all()}
+        self.islands = [island for island in self.islands if island.number != number]
+        self.actors = [one for one in self.actors if id(one) not in gone]
 
     def record(self) -> None:
         """Has every host note when each of its computations runs, until `recorded`."""
@@ -126,6 +141,8 @@ class Starting:
             options.check_order,
             bool(options.name),
             placement.here(),
+            options.placement,
+            options.isolation == "process",
         )
         self.made: list[Any] = []
         self.groups: list[Any] = []
@@ -133,7 +150,7 @@ class Starting:
 
     def _actor(self, kind: type, name: str, *arguments: Any, **settings: Any) -> Any:
         made = actor(self.common, kind, name, num_cpus=0, **settings)
-        self.made.append(made.options(scheduling_strategy=self.common.near).remote(*arguments))
+        self.made.append(made.options(scheduling_strategy=placement.near(self.common.near)).remote(*arguments))
         return self.made[-1]
 
     def manager(self) -> None:
@@ -143,7 +160,8 @@ class Starting:
             AlreadyInitialized: another one has it.
         """
         options, runtime = self.options, self.runtime
-        settings = (runtime, self.members, *self.link_secrets, options.silence_limit_s, options.lost_after_s)
+        common = msgspec.msgpack.encode(self.common)
+        settings = (runtime, self.members, *self.link_secrets, options.silence_limit_s, options.lost_after_s, common)
         groups = dict(GROUPS)
         try:
             self._actor(
@@ -158,7 +176,10 @@ class Starting:
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
                 "ends it, and --name starts another one beside it"
             ) from error
-        self.groups += placement.place(self.topology, runtime, options.placement, self.common.detached, options.limit_s)
+        islands = dict(enumerate(self.topology.islands))
+        self.groups += placement.place(
+            islands, runtime, options.placement, self.common.detached, options.limit_s
+        ).values()
 
     def controller(self) -> None:
         """The controller."""
@@ -210,6 +231,7 @@ class Starting:
             self.made,
             self.groups,
             leave_ray,
+            self.common,
             listen.tls.ca if listen.tls is not None else "",
             metrics_url(*self.metrics_at, listen.tls) if self.metrics_at is not None else "",
         )

@@ -22,7 +22,8 @@ from pathways_ray.transport.endpoints import ListenConfig
 class Processes:
     """Settings that the processes of all islands of a runtime have in common.
 
-    `detached` ones outlive the process that starts them. Schedulers run on the Ray node `near`.
+    `detached` ones outlive the process that starts them. Schedulers run on the Ray node `near`. `isolated` says that
+    each tenant has islands of its own.
     """
 
     runtime: str
@@ -33,7 +34,9 @@ class Processes:
     silence_limit_s: float
     check_order: bool
     detached: bool
-    near: Any
+    near: str
+    placement: str = "pack"
+    isolated: bool = False
 
 
 @dataclass
@@ -77,7 +80,7 @@ def start_island(
     """
     runtime, listen = processes.runtime, processes.listen
     order = actor(processes, IslandScheduler, names.scheduler(runtime, number), num_cpus=0, max_concurrency=100)
-    scheduler = order.options(scheduling_strategy=processes.near).remote(
+    scheduler = order.options(scheduling_strategy=placement.near(processes.near)).remote(
         runtime,
         number,
         list(members),

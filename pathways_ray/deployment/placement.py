@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from pathways_ray import names
-from pathways_ray.deployment.topology import Island, Topology, fits_one_node
+from pathways_ray.deployment.topology import Island, fits_one_node
 from pathways_ray.errors import Unschedulable
 
 PACK_LIMIT_S = 5.0
@@ -23,19 +23,27 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def here() -> NodeAffinitySchedulingStrategy:
-    """Placement on the node of this process, where the controller's address and files are known."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+def here() -> str:
+    """The Ray node of this process, where the controller's address and files are known."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def near(node: str) -> NodeAffinitySchedulingStrategy:
+    """Placement on one Ray node."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
-def place(topology: Topology, runtime: str, placement: str, detached: bool, limit_s: float) -> list[PlacementGroup]:
-    """Reserves room for every island.
+def place(
+    islands: Mapping[int, Island], runtime: str, placement: str, detached: bool, limit_s: float
+) -> dict[int, PlacementGroup]:
+    """Reserves room for islands.
 
     Args:
+        islands: by their numbers.
         placement: "pack" puts the hosts of an island on one node if they fit, "spread" on as many as there are.
         limit_s: for all of them, seconds.
 
@@ -43,25 +51,25 @@ def place(topology: Topology, runtime: str, placement: str, detached: bool, limi
         Unschedulable: there is no room; what was reserved is free again.
     """
     deadline = time.monotonic() + limit_s
-    groups: list[PlacementGroup] = []
+    groups: dict[int, PlacementGroup] = {}
     nodes = [node["Resources"] for node in alive_nodes()]
     try:
-        for number, island in enumerate(topology.islands):
+        for number, island in islands.items():
             packed = placement == "pack" and island.hosts > 1 and fits_one_node(nodes, island)
             strategy = "SPREAD" if placement == "spread" else "STRICT_PACK" if packed else "PACK"
-            groups.append(_group(runtime, number, island, strategy, detached))
-            if packed and not groups[-1].wait(PACK_LIMIT_S):
-                remove_placement_group(groups.pop())
-                groups.append(_group(runtime, number, island, "PACK", detached))
-        for number, group in enumerate(groups):
+            groups[number] = _group(runtime, number, island, strategy, detached)
+            if packed and not groups[number].wait(PACK_LIMIT_S):
+                remove_placement_group(groups.pop(number))
+                groups[number] = _group(runtime, number, island, "PACK", detached)
+        for number, group in groups.items():
             if not group.wait(max(0.0, deadline - time.monotonic())):
                 raise Unschedulable(
-                    f"Ray has no room for island {number}, {topology.islands[number]}, within {limit_s:.0f} s; "
+                    f"Ray has no room for island {number}, {islands[number]}, within {limit_s:.0f} s; "
                     f"its nodes have {_text(nodes)}, of which {ray.available_resources()} is free"
                 )
         return groups
     except BaseException:
-        free(groups)
+        free(groups.values())
         raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 import secrets
@@ -18,6 +19,8 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.experimental import internal_kv
+from ray.util.placement_group import get_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import limits, names, os_process
@@ -27,9 +30,10 @@ from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
+from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.inspectable import Inspectable
-from pathways_ray.transport.messages import HostInfo, encode
+from pathways_ray.transport.messages import HostInfo, Refused, encode
 from pathways_ray.waits import tick_s
 
 KILL_LIMIT_S = 5.0
@@ -41,6 +45,7 @@ GROUPS = {CLIENTS: 64}
 """Calls of a concurrency group that are under way at a time; none of them waits for anything."""
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
+_KEPT = msgspec.msgpack.Decoder(KeptIslands)
 
 
 class ResourceManager(Inspectable):
@@ -58,16 +63,18 @@ class ResourceManager(Inspectable):
         link_secret: str,
         silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
+        settings: bytes = b"",
     ) -> None:
-        self.runtime, self.process = runtime, "resource manager"
+        self.runtime, self.process, self.settings = runtime, "resource manager", settings
+        self.data_secret = data_secret
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         # Hosts from before a restart have lower epochs.
         last_epoch = int(time.time()) if restarted else 0
         controller = names.controller(runtime) if restarted else ""
-        self.core = ManagerCore(islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
+        kept = self._kept() if restarted else None
+        self.core = ManagerCore(kept or islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
         self.core.story.sink = ProcessLog(runtime, self.process).write
         self.incarnation = secrets.token_hex(8)
-        self.data_secret = data_secret
         self.link_secret = link_secret
         self.tokens = itertools.count()
         self.lock = threading.Lock()
@@ -111,6 +118,30 @@ class ResourceManager(Inspectable):
     async def remove_island(self, island: int) -> None:
         """An island was ended for good."""
         self._handle(events.IslandRemoved(island))
+
+    async def add_island(self, hosts: int) -> tuple[int, tuple[int, ...]] | bytes:
+        """The numbers of another island and of its hosts, which the caller starts; or an encoded `Refused`."""
+        found = await self._answer(lambda token: events.IslandAdded(token, hosts))
+        return encode(found) if isinstance(found, Refused) else found
+
+    async def islands(self) -> dict[int, tuple[int, ...]]:
+        """The hosts of each island that all share."""
+        with self.lock:
+            return self.core.shared.kept().members
+
+    async def described(self) -> bytes:
+        """The settings that the processes of all islands have in common, as who started the runtime encoded them."""
+        return self.settings
+
+    @ray.method(concurrency_group=CLIENTS)
+    async def drain_island(self, island: int, deadline_s: float) -> bytes:
+        """An encoded `Accepted`, or `Refused`. The island gets no slices any more."""
+        return encode(await self._answer(lambda token: events.DrainRequested(token, island, deadline_s)))
+
+    @ray.method(concurrency_group=CLIENTS)
+    async def end_island(self, island: int) -> bytes:
+        """An encoded `Accepted`, or `Refused`. The processes of the island are ended."""
+        return encode(await self._answer(lambda token: events.RemoveRequested(token, island)))
 
     async def serves(self, host: int) -> None:
         """A host has come to its scheduler."""
@@ -204,6 +235,32 @@ class ResourceManager(Inspectable):
         with contextlib.suppress(ValueError):  # it ends just now
             ray.kill(ray.get_actor(names.host(self.runtime, host), names.NAMESPACE), no_restart=False)
 
+    def _end_island(self, command: events.EndIsland) -> None:
+        """Ends the actors of an island, hosts first, and frees its placement group. In a thread: Ray is asked."""
+        actors = [
+            *(names.host(self.runtime, host) for host in command.hosts),
+            names.scheduler(self.runtime, command.island),
+        ]
+        for name in actors:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it ends just now
+                ray.kill(ray.get_actor(name, names.NAMESPACE), no_restart=True)
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            remove_placement_group(get_placement_group(names.group(self.runtime, command.island)))
+
+    def _keep(self, kept: KeptIslands) -> None:
+        """Has Ray keep the list of islands for the successor of this process."""
+        internal_kv._internal_kv_put(self._key, msgspec.msgpack.encode(kept), namespace=names.NAMESPACE.encode())
+
+    def _kept(self) -> KeptIslands | None:
+        found = internal_kv._internal_kv_get(self._key, namespace=names.NAMESPACE.encode())
+        return _KEPT.decode(found) if found else None
+
+    @property
+    def _key(self) -> bytes:
+        """Of this runtime alone: a later one may have its name."""
+        digest = hashlib.sha256(self.data_secret.encode()).hexdigest()[:16]
+        return f"{names.resource_manager(self.runtime)} {digest}".encode()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(tick_s(TICK_S))
@@ -224,6 +281,10 @@ class ResourceManager(Inspectable):
                     self._kill(command)
                 case events.KillHost(host):
                     self._kill_actor(host)
+                case events.EndIsland():
+                    threading.Thread(target=self._end_island, args=(command,), daemon=True).start()
+                case events.Keep(islands):
+                    self._keep(islands)
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)

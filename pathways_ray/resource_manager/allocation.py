@@ -1,8 +1,8 @@
 """Devices, islands, and the mapping of virtual slices to them.
 
 The rule is the paper's first one: spread computations over all devices. A slice goes to the island whose devices carry
-the least, and there to the least loaded devices. Islands that are up come first, then those that are away, and a lost
-one gets none; several slices may share a device. Ties go to lower numbers, so the
+the least, and there to the least loaded devices. Islands that are up come first, then those that are away; one that is
+lost, or is being drained, gets none. Several slices may share a device. Ties go to lower numbers, so the
 same requests give the same mapping. Devices of one slice are taken host by host where loads are equal, since a slice
 that spans fewer hosts sends fewer messages.
 """
@@ -25,11 +25,13 @@ class IslandState(StrEnum):
 
     UP: all of its hosts do.
     AWAY: one is missing, and expected back.
+    DRAINING: it is to be removed, and gets no slices any more; those that it has go on.
     LOST: one has been missing for so long that nobody waits for it. If it comes all the same, the island is up again.
     """
 
     UP = "up"
     AWAY = "away"
+    DRAINING = "draining"
     LOST = "lost"
 
 
@@ -91,7 +93,8 @@ class Inventory:
         last_epoch: hosts join under higher ones.
         lost_after_s: seconds without one of its hosts after which an island is lost.
 
-    `now` is the time of the event that is handled, `missed` since when islands have been without a host.
+    `now` is the time of the event that is handled, `missed` since when islands have been without a host, `draining`
+    until when those that get no slices any more may keep what they have.
     """
 
     members: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -106,14 +109,18 @@ class Inventory:
     lost_after_s: float = math.inf
     now: float = 0.0
     missed: dict[int, float] = field(default_factory=dict)
+    draining: dict[int, float] = field(default_factory=dict)
 
     def state_of(self, island: int) -> IslandState:
         """Whether an island serves now."""
+        drains = island in self.draining
         if not self.missing(island):
             self.missed.pop(island, None)
-            return IslandState.UP
+            return IslandState.DRAINING if drains else IslandState.UP
         absent = self.now - self.missed.setdefault(island, self.now)
-        return IslandState.LOST if absent > self.lost_after_s else IslandState.AWAY
+        if absent > self.lost_after_s:
+            return IslandState.LOST
+        return IslandState.DRAINING if drains else IslandState.AWAY
 
     def missing(self, island: int) -> set[int]:
         """The hosts of an island that are not up."""
@@ -240,7 +247,7 @@ class Inventory:
                 request.platform and hosts[0].platform != request.platform
             ):
                 continue
-            if (state := self.state_of(island)) is IslandState.LOST:
+            if (state := self.state_of(island)) in (IslandState.LOST, IslandState.DRAINING):
                 continue
             devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
             size = math.prod(request.shape) if request.shape else len(devices)

@@ -8,8 +8,9 @@ It is where the processes of a cluster meet. Four rules:
 the same epoch, newer than any these hosts had. A host that comes again takes its old group with it. Hosts end with
 their scheduler, and join its successor; one that does not in time is stopped, and killed.
 
-*Islands.* Those that the runtime began with are known from the start, others from the hosts that join: tenants may have
-islands for themselves, which share the devices of the first ones.
+*Islands.* Those that all share are known from the start, or are added; one that is drained gets no slices any more, and
+may be removed once it has none, or its deadline is over (`islands`). Others are known from the hosts that join: tenants
+may have islands for themselves, which share the devices of the first ones.
 
 *Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
 after the controller's they join again: for some seconds, and for longer if nothing that is up can hold the slice, the
@@ -32,8 +33,9 @@ from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
+from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import JoinReply, NotYet, Refused, SliceCreated
+from pathways_ray.transport.messages import Accepted, JoinReply, NotYet, Refused, SliceCreated
 
 TICK_S = 1.0
 """Time between two looks at the controller and at hosts."""
@@ -62,7 +64,7 @@ class ManagerCore:
     """The state of a cluster's resource manager.
 
     Args:
-        islands: the ids of the hosts of each island.
+        islands: the ids of the hosts of each island; or, after a restart, what the process before this one kept.
         data_secret: given to hosts that join.
         last_epoch: hosts join under higher ones.
         silence_limit_s: the operator's, where it is longer than those of this file.
@@ -72,18 +74,19 @@ class ManagerCore:
 
     def __init__(
         self,
-        islands: Mapping[int, Sequence[int]],
+        islands: Mapping[int, Sequence[int]] | KeptIslands,
         data_secret: str = "",
         last_epoch: int = 0,
         silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
         controller: str = "",
     ) -> None:
-        self.islands = dict(islands)
-        self.shared = frozenset(islands)
+        kept = islands if isinstance(islands, KeptIslands) else KeptIslands.first(islands)
+        self.islands: dict[int, Sequence[int]] = dict(kept.members)
         self.data_secret = data_secret
         self.story = Story("resource manager")
         self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
+        self.shared = SharedIslands(kept, self.islands, self.inventory)
         self.states: dict[int, IslandState] = {}
         self.tried: dict[int, float] = {}
         self.gathers_until = 0.0
@@ -131,6 +134,8 @@ class ManagerCore:
                 return self._join(event, now)
             case events.IslandRemoved(island):
                 return self._remove(island, now)
+            case events.IslandAdded() | events.DrainRequested() | events.RemoveRequested():
+                return self._change_islands(event, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 if self.inventory.leave(host, epoch):
@@ -241,6 +246,8 @@ class ManagerCore:
 
     def _join(self, event: events.JoinRequested, now: float) -> list[events.Command]:
         host = event.host
+        if self.shared.was_removed(host.island, host.tenant):
+            return [events.Answer(event.token, JoinReply(0, "", "", "", ()))]
         self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
         name = f"scheduler-{host.island}"
@@ -285,22 +292,44 @@ class ManagerCore:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
         return events.KillProcess(record.node, record.pid, reason, record.host, record.started)
 
+    def _change_islands(
+        self, event: events.IslandAdded | events.DrainRequested | events.RemoveRequested, now: float
+    ) -> list[events.Command]:
+        """Adds, drains or removes an island of all; the answer says why it cannot."""
+        ended: list[events.Command] = []
+        answer: tuple[int, tuple[int, ...]] | Accepted = Accepted()
+        try:
+            match event:
+                case events.IslandAdded(_, hosts):
+                    answer = self.shared.add(hosts)
+                    self.story.note(Entry(now, "island added", f"island {answer[0]}, hosts {list(answer[1])}"))
+                case events.DrainRequested(_, island, deadline_s):
+                    self.shared.drain(island, now + checked_deadline(deadline_s))
+                    self.story.note(Entry(now, "island drained", f"island {island}, within {deadline_s:.0f} s"))
+                case events.RemoveRequested(_, island):
+                    ended = [events.EndIsland(island, self.shared.remove(island, now)), *self._remove(island, now)]
+        except PathwaysError as error:
+            return [events.Answer(event.token, Refused(to_failure(error)))]
+        return [events.Keep(self.shared.kept()), *ended, events.Answer(event.token, answer)]
+
     def _remove(self, island: int, now: float) -> list[events.Command]:
         self.story.note(Entry(now, "island removed", f"island {island}"))
+        known = island in self.shared.numbers  # one that was added, and did not start
+        self.shared.forget(island)
         for host in self.inventory.remove(island):
             self.rejoining.forget(host.host)
             self.starting.forget(host.host)
-        for table in (self.islands, self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
+        for table in (self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
             table.pop(island, None)
         self.addresses.pop(f"scheduler-{island}", None)
-        return []
+        return [events.Keep(self.shared.kept())] if known else []
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def _waits(self, request: SliceRequest, now: float) -> bool:
         """Whether an island has yet to come that a slice could go to, and that is better, or the only one."""
         known, state_of = self.inventory.islands(request.tenant), self.inventory.state_of
-        wanted = [island for island in self.shared if request.island in (-1, island)]
+        wanted = [island for island in self.shared.numbers if request.island in (-1, island)]
         if request.tenant:  # its islands come one by one, beside those that are up
             there = {hosts[0].base for hosts in known.values()}
             return any(island not in there and state_of(island) is IslandState.UP for island in wanted)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
+from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -53,6 +54,29 @@ class JoinRequested(NamedTuple):
 class IslandRemoved(NamedTuple):
     """An island was ended for good: its hosts will not come again."""
 
+    island: int
+
+
+class IslandAdded(NamedTuple):
+    """The operator starts another island of so many hosts; answered with its number and theirs, or `Refused`."""
+
+    token: int
+    hosts: int
+
+
+class DrainRequested(NamedTuple):
+    """An island is to get no slices any more, and those that it has may stay for some seconds; answered with
+    `Accepted` or `Refused`."""
+
+    token: int
+    island: int
+    deadline_s: float
+
+
+class RemoveRequested(NamedTuple):
+    """An island is to be ended for good; answered with `Accepted` or `Refused`."""
+
+    token: int
     island: int
 
 
@@ -114,6 +138,9 @@ Event = (
     | LookedUp
     | JoinRequested
     | IslandRemoved
+    | IslandAdded
+    | DrainRequested
+    | RemoveRequested
     | HostServes
     | HostLeft
     | KillRequested
@@ -131,7 +158,9 @@ class Answer:
     """The answer to the event with this token; None where nobody listens to it any more."""
 
     token: int
-    value: str | int | bool | JoinReply | SliceCreated | Refused | NotYet | None
+    value: (
+        str | int | bool | JoinReply | SliceCreated | Accepted | Refused | NotYet | tuple[int, tuple[int, ...]] | None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +190,19 @@ class KillController:
     reason: str
 
 
-Command = Answer | KillProcess | KillHost | KillController
+@dataclass(frozen=True, slots=True)
+class EndIsland:
+    """End the processes of an island for good, and free what was reserved for them."""
+
+    island: int
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep this where the successor of this process finds it."""
+
+    islands: KeptIslands
+
+
+Command = Answer | KillProcess | KillHost | KillController | EndIsland | Keep

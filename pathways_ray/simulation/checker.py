@@ -344,9 +344,35 @@ class Checker:
         if self.world.settings.flaws:
             return
         blamed = message.kind != "HostLost" or "launch" in message.reason
-        own = {f"scheduler{island}", *(f"host{host}" for host in self.world.settings.islands[island])}
+        own = {f"scheduler{island}", *(f"host{host}" for host in self.world.islands[island])}
         if message.kind == "LaunchTimeout" or (blamed and not own & self.world.touched):
             self.report(f"island {island} is well, and restarts: {message.reason}")
+
+    # --- islands that come and go -------------------------------------------------------------------------------------
+
+    def slice_mapped(self, island: int) -> None:
+        """A session got a slice."""
+        if island in self.world.drained or island not in self.world.islands:
+            self.report(f"a slice is mapped to island {island}, which is drained or gone")
+
+    def island_ends(self, island: int) -> None:
+        """An island is about to be ended."""
+        world = self.world
+        if world.clock.now >= world.deadlines.get(island, math.inf) or world.manager_lost:
+            return
+        for client in world.clients:
+            held = any(placed.island == island for placed in client.slices)
+            if held and not client.over and client.session in world.controller.core.clients.known:
+                self.report(f"island {island} ends under session {client.session}")
+
+    def _check_islands(self) -> None:
+        """Nobody waits for the hosts of an island that was removed."""
+        there = {host for hosts in self.world.islands.values() for host in hosts}
+        there |= {host for hosts in self.world.kept.members.values() for host in hosts}
+        for host in sorted(self.world.controller.launches.hosts.keys() - there):
+            self.report(f"the controller still knows host {host}, whose island was removed")
+        for host in sorted(self.world.manager.core.inventory.hosts.keys() - there):
+            self.report(f"the resource manager still knows host {host}, whose island was removed")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -364,6 +390,7 @@ class Checker:
             if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
                 self.report(f"a device of host {host.host} waits for ever")
         self._check_orders()
+        self._check_islands()
 
 
 def _is_flawed(program: str) -> bool:

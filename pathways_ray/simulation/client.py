@@ -113,6 +113,8 @@ class SimulatedClient:
         islands = sorted(settings.islands)
         island = islands[(self.number + len(self.slices)) % len(islands)]
         most = len(settings.islands[island]) * settings.devices
+        if self.late and settings.changes:
+            island, most = -1, 1
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
         request = SliceRequest((self.random.choice(sizes),), ("x",), island)
         target = self.controller.process

@@ -18,6 +18,7 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure
 from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process
@@ -36,6 +37,7 @@ class ControllerEnvironment(Environment, Protocol):
     that were lost."""
 
     losses: int
+    kept: KeptIslands
     manager: SimulatedManager
     sessions: int
 
@@ -58,7 +60,8 @@ class SimulatedController:
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:
             clients.registrar.plan_if_cheap = lambda request: None
-        self.core = ControllerCore(self.launches, clients, expected=settings.islands, islands=settings.islands)
+        islands = world.kept.members
+        self.core = ControllerCore(self.launches, clients, expected=islands, islands=islands)
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
@@ -136,6 +139,10 @@ class SimulatedController:
                 request = SliceRequest(*wanted)
                 answer = partial(self._manager_answered, command.call)
                 manager.create_slice(self.process, session, request, final, lambda reply: answer(wire.encode(reply)))
+            case "drain_island" | "end_island":
+                answer = partial(self._manager_answered, command.call)
+                ask = getattr(manager, command.method)
+                ask(self.process, *command.arguments, lambda reply: answer(wire.encode(reply)))
             case _:
                 getattr(manager, command.method)(self.process, *command.arguments)
 
@@ -203,10 +210,16 @@ class SimulatedController:
         """A call whose reply nobody looks at."""
         self._request(session, request, lambda reply: None)
 
+    def of_operator(
+        self, caller: Process, request: wire.DrainIsland | wire.RemoveIsland, answer: Callable[[wire.Reply], None]
+    ) -> None:
+        """A call of the operator."""
+        self._request(None, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
+
     def close(self, session: int) -> None:
         self._request(session, wire.CloseSession(session), lambda reply: None)
 
-    def _request(self, caller: int | Tenant, request: Any, answer: Callable[[wire.Reply], None]) -> None:
+    def _request(self, caller: int | Tenant | None, request: Any, answer: Callable[[wire.Reply], None]) -> None:
         call = next(self.numbers)
         self.calls[call] = answer
         self.handle(events.Requested(call, caller, request, 0, f"secret {call}"))

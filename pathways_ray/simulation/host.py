@@ -49,6 +49,7 @@ class HostEnvironment(Environment, Protocol):
     """
 
     manager: SimulatedManager
+    islands: dict[int, list[int]]
     servers: dict[str, tuple[Process, Transfer]]
     slowness: dict[int, float]
     crashes: dict[int, str]
@@ -72,7 +73,7 @@ class SimulatedHost:
     def __init__(self, world: HostEnvironment, island: int, host: int) -> None:
         self.world = world
         self.island, self.host = island, host
-        self.members = world.settings.islands[self.island]
+        self.members = world.islands[self.island]
         self.process = world.network.process(f"host{host}", f"host{host}")
         self.epoch = 0
         self.under_epoch = False

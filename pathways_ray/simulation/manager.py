@@ -9,9 +9,20 @@ from typing import Any, Protocol
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
-from pathways_ray.simulation.environment import Environment
+from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import Process
 from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
+
+
+class IslandObserver(Observer, Protocol):
+    """An observer that checks where slices go too."""
+
+    def slice_mapped(self, island: int) -> None:
+        """A session got a slice."""
+
+    def island_ends(self, island: int) -> None:
+        """An island is about to be ended."""
 
 
 class ManagerEnvironment(Environment, Protocol):
@@ -20,8 +31,16 @@ class ManagerEnvironment(Environment, Protocol):
     def kill_number(self, number: int, why: str) -> None:
         """Ends the process of this number, if it is alive."""
 
+    kept: KeptIslands
+
     def kill_host(self, host: int, why: str) -> None:
         """Ends the process of a host, whichever it is."""
+
+    def end_island(self, island: int, hosts: tuple[int, ...]) -> None:
+        """Ends the processes of an island for good."""
+
+    @property
+    def checker(self) -> IslandObserver: ...
 
 
 class SimulatedManager:
@@ -32,7 +51,7 @@ class SimulatedManager:
         self.process = world.network.process("manager", "manager")
         settings = world.settings
         self.core = ManagerCore(
-            settings.islands,
+            world.kept,
             last_epoch=last_epoch,
             lost_after_s=settings.lost_after_s,
             controller=controller,
@@ -86,6 +105,15 @@ class SimulatedManager:
     def release_session(self, caller: Process, session: int) -> None:
         self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))
 
+    def add_island(self, caller: Process, hosts: int, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.IslandAdded(self._token(caller, answer), hosts))
+
+    def drain_island(self, caller: Process, island: int, deadline_s: float, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.DrainRequested(self._token(caller, answer), island, deadline_s))
+
+    def end_island(self, caller: Process, island: int, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.RemoveRequested(self._token(caller, answer), island))
+
     # --- driver -------------------------------------------------------------------------------------------------------
 
     def _token(self, caller: Process, answer: Callable[[Any], None]) -> int:
@@ -105,11 +133,18 @@ class SimulatedManager:
         for command in self.core.handle(event, self.world.clock.now):
             match command:
                 case events.Answer(token, value):
+                    if isinstance(value, SliceCreated):
+                        self.world.checker.slice_mapped(value.placed.island)
                     caller, answer = self.calls.pop(token)
                     self.world.network.post(self.process, caller, answer, value)
                 case events.KillProcess(pid=pid, reason=reason):
                     self.world.kill_number(pid, reason)
                 case events.KillHost(host, reason):
                     self.world.kill_host(host, reason)
+                case events.Keep(islands):
+                    self.world.kept = islands
+                case events.EndIsland(island, hosts):
+                    self.world.checker.island_ends(island)
+                    self.world.end_island(island, hosts)
                 case events.KillController(actor, reason):
                     self.world.kill_number(int(actor), reason)

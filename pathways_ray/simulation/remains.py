@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.simulation.client import SimulatedClient
 from pathways_ray.simulation.clock import Clock
 from pathways_ray.simulation.controller import SimulatedController
@@ -20,6 +21,7 @@ from pathways_ray.simulation.settings import Settings
 class Cluster(Protocol):
     """The whole run, as the checker sees it.
 
+    `islands` has the hosts of each island, `kept` the resource manager's list of them, which it may have lost once.
     `losses` counts processes that were lost, `disturbed_until` is the end of the last fault, and the cluster has been
     whole since `quiet_since`.
     """
@@ -32,6 +34,11 @@ class Cluster(Protocol):
     schedulers: dict[str, SimulatedScheduler]
     hosts: dict[int, SimulatedHost]
     clients: list[SimulatedClient]
+    islands: dict[int, list[int]]
+    kept: KeptIslands
+    manager_lost: bool
+    drained: set[int]
+    deadlines: dict[int, float]
     losses: int
     disturbed_until: float
     quiet_since: float

@@ -18,6 +18,7 @@ class SchedulerEnvironment(Environment, Protocol):
     """The environment of a scheduler."""
 
     manager: SimulatedManager
+    islands: dict[int, list[int]]
 
     def connect_to_controller(self, incarnation: str, near: End, address: str) -> bool:
         """Opens a stream to an incarnation of the controller; false when it is gone."""
@@ -33,7 +34,7 @@ class SimulatedScheduler:
         settings = world.settings
         self.core = SchedulerCore(
             island,
-            settings.islands[island],
+            world.islands[island],
             settings.window,
             POLICIES[settings.policy],
             settings.launch_limit_s if settings.flaws else math.inf,  # without flaws nothing may stand still

@@ -17,7 +17,8 @@ class Settings:
 
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
-    of them for good. `divergent` is the chance that a program has collectives that one of its hosts does not enter.
+    of them for good. `changes` are islands that are added or drained. `divergent` is the chance that a program has
+    collectives that one of its hosts does not enter.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -49,6 +50,7 @@ class Settings:
     outages: int = 0
     divergent: float = 0.0
     decisions: float = 0.0
+    changes: int = 0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -88,6 +90,7 @@ class Settings:
             decisions=Random(f"decisions {seed}").choice([0.0, 0.0, 0.6]),
             hostile=int(random.random() < 0.2),
             divergent=divergent,
+            changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from random import Random
 
+from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.simulation import faults
 from pathways_ray.simulation.checker import Checker
 from pathways_ray.simulation.client import SimulatedClient
@@ -23,6 +24,7 @@ from pathways_ray.simulation.hostile import HostileClient
 from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process
+from pathways_ray.simulation.operator import SimulatedOperator
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.settings import Result, Settings
 from pathways_ray.simulation.transfer import Transfer
@@ -62,15 +64,21 @@ class World:
         self.disturbed_until = self.quiet_since = 0.0
         self.kills_lost_until = 0.0
         self.touched: set[str] = set()
+        self.islands = {island: list(hosts) for island, hosts in settings.islands.items()}
+        self.kept = KeptIslands.first(self.islands)
+        self.drained: set[int] = set()
+        self.deadlines: dict[int, float] = {}
+        self.manager_lost = False
         self.manager = SimulatedManager(self)
         self.restarts[self.manager.process.number] = self._start_manager
         self._start_controller()
-        for island in settings.islands:
+        for island in self.islands:
             self._start_scheduler(island)
-        for island, hosts in settings.islands.items():
+        for island, hosts in self.islands.items():
             for host in hosts:
                 self._start_host(island, host)
         self.clients = [SimulatedClient(self, number) for number in range(settings.clients)]
+        self.operator = SimulatedOperator(self, seed)
         self.hostile = [HostileClient(self, number) for number in range(settings.hostile)]
         if settings.starved_s:
             self.clock.at(1.0, faults.starve, self, 1.0 + settings.starved_s)
@@ -138,13 +146,14 @@ class World:
     def gone(self) -> set[int]:
         """The hosts of islands of which a machine has vanished, and is not back."""
         islands = {h.island for h in self.hosts.values() if h.process.vanished}
-        return {host for island in islands for host in self.settings.islands[island]}
+        return {host for island in islands for host in self.islands[island]}
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start_manager(self) -> None:
         """Starts the resource manager again, with epochs above all earlier ones. Processes that waited for an answer of
         its predecessor end: Ray tells them that it died."""
+        self.manager_lost = True
         self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
@@ -162,11 +171,15 @@ class World:
         self.restarts[self.controller.process.number] = self._start_controller
 
     def _start_scheduler(self, island: int) -> None:
+        if island not in self.islands:
+            return
         scheduler = SimulatedScheduler(self, island)
         self.schedulers[scheduler.address] = scheduler
         self.restarts[scheduler.process.number] = lambda: self._start_scheduler(island)
 
     def _start_host(self, island: int, host: int) -> None:
+        if island not in self.islands:
+            return
         started = self.hosts[host] = SimulatedHost(self, island, host)
         self.restarts[started.process.number] = lambda: self._start_host(island, host)
 
@@ -196,6 +209,26 @@ class World:
                 if client.process.alive:
                     self.network.post(process, client.process, self._link_broke, client, process)
 
+    def start_island(self, island: int, hosts: list[int]) -> None:
+        self.islands[island] = hosts
+        self._start_scheduler(island)
+        for host in hosts:
+            self._start_host(island, host)
+
+    def end_island(self, island: int, hosts: tuple[int, ...]) -> None:
+        """Ends the processes of an island; nothing starts them again, and nothing that anybody uses is lost."""
+        losses = self.losses
+        processes = [self.hosts[host].process for host in hosts if host in self.hosts]
+        processes += [s.process for s in self.schedulers.values() if s.island == island]
+        for process in processes:
+            self.restarts[process.number] = lambda: None
+            self.kill(process, "its island was removed")
+        for host in hosts:
+            self.hosts.pop(host, None)
+        if self.clock.now < self.deadlines.get(island, math.inf):
+            self.losses = losses
+        self.islands.pop(island, None)
+
     def vanish(self, process: Process, seconds: float) -> None:
         """A machine loses its power; after `seconds` a successor of the process starts."""
         self.network.vanish(process)
@@ -216,7 +249,7 @@ class World:
 
     def _link_broke(self, client: SimulatedClient, process: Process) -> None:
         host = int(process.name[4:])
-        if self.hosts[host].process is process:
+        if host in self.hosts and self.hosts[host].process is process:
             client.data.link_broke(host)
 
     def kill_number(self, number: int, why: str) -> None:
@@ -225,7 +258,8 @@ class World:
             self.kill(process, why)
 
     def kill_host(self, host: int, why: str) -> None:
-        self.kill_number(self.hosts[host].process.number, why)
+        if host in self.hosts:
+            self.kill_number(self.hosts[host].process.number, why)
 
     def watcher(self, process: Process) -> Process | None:
         return self.controller.process if self.controller.watches(process) else None
@@ -255,7 +289,7 @@ class World:
 
     def group_member_gone(self, island: int, epoch: int) -> None:
         """Hosts of a group whose member is gone hear of it from JAX, late (`GROUP_SILENCE_S`), and end."""
-        for host in self.settings.islands[island]:
+        for host in self.islands.get(island, ()):
             shell = self.hosts[host]
             if shell.epoch == epoch:
                 self.kill(shell.process, "JAX misses a member of its group")
@@ -263,7 +297,7 @@ class World:
     def form_group(self, island: int, epoch: int, process: Process, formed: Callable[[], None]) -> None:
         members = self.forming.setdefault((island, epoch), [])
         members.append((process, formed))
-        if len(members) == len(self.settings.islands[island]) and all(member.alive for member, _ in members):
+        if len(members) == len(self.islands[island]) and all(member.alive for member, _ in members):
             for member, linked in members:
                 self.network.after(member, 0.01 * self.random.random(), linked)
 

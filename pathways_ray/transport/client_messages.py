@@ -278,6 +278,21 @@ class LiftRefusal(Message, tag=170):
     refusal: str
 
 
+class DrainIsland(Message, tag=195):
+    """The operator has an island get no slices any more; those that it has may stay for `deadline_s`."""
+
+    session: int
+    island: int
+    deadline_s: float
+
+
+class RemoveIsland(Message, tag=196):
+    """The operator ends an island for good."""
+
+    session: int
+    island: int
+
+
 class Accepted(Message, tag=80):
     pass
 
@@ -290,7 +305,19 @@ class NotYet(Message, tag=82):
     """The resource manager's answer for a slice while it waits for islands: ask again."""
 
 
-Request = OpenSession | CreateSlice | ReleaseSlice | CloseSession | Explain | Status | LiftRefusal | Look | ReadLog
+Request = (
+    OpenSession
+    | CreateSlice
+    | ReleaseSlice
+    | CloseSession
+    | Explain
+    | Status
+    | LiftRefusal
+    | Look
+    | ReadLog
+    | DrainIsland
+    | RemoveIsland
+)
 Reply = SessionOpened | SliceCreated | Explained | StatusReply | LogPart | Accepted | Refused
 
 

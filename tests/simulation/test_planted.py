@@ -8,10 +8,11 @@ import pytest
 
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
-from tests.simulation import planted_decisions
+from tests.simulation import planted_decisions, planted_islands
 from tests.simulation.planted import BUGS, Planted
 
 assert planted_decisions  # its bugs are in the table now
+assert planted_islands  # and its
 
 SLOW = "a gate forgets what did not arrive"
 """The one that takes many seeds."""

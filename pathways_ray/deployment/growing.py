@@ -1,0 +1,106 @@
+"""Islands that are added to a runtime that runs: numbered by the resource manager, started as those before them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from pathways_ray import names
+from pathways_ray.deployment import placement
+from pathways_ray.deployment.islands import IslandActors, Processes, kill, start_island
+from pathways_ray.deployment.options import START_LIMIT_S
+from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
+from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
+from pathways_ray.transport.messages import Refused
+
+_REFUSED = msgspec.msgpack.Decoder(Refused)
+
+ANSWER_LIMIT_S = 30.0
+"""The resource manager answers within this time, a restart of its own included."""
+
+
+def processes_of(runtime: str) -> Processes:
+    """The settings that a detached runtime of this name was started with.
+
+    Raises:
+        UsageError: no runtime of this name is on the Ray cluster.
+    """
+    try:
+        manager = ray.get_actor(names.resource_manager(runtime), names.NAMESPACE)
+    except ValueError as error:
+        raise UsageError(f"no runtime named {runtime!r} is on this Ray cluster; 'pathways up' starts one") from error
+    return msgspec.msgpack.decode(_answer(manager.described.remote()), type=Processes)
+
+
+def add_island(
+    processes: Processes, island: Island, limit_s: float = START_LIMIT_S
+) -> tuple[IslandActors, PlacementGroup]:
+    """Starts another island of a runtime, and waits until its hosts have joined. Nothing of one that fails stays.
+
+    Args:
+        island: platform "auto" is the best that the Ray nodes have.
+        limit_s: seconds for room on Ray's nodes, and as many for the start.
+
+    Raises:
+        UsageError: each tenant of the runtime has islands of its own, which are what it began with.
+        Unschedulable: no Ray node has such a platform, or there is no room.
+        PathwaysError: it did not come up in time.
+    """
+    if processes.isolated:
+        raise UsageError("a runtime with isolation='process' keeps the islands that it was started with")
+    nodes = [node["Resources"] for node in placement.alive_nodes()]
+    if island.platform == "auto":
+        island = replace(island, platform=platform_of(nodes))
+    needed = ACCELERATORS.get(island.platform)
+    if needed is not None and not any(node.get(needed, 0) >= island.devices for node in nodes):
+        raise Unschedulable(
+            f"no Ray node has {island.devices} devices of platform {island.platform}; {island} has no place"
+        )
+    manager = ray.get_actor(names.resource_manager(processes.runtime), names.NAMESPACE)
+    found = _answer(manager.add_island.remote(island.hosts))
+    if isinstance(found, bytes):
+        raise from_failure(_REFUSED.decode(found).failure)
+    number, members = found
+    with _undone(manager, number) as made:
+        groups = placement.place({number: island}, processes.runtime, processes.placement, processes.detached, limit_s)
+        made.append(groups[number])
+        started = start_island(processes, number, members, island, groups[number])
+        made += started.all()
+        _await(started.started(), f"island {number}", limit_s)
+    return started, groups[number]
+
+
+@contextlib.contextmanager
+def _undone(manager: Any, number: int) -> Iterator[list[Any]]:
+    """Ends what was made of an island, a group and actors, if the block fails, and has the number forgotten."""
+    made: list[Any] = []
+    try:
+        yield made
+    except BaseException:
+        kill(one for one in made[1:])
+        placement.free(made[:1])
+        with contextlib.suppress(ray.exceptions.RayError):
+            manager.remove_island.remote(number)
+        raise
+
+
+def _await(answers: list[Any], what: str, limit_s: float) -> None:
+    try:
+        ray.get(answers, timeout=limit_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise PathwaysError(f"{what} did not start within {limit_s:.0f} s") from error
+    except ray.exceptions.RayError as error:
+        raise PathwaysError(f"{what} did not start: {error}") from error
+
+
+def _answer(asked: Any) -> Any:
+    try:
+        return ray.get(asked, timeout=ANSWER_LIMIT_S)
+    except ray.exceptions.RayError as error:
+        raise PathwaysError(f"the resource manager does not answer: {error}") from error

@@ -1,0 +1,146 @@
+"""The islands that all share, as they come and go: their numbers, and which of them is to be emptied or removed.
+
+Added islands are numbered on from the last one. Numbers of hosts come back once all have been used, since they are
+bounded (`limits.MAX_HOSTS`); the epochs of those that come later are higher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.errors import TooLarge, UsageError
+from pathways_ray.resource_manager.allocation import Inventory, IslandState
+
+MAX_ISLAND_HOSTS = 512
+"""Hosts of one island: they form one JAX group, whose members find each other one by one."""
+
+
+class KeptIslands(msgspec.Struct, frozen=True):
+    """The list of islands that a resource manager finds after its own restart: the hosts of those that all share, those
+    that are to be emptied, and the numbers of the next island and host."""
+
+    members: dict[int, tuple[int, ...]]
+    draining: tuple[int, ...] = ()
+    next_island: int = 0
+    next_host: int = 0
+
+    @classmethod
+    def first(cls, members: Mapping[int, Sequence[int]]) -> KeptIslands:
+        """The islands that a runtime begins with."""
+        hosts = [host for of_island in members.values() for host in of_island]
+        found = {island: tuple(of_island) for island, of_island in members.items()}
+        return cls(found, (), max(found, default=-1) + 1, max(hosts, default=-1) + 1)
+
+
+class SharedIslands:
+    """The islands that there are for all, apart from those that tenants have for themselves.
+
+    Args:
+        kept: those that there are.
+        members: the hosts of all islands; is changed here.
+        inventory: its islands that are to be emptied are changed here.
+    """
+
+    def __init__(self, kept: KeptIslands, members: dict[int, Sequence[int]], inventory: Inventory) -> None:
+        self.numbers = set(kept.members)
+        self.members = members
+        self.inventory = inventory
+        self.next_island, self.next_host = kept.next_island, kept.next_host
+        inventory.draining.update(dict.fromkeys(kept.draining, math.inf))
+
+    def kept(self) -> KeptIslands:
+        """The list for the successor of this resource manager."""
+        members = {island: tuple(self.members[island]) for island in sorted(self.numbers)}
+        return KeptIslands(members, tuple(sorted(self.inventory.draining)), self.next_island, self.next_host)
+
+    def add(self, hosts: int) -> tuple[int, tuple[int, ...]]:
+        """Another island; its number, and those of its hosts.
+
+        Raises:
+            UsageError: no island has so many hosts.
+            TooLarge: the runtime has no numbers left for them.
+        """
+        if not 1 <= hosts <= MAX_ISLAND_HOSTS:
+            raise UsageError(f"an island has 1 to {MAX_ISLAND_HOSTS} hosts, not {hosts}")
+        island, first = self.next_island, self._free_hosts(hosts)
+        while island in self.members:  # a tenant's
+            island += 1
+        self.next_island, self.next_host = island + 1, first + hosts
+        numbers = tuple(range(first, first + hosts))
+        self.members[island] = numbers
+        self.numbers.add(island)
+        return island, numbers
+
+    def _free_hosts(self, count: int) -> int:
+        """The first of so many consecutive numbers that no host has: behind all that were used, while there are any."""
+        taken = {host for members in self.members.values() for host in members}
+        for first in (*range(self.next_host, limits.MAX_HOSTS - count + 1), *range(limits.MAX_HOSTS - count + 1)):
+            if taken.isdisjoint(range(first, first + count)):
+                return first
+        raise TooLarge(
+            f"the runtime has {len(taken)} hosts; {count} more would be over the {limits.MAX_HOSTS} it can have"
+        )
+
+    def drain(self, island: int, until: float) -> None:
+        """The island gets no slices from now on. Those that are there at time `until` do not keep it from being
+        removed.
+
+        Raises:
+            UsageError: there is no such island, or no other one that takes slices.
+        """
+        self._check(island, "drained")
+        self.inventory.draining[island] = until
+
+    def remove(self, island: int, now: float) -> tuple[int, ...]:
+        """The island is no more; its hosts, whose processes are to be ended.
+
+        Raises:
+            UsageError: there is no such island; it is the last one; or it has slices, and time to give them up.
+        """
+        self._check(island, "removed")
+        held = [r for r in self.inventory.slices.values() if r.placed.island == island and not r.within]
+        if held and now < self.inventory.draining.get(island, math.inf):
+            names = ", ".join(f"{r.name or r.placed.mesh.id} of session {r.session}" for r in held[:4])
+            more = f" and {len(held) - 4} more" if len(held) > 4 else ""
+            raise UsageError(
+                f"island {island} still has {len(held)} slice(s): {names}{more}; drain it, and remove it when they are "
+                "gone, or when the deadline of the drain is over"
+            )
+        hosts = tuple(self.members[island])
+        self.forget(island)
+        return hosts
+
+    def was_removed(self, island: int, tenant: str) -> bool:
+        """Whether an island is one that there was for all, and is no more."""
+        return not tenant and island not in self.numbers and island < self.next_island
+
+    def forget(self, island: int) -> None:
+        """An island has ended, perhaps a tenant's."""
+        self.numbers.discard(island)
+        self.members.pop(island, None)
+        self.inventory.draining.pop(island, None)
+
+    def _check(self, island: int, change: str) -> None:
+        if island not in self.numbers:
+            there = ", ".join(map(str, sorted(self.numbers)))
+            raise UsageError(f"there is no island {island} that could be {change}; there are islands {there}")
+        others = [
+            other
+            for other in self.numbers - {island}
+            if self.inventory.state_of(other) in (IslandState.UP, IslandState.AWAY)
+        ]
+        if not others:
+            raise UsageError(
+                f"island {island} is the last one that takes slices, and cannot be {change}; add another one first"
+            )
+
+
+def checked_deadline(seconds: float) -> float:
+    """Raises `UsageError` unless this is a time to drain an island in: not negative, perhaps without end."""
+    if not seconds >= 0.0:
+        raise UsageError(f"the deadline of a drain is a number of seconds from now, not {seconds!r}")
+    return seconds

@@ -1,0 +1,78 @@
+"""The simulated operator, who adds islands, drains them and removes them while clients work."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Protocol
+
+from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.faults import FAULT_SPAN_S
+from pathways_ray.simulation.manager import SimulatedManager
+from pathways_ray.transport import messages as wire
+
+DEADLINES_S = (0.0, 3.0, 60.0)
+"""Times that the slices of a drained island may stay."""
+
+AGAIN_S, TRIES = 1.0, 30
+"""A drained island is removed again and again until it is gone, by an operator with some patience."""
+
+
+class OperatorEnvironment(Environment, Protocol):
+    """The environment of the operator. `islands` has the hosts of each island that was started and not removed,
+    `drained` those that get no slices, and `deadlines` until when one that is to be drained may keep what it has."""
+
+    controller: SimulatedController
+    manager: SimulatedManager
+    islands: dict[int, list[int]]
+    drained: set[int]
+    deadlines: dict[int, float]
+
+    def start_island(self, island: int, hosts: list[int]) -> None:
+        """Starts the processes of an island."""
+
+    def come_late(self, count: int) -> None:
+        """Some more clients begin, as soon as there is a controller."""
+
+
+class SimulatedOperator:
+    """Makes `settings.changes` changes of the islands, drawn from the seed."""
+
+    def __init__(self, world: OperatorEnvironment, seed: int) -> None:
+        self.world = world
+        self.random = Random(f"operator {seed}")
+        self.process = world.network.process("operator", "operator")
+        for _ in range(world.settings.changes):
+            change = self.random.choice([self._add, self._drain, self._drain])
+            world.network.after(self.process, 1.0 + FAULT_SPAN_S * self.random.random(), change)
+
+    def _add(self) -> None:
+        self.world.manager.add_island(self.process, self.random.choice([1, 1, 2]), self._added)
+
+    def _added(self, found: tuple[int, tuple[int, ...]] | wire.Refused) -> None:
+        if not isinstance(found, wire.Refused):
+            self.world.start_island(found[0], list(found[1]))
+            self.world.come_late(1)
+
+    def _drain(self) -> None:
+        island = self.random.choice(sorted(self.world.islands))
+        deadline_s = self.random.choice(DEADLINES_S)
+        until = self.world.clock.now + deadline_s
+        self.world.deadlines[island] = min(until, self.world.deadlines.get(island, until))
+
+        def answered(reply: wire.Reply) -> None:
+            if isinstance(reply, wire.Accepted):
+                self.world.drained.add(island)
+                self.world.come_late(1)
+                self._remove(island)
+
+        self._ask(wire.DrainIsland(0, island, deadline_s), answered)
+
+    def _remove(self, island: int, again: int = TRIES) -> None:
+        if again and island in self.world.islands:
+            self._ask(wire.RemoveIsland(0, island), lambda reply: None)
+            self.world.network.after(self.process, AGAIN_S, self._remove, island, again - 1)
+
+    def _ask(self, request: wire.DrainIsland | wire.RemoveIsland, answered: Any) -> None:
+        if self.world.controller.process.alive:
+            self.world.controller.of_operator(self.process, request, answered)

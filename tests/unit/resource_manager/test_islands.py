@@ -1,0 +1,129 @@
+"""Islands that are added, drained and removed, as the resource manager decides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.errors import TooLarge, UsageError
+from pathways_ray.resource_manager.allocation import IslandState
+from pathways_ray.resource_manager.core import ManagerCore
+from pathways_ray.resource_manager.events import (
+    Answer,
+    DrainRequested,
+    EndIsland,
+    IslandAdded,
+    JoinRequested,
+    Keep,
+    Published,
+    RemoveRequested,
+)
+from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, Refused, SliceCreated
+from tests.unit.resource_manager.test_core import request, running
+
+
+def answer(core: ManagerCore, event: Any, now: float = 1.0) -> Any:
+    (found,) = [c.value for c in core.handle(event, now) if isinstance(c, Answer)]
+    return found
+
+
+def test_an_added_island_takes_the_next_slice_when_its_hosts_have_joined() -> None:
+    core = running()
+    for token in (1, 2, 3):
+        core.handle(request(token, size=1), 1.0)
+    assert answer(core, IslandAdded(4, 2)) == (2, (3, 4))
+    core.handle(Published("scheduler-2", "s2:1"), 1.0)
+    for host in (3, 4):
+        info = HostInfo(host, 2, "cpu", 2, "node", 300 + host, "", (3, 4))
+        core.handle(JoinRequested(10 + host, info), 1.0)
+    found = answer(core, request(5, size=4))
+    assert isinstance(found, SliceCreated)
+    assert found.placed.island == 2
+
+
+def test_a_drained_island_gets_no_slice_and_keeps_those_that_it_has() -> None:
+    core = running()
+    assert answer(core, request(1, size=2, island=1)).placed.island == 1
+    assert answer(core, DrainRequested(2, 1, 60.0)) == Accepted()
+    assert core.inventory.state_of(1) is IslandState.DRAINING
+    assert answer(core, request(3, size=1)).placed.island == 0
+    refused = answer(core, request(4, size=1, island=1))
+    assert isinstance(refused, Refused)
+    assert "island 1 with 2 cpu devices on 1 host(s), which is draining" in refused.failure.message
+    assert {placed.placed.island for placed in core.inventory.slices.values()} == {0, 1}
+
+
+def test_an_island_with_slices_is_removed_when_the_deadline_of_its_drain_is_over() -> None:
+    core = running()
+    core.handle(request(1, size=2, island=1), 1.0)
+    core.handle(DrainRequested(2, 1, 60.0), 1.0)
+    early = answer(core, RemoveRequested(3, 1), 60.0)
+    assert isinstance(early, Refused)
+    assert early.failure.kind == "UsageError"
+    assert "island 1 still has 1 slice(s): 1 of session 1" in early.failure.message
+    commands = core.handle(RemoveRequested(4, 1), 61.5)
+    kept = Keep(KeptIslands({0: (0, 1)}, (), 2, 3))
+    assert commands == [kept, EndIsland(1, (2,)), Answer(4, Accepted())]
+    assert core.inventory.slices == {}
+    assert 2 not in core.inventory.hosts
+
+
+def test_what_was_removed_does_not_join_again_and_numbers_go_on() -> None:
+    core = running()
+    core.handle(RemoveRequested(1, 1), 1.0)
+    late = JoinRequested(2, HostInfo(2, 1, "cpu", 2, "node", 999, "", (2,)))
+    assert answer(core, late) == JoinReply(0, "", "", "", ())
+    assert answer(core, IslandAdded(3, 1)) == (2, (3,))
+
+
+def test_a_successor_knows_what_came_went_and_is_drained() -> None:
+    core = running()
+    core.handle(IslandAdded(1, 1), 1.0)
+    (kept,) = [c.islands for c in core.handle(DrainRequested(2, 0, 5.0), 1.0) if isinstance(c, Keep)]
+    assert kept == KeptIslands({0: (0, 1), 1: (2,), 2: (3,)}, (0,), 3, 4)
+    again = ManagerCore(kept, "secret")
+    assert again.inventory.draining == {0: math.inf}
+    assert answer(again, IslandAdded(1, 1)) == (3, (4,))
+
+
+def test_numbers_of_hosts_come_back_once_all_were_used() -> None:
+    core = running()
+    core.shared.next_host = limits.MAX_HOSTS - 1
+    assert answer(core, IslandAdded(1, 1)) == (2, (limits.MAX_HOSTS - 1,))
+    assert answer(core, IslandAdded(2, 2)) == (3, (3, 4))
+    core.islands[9] = tuple(range(5, limits.MAX_HOSTS - 1))
+    with pytest.raises(TooLarge, match="1 more would be over the 4096"):
+        core.shared.add(1)
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (DrainRequested(1, 7, 1.0), "there is no island 7 that could be drained; there are islands 0, 1"),
+        (RemoveRequested(1, 7), "there is no island 7 that could be removed; there are islands 0, 1"),
+        (DrainRequested(1, 0, -1.0), "the deadline of a drain is a number of seconds from now, not -1.0"),
+        (DrainRequested(1, 0, math.nan), "not nan"),
+        (IslandAdded(1, 0), "an island has 1 to 512 hosts, not 0"),
+    ],
+)
+def test_what_cannot_be_says_why(event: Any, why: str) -> None:
+    core = running()
+    refused = answer(core, event)
+    assert isinstance(refused, Refused)
+    assert (refused.failure.kind, why in refused.failure.message) == ("UsageError", True)
+    assert core.inventory.draining == {}
+
+
+def test_the_last_island_that_takes_slices_stays() -> None:
+    core = running()
+    core.handle(DrainRequested(1, 0, 1.0), 1.0)
+    for event in (DrainRequested(2, 1, 1.0), RemoveRequested(2, 1)):
+        refused = answer(core, event)
+        assert isinstance(refused, Refused)
+        assert "island 1 is the last one that takes slices" in refused.failure.message
+    with pytest.raises(UsageError):
+        core.shared.drain(1, 1.0)
