@@ -311,3 +311,33 @@ def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, k
         code, _, err = run("down")
         assert code == 0, err
         assert_nothing_left(python)
+
+
+@pytest.mark.timeout(240)
+def test_islands_are_changed_by_the_command_and_a_control_plane_that_restarts_knows_them(python, run) -> None:
+    """
+    1. Another island is added, the first one is drained and removed.
+    2. The resource manager is killed, and the controller follows it. Their successors wait for the island that is
+       there, and for no other one.
+    3. `down` ends it with the rest.
+    """
+    up(run, "--islands", "1", "--devices-per-host", "1")
+    assert run("island", "add", "--devices", "2")[:2] == (0, "island 1 is up\n")
+    assert run("island", "drain", "0")[:2] == (0, "island 0 is empty\n")
+    assert run("island", "remove", "0")[:2] == (0, "island 0 is gone\n")
+    code, out, err = run("island", "drain", "1")
+    assert (code, out) == (2, "")
+    assert err.startswith("pathways: island 1 is the last one that takes slices")
+    code, _, err = run("island", "add", "--name", "nobody")
+    assert (code, err[:50]) == (2, "pathways: no runtime named 'nobody' is on this Ray")
+    (manager,) = ours(python, ["ResourceManager"])
+    manager.kill()
+    deadline = time.monotonic() + 90.0
+    found: list[tuple[int, str]] = []
+    while found != [(1, "up")] and time.monotonic() < deadline:
+        code, out, _ = run("status", "--json")
+        found = [(one["island"], one["state"]) for one in json.loads(out)["islands"]] if code == 0 else []
+    assert found == [(1, "up")]
+    assert len(ours(python)) == 4
+    assert run("down")[0] == 0
+    assert_nothing_left(python)

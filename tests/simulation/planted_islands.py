@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
 from pathways_ray.controller.core import ControllerCore
-from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands
+from pathways_ray.resource_manager.islands import SharedIslands
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 CHANGING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}, "clients": 4, "changes": 8, "flaws": 0.0}
@@ -31,11 +29,3 @@ def an_island_is_removed_with_the_slices_that_it_has(patch: Patch) -> None:
 @bug(faults=0, **CHANGING)
 def the_controller_waits_for_the_hosts_of_an_island_that_is_gone(patch: Patch) -> None:
     patch.setattr(ControllerCore, "_forget", lambda self, island: [])
-
-
-@bug(faults=12, seeds=200, **CHANGING)
-def a_resource_manager_that_restarts_forgets_what_is_drained(patch: Patch) -> None:
-    def kept(original: Original, self: SharedIslands) -> KeptIslands:
-        return msgspec.structs.replace(original(self), draining=())
-
-    wrapped(patch, SharedIslands, "kept", kept)
