@@ -17,6 +17,7 @@ def states(session: ClusterSession) -> dict[int, str]:
     return {island["island"]: island["state"] for island in session.status()["islands"]}
 
 
+@pytest.mark.timeout(300)
 def test_an_island_comes_serves_is_drained_and_goes(session: ClusterSession) -> None:
     """1. An island of another size comes, and gets the next slice, since nothing is on it. 2. A program runs on it and
     on an old one. 3. It has a slice, and cannot be removed. 4. It is drained: it gets no slices, and keeps what it has
