@@ -57,6 +57,13 @@ class ArgumentType:
             cls._known[key] = found
         return found
 
+    @classmethod
+    def forget_covers(cls, where: VirtualSlice) -> None:
+        """Has arrays on a slice that has moved be fetched from its new devices."""
+        for kind in list(cls._known.values()):
+            if kind.slice is where:
+                kind.cover = None
+
     @property
     def extended(self) -> Any:
         """The dtype of typed PRNG keys; None of ordinary arrays."""

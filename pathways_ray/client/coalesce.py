@@ -13,7 +13,7 @@ in, messages out; no thread, no clock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -117,6 +117,19 @@ class Coalescer:
         if len(graph.slices) == 1:
             self._graphs[number] = graph
             self._donated[number] = graph.donated_arguments
+
+    def moved(self, slices: Container[int]) -> None:
+        """Slices have other devices: the controller has forgotten the programs on them, composed ones too."""
+        there = {number for number, graph in self._graphs.items() if graph.slices[0].id in slices}
+        for repetition in self._repetitions.values():
+            if repetition.program in there:
+                self._made -= len(repetition.composed)
+                repetition.composed.clear()
+                repetition.occurrences.clear()
+                repetition.device_us = 0.0
+        for number, (repetition, _) in list(self._registered.items()):
+            if repetition.program in there:
+                del self._registered[number]
 
     def prepared(self, program: int) -> None:
         """Notes that the cluster has compiled a program; one that is not composed is ignored."""

@@ -28,6 +28,7 @@ from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
+from pathways_ray.client.renewals import Renewals
 from pathways_ray.errors import Failure
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.story import Entry, Story
@@ -77,6 +78,7 @@ class ClientCore:
         self.closed_because = ""
         self.closing = False
         self.trace: ClientTrace | None = None
+        self.renewals = Renewals()
         self._sent_functions: set[str] = set()
         self._launches = itertools.count(1)
         self._programs = itertools.count(1)
@@ -106,7 +108,7 @@ class ClientCore:
 
     @property
     def has_room(self) -> bool:
-        """Whether launches that waited for room may go on: with an eighth of it, lest they leave one by one."""
+        """Whether launches that waited for room go on: with an eighth of it, lest they leave one by one."""
         return len(self.pending) < self.max_launches - self.max_launches // 8
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -139,6 +141,8 @@ class ClientCore:
             for result in results:
                 result.fail(failure)
             return None
+        if program in self.renewals.stale:
+            self.queue.append(_Queued(self.renewals.take(program)))
         number = next(self._launches)
         self.pending[number] = results
         if self.trace is not None:
@@ -206,9 +210,13 @@ class ClientCore:
 
     def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
         self.coalescer.register(event.program, event.graph)
+        self.renewals.registered(event)
         new = {digest: blob for digest, blob in event.functions.items() if digest not in self._sent_functions}
         self._sent_functions.update(new)
         return self._in_turn(wire.Register(event.program, event.encoded, new))
+
+    def _renewing(self, event: events.Renewing, _now: float) -> Sequence[events.Command]:
+        return self._in_turn(self.renewals.take(event.program)) if event.program in self.renewals.stale else ()
 
     def _in_turn(self, message: events.Call) -> Sequence[events.Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
@@ -375,6 +383,7 @@ class ClientCore:
 _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command]]] = {
     events.Placed: ClientCore._placed,
     events.Registered: ClientCore._registered,
+    events.Renewing: ClientCore._renewing,
     events.Uploaded: ClientCore._uploaded,
     events.Cancelling: ClientCore._cancelling,
     wire.CancelRefused: ClientCore._cancel_refused,
@@ -384,6 +393,7 @@ _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command
     wire.BuffersLost: ClientCore._buffers_lost,
     wire.HostAddress: ClientCore._host_moved,
     wire.Prepared: ClientCore._prepared,
+    wire.Vacate: lambda _self, message, _now: (events.MoveSlices(message.slices),),
     wire.SessionEnded: ClientCore._session_ended,
     events.Disconnected: ClientCore._disconnected,
     events.Closing: ClientCore._closing,

@@ -7,9 +7,10 @@ change is looked at with `sending` held.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pathways_ray import limits
@@ -40,6 +41,9 @@ class Driver:
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
         self.siblings = Siblings()
+        self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
+        self.readers = 0
+        self.held = False
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -90,8 +94,10 @@ class Driver:
                 self.sending.release()
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
-        """Takes a host's answer to an upload."""
-        self.call(events.Uploaded(record, upload, host, failure))
+        """Takes a host's answer to an upload. Waits for no lock: who has `sending` may wait for this."""
+        found = self.core.handle(events.Uploaded(record, upload, host, failure), time.monotonic())
+        self.do([command for command in found if not isinstance(command, events.ReleaseQueue)])
+        self.sweep()
 
     def disconnected(self, reason: str) -> None:
         """Takes the end of the connection."""
@@ -118,6 +124,8 @@ class Driver:
                     self.release_queue()
                 case events.MoveHost():
                     self.data.host_changed(command.address)
+                case events.MoveSlices(slices):
+                    self.vacate(slices)
                 case events.CloseData():
                     self.data.close(command.failure)
 
@@ -132,6 +140,36 @@ class Driver:
         if not core.queue:
             with self.changed:
                 self.changed.notify_all()
+
+    # --- fetches and moves --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Has arrays stay where they are while one is fetched; waits while they are exchanged."""
+        with self.changed:
+            while self.held and self.core.ended is None:
+                self.changed.wait(WAIT_SLICE_S)
+            self.readers += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.readers -= 1
+                if self.held:
+                    self.changed.notify_all()
+
+    def hold_readers(self, deadline: float) -> None:
+        """Lets no fetch begin, and waits for those that have. Raises `WaitTimeout` after `deadline`."""
+        with self.changed:
+            self.held = True
+            if not self.changed.wait_for(lambda: not self.readers, max(0.0, deadline - time.monotonic())):
+                raise WaitTimeout(f"{self.readers} fetches of the session did not end in time")
+
+    def end_hold(self) -> None:
+        """Lets fetches go on."""
+        with self.changed:
+            self.held = False
+            self.changed.notify_all()
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

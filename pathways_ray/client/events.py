@@ -31,6 +31,12 @@ class Registered(msgspec.Struct, frozen=True, gc=False):
     functions: dict[str, bytes]
 
 
+class Renewing(msgspec.Struct, frozen=True, gc=False):
+    """A program is needed at the controller, which may have forgotten it since a slice of it has moved."""
+
+    program: int
+
+
 class Uploaded(msgspec.Struct, frozen=True, gc=False):
     """A host acknowledged its part of an upload, or could not take it."""
 
@@ -79,6 +85,12 @@ class MoveHost(msgspec.Struct, frozen=True, gc=False):
     address: HostAddress
 
 
+class MoveSlices(msgspec.Struct, frozen=True, gc=False):
+    """Move these slices, one after the other, while the user's threads go on."""
+
+    slices: tuple[int, ...]
+
+
 class CloseData(msgspec.Struct, frozen=True, gc=False):
     """End all data streams; what is under way on them fails with `failure`."""
 
@@ -88,4 +100,4 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
 Call = Register | Launch | Put | Free | Cancel
 """A message for the controller, which is the command to send it."""
 
-Command = Call | Wake | ReleaseQueue | MoveHost | CloseData
+Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | CloseData

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from html import escape
@@ -30,8 +31,9 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
-from pathways_ray.client.events import Closing, Forked, Placed, Registered
+from pathways_ray.client.events import Closing, Forked, Placed, Registered, Renewing
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
+from pathways_ray.client.mover import Mover
 from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
@@ -91,6 +93,8 @@ class Session:
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
         self.debug_calls = DebugCalls()
+        self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
+        self._mover = Mover(core, connection, self._driver, self._slices.get)
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -138,7 +142,7 @@ class Session:
         self.check_open()
         reply = self._connection.call(wire.CreateSlice(self.id, sizes, names, number, platform or "", name))
         assert isinstance(reply, wire.SliceCreated)
-        return VirtualSlice(self, reply.placed, name, reply.slice_tag)
+        return self._known(VirtualSlice(self, reply.placed, name, reply.slice_tag))
 
     def part_of(
         self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
@@ -152,7 +156,19 @@ class Session:
         asked = wire.CreateSlice(self.id, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
         reply = self._connection.call(asked)
         assert isinstance(reply, wire.SliceCreated)
-        return VirtualSlice(self, reply.placed, "", reply.slice_tag)
+        part = VirtualSlice(self, reply.placed, "", reply.slice_tag, whole)
+        part.places = tuple(places)
+        whole.parts.add(part)
+        return self._known(part)
+
+    def _known(self, made: VirtualSlice) -> VirtualSlice:
+        self._slices[made.id] = made
+        return made
+
+    def move_slice(self, where: VirtualSlice, island: int) -> None:
+        """See `VirtualSlice.move`."""
+        self.check_open()
+        self._mover.move(where, island)
 
     def release_slice(self, released: VirtualSlice) -> None:
         """Gives a slice back to the cluster."""
@@ -215,6 +231,7 @@ class Session:
 
     def explain(self, program: int, graph: bytes) -> wire.Explained:
         """The controller's placement of a program; waits until it is compiled when it is registered."""
+        self._driver.call(Renewing(program))
         self.flush()
         self.check_open()
         reply = self._connection.call(wire.Explain(self.id, program, graph), _EXPLAIN_LIMIT_S)
@@ -301,10 +318,14 @@ class Session:
             (record,) = self._core.new_buffers(1)
         self._driver.sweep()
         buffer = Buffer(self, record)
-        record.upload = self._data.upload(
-            record.id, array, kind.array, spec, where.placed, where.tag, partial(self._driver.uploaded, record)
-        )
-        self._driver.call(Placed(wire.Put(record.id, where.id, kind.array, spec)))
+        placed = None
+        while placed is not where.placed:  # it may move meanwhile
+            placed, uploaded = where.placed, partial(self._driver.uploaded, record)
+            record.upload = self._data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
+            with self._driver.sending:
+                if placed is where.placed:
+                    self._driver.handle(Placed(wire.Put(record.id, where.id, kind.array, spec)))
+        self._driver.sweep()
         return Array(buffer, kind)
 
     def check_mine(self, buffer: Buffer) -> None:
@@ -350,13 +371,14 @@ class Session:
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        with self._lasting(array._buffer.record):
+        with self._lasting(array._buffer.record), self._driver.reading():
             return self._fetches.value(array._buffer.record, array._type)
 
     def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
         """The shard of an array on device number `place` of its slice."""
         self._before_fetch()
-        return self._fetches.shard(array._buffer.record, array._type, place)
+        with self._driver.reading():
+            return self._fetches.shard(array._buffer.record, array._type, place)
 
     def _before_fetch(self) -> None:
         self._driver.check_not_ended()

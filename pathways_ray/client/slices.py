@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ class SliceOwner(Protocol):
 
     def release_slice(self, released: VirtualSlice) -> None: ...
 
+    def move_slice(self, where: VirtualSlice, island: int) -> None: ...
+
 
 class VirtualSlice:
     """A virtual slice of a session. Release it with `release()`, or use it as a context manager.
@@ -47,8 +50,13 @@ class VirtualSlice:
     Several slices may share physical devices; which devices a slice has is the resource manager's decision.
     """
 
-    def __init__(self, session: SliceOwner, placed: PlacedSlice, name: str, tag: str = "") -> None:
+    def __init__(
+        self, session: SliceOwner, placed: PlacedSlice, name: str, tag: str = "", whole: VirtualSlice | None = None
+    ) -> None:
         self.session = session
+        self.whole = whole
+        self.places: tuple[int, ...] = ()
+        self.parts: weakref.WeakSet[VirtualSlice] = weakref.WeakSet()
         self.placed = placed
         self.tag = tag
         self.name = name
@@ -83,6 +91,22 @@ class VirtualSlice:
     def devices(self) -> tuple[str, ...]:
         """The physical devices the slice has now, as `host.index`, in row-major order of the mesh."""
         return tuple(map(str, self.placed.devices))
+
+    def move(self, island: int | None = None) -> None:
+        """Moves the slice to other devices, with its arrays and its parts. Handles, functions and programs stay as they
+        are, and values have the same bits. Calls of the session that are made meanwhile wait.
+
+        Args:
+            island: left out, another one than now, by the resource manager's choice.
+
+        Raises:
+            Unschedulable: no other island, or not this one, can hold it.
+            UsageError: it was released, or is a part of another slice.
+            PathwaysError: it could not be moved, and is where it was.
+        """
+        if self.whole is not None:
+            raise UsageError(f"{self} is a part of {self.whole}, and moves with it")
+        self.session.move_slice(self, island_of(island))
 
     def release(self) -> None:
         """Gives the slice back. Arrays on it stay until their handles are dropped; new programs cannot use it."""

@@ -9,6 +9,7 @@ has the islands. `watch` says whether those it depends on are alive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class ControllerCore:
         self.story = launches.story
         self.islands: dict[int, int] = {}
         self.requests.looks.connected = lambda: set(self.islands)
-        self.requests.forget_island = self._island_removed
+        self.requests.changes.forget_island = self._island_removed
         self.watch = Watch(self.story, expected, silence_limit_s)
         self.unseen = dict(islands or {})
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
@@ -190,13 +191,19 @@ class ControllerCore:
         return commands
 
     def _island_removed(self, island: int) -> list[events.Command]:
-        """The operator has ended an island. Sessions that still have slices there end."""
-        commands = self._forget(island)
-        for client in list(self.clients.known.values()):
-            slices = self.launches.sessions[client.session].slices.values()
-            if any(placed.island == island for placed in slices):
-                commands += self.clients.end(client, f"island {island} was removed, where it had a slice")
-        return commands
+        """The operator has ended an island. While sessions have slices there, its hosts are away."""
+        if self.requests.changes.moves.ended(island):
+            return self._forget(island)
+        commands = self._island_ended(island, "its island was removed") if island in self.islands else []
+        self.watch.absent.forget(island)
+        for host in self.launches.hosts.values():
+            if host.island == island:
+                host.down_since = -math.inf  # nobody waits for it
+        return commands + self.launches.tick(self.launches.tables.now)
+
+    def _vacate(self, now: float) -> list[events.Command]:
+        told, empty = self.requests.changes.moves.tick(now)
+        return [*told, *(command for island in empty for command in self._forget(island))]
 
     def _forget(self, island: int) -> list[events.Command]:
         """An island is no more: nobody waits for its scheduler or its hosts."""
@@ -230,5 +237,6 @@ class ControllerCore:
         commands += self.clients.expire(now)
         commands += self.requests.ask_again(now)
         commands += self.requests.looks.tick(now)
+        commands += self._vacate(now)
         commands += self.requests.isolation.tick(self.clients.known.values(), now)
         return commands + self.watch.tick(now, event.slowness)

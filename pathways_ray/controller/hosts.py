@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from pathways_ray.controller import buffers
@@ -133,6 +134,7 @@ class Hosts:
             absent = now - host.down_since
             if absent > HOST_ABSENCE_LIMIT_S:
                 story = self.tables.story.lines(now, hosts=frozenset({host.host}))
-                text = f"host {host.host} has been down for {absent:.0f} s"
+                down = f"host {host.host} has been down for {absent:.0f} s"
+                text = down if math.isfinite(absent) else f"island {host.island} was removed, with host {host.host}"
                 return Failure("HostLost", text, host=host.host, story=story)
         return None

@@ -131,8 +131,10 @@ class Launches:
         self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 
-    def add_slice(self, session: int, placed: PlacedSlice, within: int = 0) -> None:
+    def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0) -> None:
         """Notes a slice of a session; the devices of a part of another one do not count again."""
+        if instead:
+            self.sessions[session].replacing[placed.mesh.id] = instead
         self.sessions[session].slices[placed.mesh.id] = placed
         if within:
             self.sessions[session].parts[placed.mesh.id] = within
@@ -146,6 +148,7 @@ class Launches:
         for part in [part for part, whole in found.parts.items() if whole == slice_id]:
             self.remove_slice(session, part)
         found.parts.pop(slice_id, None)
+        found.replacing.pop(slice_id, None)
         self.story.note(Entry(self.tables.now, "slice released", f"slice {slice_id}", session=session))
         return found.slices.pop(slice_id, None) is not None
 
@@ -153,11 +156,15 @@ class Launches:
 
     def register(self, session: int, number: int, program: PlannedProgram) -> list[Send]:
         """A planned program, or one that failed to be planned, under the session's number for it."""
+        commands: list[Send] = []
+        before = self.sessions[session].programs.get(number)
+        if before is not None:
+            for one in before.segments or (before,):
+                commands += self.preparation.forget(one)
         self.sessions[session].programs[number] = program
         program.number = number
         if program.failure is not None:
-            return []
-        commands: list[Send] = []
+            return commands
         for one in program.segments or (program,):
             self.programs[one.key] = one
             commands += self.preparation.registered(one)

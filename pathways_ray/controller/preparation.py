@@ -83,7 +83,10 @@ class Preparation:
 
     def _check_wait(self, program: PlannedProgram) -> None:
         """Notes that launches wait for a program, and gives it up when they have for too long."""
-        now = self.tables.now
+        now, hosts = self.tables.now, self.tables.hosts
+        if any(hosts[host].island in program.islands for host in self.tables.away):
+            program.wanted_since = math.inf  # nobody compiles there; that a host is away has a limit of its own
+            return
         program.wanted_since = min(program.wanted_since, now)
         if now - program.wanted_since > self.limit_s:
             missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
+from pathways_ray.controller.changes import Changes, Continuation, is_replacement
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, AskForLog, Caller, CallManager, Command, Requested
 from pathways_ray.controller.explaining import Explanations
@@ -43,11 +44,7 @@ UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster 
 AUDIT_PAUSE_S = 1.0
 """Time between two notes of refused requests."""
 
-_CHANGED = msgspec.msgpack.Decoder(wire.Accepted | wire.Refused)
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
-
-Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
-"""The rest of a request, once the resource manager has answered; without a reply, it will be asked again."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         self.looks = Looks(self.launches, self.clients)
-        self.forget_island: Callable[[int], list[Command]] = lambda island: []
+        self.changes = Changes(self.launches, self.data_secret, self._ask_manager)
         self.explanations = Explanations(self.launches, self.clients)
 
     def enter(self, caller: Caller) -> str:
@@ -193,7 +190,7 @@ class Requests:
         if isinstance(request, wire.ReadLog) and caller is None:
             return None, [AskForLog(event.call, request)]
         if isinstance(request, wire.DrainIsland | wire.RemoveIsland) and caller is None:
-            return None, self._change_island(event.call, request)
+            return None, self.changes.island(event.call, request)
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
         match request:
@@ -203,6 +200,10 @@ class Requests:
                 self.launches.remove_slice(client.session, request.slice)
                 arguments = (client.session, request.slice)
                 return None, self._ask_manager(event.call, "release_slice", arguments, lambda _: (wire.Accepted(), []))
+            case wire.ListHeld():
+                return wire.Held(self.changes.moves.held(self.launches.sessions[client.session], request.slices)), []
+            case wire.ExchangeSlices():
+                return None, self.changes.exchange(event.call, client.session, request)
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():
@@ -251,7 +252,7 @@ class Requests:
             return []
         state = self.launches.sessions[client.session]
         quotas.enforce(quotas.slices(state))
-        if request.shape and all(size > 0 for size in request.shape) and not request.within:
+        if request.shape and all(size > 0 for size in request.shape) and not is_replacement(state, request):
             quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
         self.slicing[client.session] = deque()
         now = self.launches.tables.now
@@ -269,6 +270,7 @@ class Requests:
             self.isolation.islands_of(client),
             request.within,
             request.places,
+            request.instead,
             now >= asked.deadline,
         )
 
@@ -278,7 +280,7 @@ class Requests:
                 if isinstance(found, wire.NotYet) and client.session in self.clients.known:
                     self.not_yet.append(asked)  # it is asked again with the next tick
                     return None, []
-                reply, commands = self._slice_created(client, found, request.within)
+                reply, commands = self._slice_created(client, found, request)
             except PathwaysError as error:
                 reply, commands = wire.Refused(to_failure(error)), []
             return reply, commands + self._next_slices(client.session)
@@ -302,7 +304,7 @@ class Requests:
         return [command for asked in again for command in self._ask_for_slice(asked, now)]
 
     def _slice_created(
-        self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet, within: int
+        self, client: Client, reply: wire.SliceCreated | wire.Refused | wire.NotYet, request: wire.CreateSlice
     ) -> tuple[wire.Reply, list[Command]]:
         if isinstance(reply, wire.NotYet):
             raise SessionClosed(f"session {client.session} ended while it asked for a slice")
@@ -313,26 +315,12 @@ class Requests:
             if session not in self.launches.sessions:
                 raise SessionClosed(f"session {session} ended while it asked for a slice")
             # Again: only now is it known how many devices a whole island has, and others may have asked meanwhile.
-            if not within:
+            if not is_replacement(self.launches.sessions[session], request):
                 quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
         except PathwaysError as error:
             return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
-        self.launches.add_slice(session, placed, within)
+        self.launches.add_slice(session, placed, request.within, request.instead)
         return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
-
-    # --- islands ------------------------------------------------------------------------------------------------------
-
-    def _change_island(self, call: int, request: wire.DrainIsland | wire.RemoveIsland) -> list[Command]:
-        """Has the resource manager drain an island, or end it."""
-
-        def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
-            reply = _CHANGED.decode(answer)
-            gone = isinstance(request, wire.RemoveIsland) and isinstance(reply, wire.Accepted)
-            return reply, self.forget_island(request.island) if gone else []
-
-        if isinstance(request, wire.DrainIsland):
-            return self._ask_manager(call, "drain_island", (request.island, request.deadline_s), answered)
-        return self._ask_manager(call, "end_island", (request.island,), answered)
 
     # --- refusals -----------------------------------------------------------------------------------------------------
 

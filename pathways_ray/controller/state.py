@@ -78,14 +78,13 @@ class Session:
     """One connection of a tenant.
 
     `places` remembers released slices too, since buffers may outlive them; `parts` has, for slices that are parts of
-    others, those. `arriving` has the buffers that its client uploads and that some hosts have yet to report;
-    `early` what hosts reported of buffers that the client has not named yet; `burnt` numbers of uploads that were
-    dropped before they had arrived (see `buffers`). `held` are the bytes of its buffers on the devices of each slice,
-    `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the tenant's quota,
-    `in_flight` counts its launches on islands.
-    `refused` are the last buffers that are not there because they were refused, in the order of their numbers,
-    `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative numbers, from
-    `own_numbers` up.
+    others, those, and `replacing`, for slices that are to take the place of others, those. `arriving` has the buffers
+    that its client uploads and that some hosts have yet to report; `early` what hosts reported of buffers that the
+    client has not named yet; `burnt` numbers of uploads that were dropped before they had arrived (see `buffers`).
+    `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of the arrays themselves,
+    `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches on islands. `refused`
+    are the last buffers that are not there because they were refused, in the order of their numbers, `donated` those
+    whose memory a launch may take. Buffers between the parts of a launch have negative numbers, from `own_numbers` up.
     """
 
     id: int
@@ -94,6 +93,7 @@ class Session:
     slices: dict[int, PlacedSlice] = field(default_factory=dict)
     places: dict[int, PlacedSlice] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
+    replacing: dict[int, int] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     buffers: dict[int, Buffer] = field(default_factory=dict)
     arriving: dict[int, Arriving] = field(default_factory=dict)

@@ -50,6 +50,10 @@ class PlacedSlice(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The slice on these devices, which are in row-major order of the mesh."""
         return cls(mesh, island, _blocks(devices))
 
+    def on_devices_of(self, mesh: SliceType) -> PlacedSlice:
+        """Another slice on these devices."""
+        return PlacedSlice(mesh, self.island, self.blocks)
+
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
         """The devices in row-major order of the mesh."""

@@ -167,6 +167,7 @@ class ResourceManager(Inspectable):
         tenant: str,
         within: int,
         places: tuple[int, ...],
+        instead: int,
         final: bool,
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists.
@@ -174,8 +175,9 @@ class ResourceManager(Inspectable):
         Args:
             tenant: the one that has islands for itself; "" where all share them.
             within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
+            instead: the slice whose place it is to take, elsewhere; 0 for none.
         """
-        request = SliceRequest(shape, axes, island, platform, name, tenant, within, places)
+        request = SliceRequest(shape, axes, island, platform, name, tenant, within, places, instead)
         return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
 
     @ray.method(concurrency_group=CLIENTS)
@@ -183,6 +185,12 @@ class ResourceManager(Inspectable):
         """Whether the session had the slice, which is free now."""
         released: bool = await self._answer(lambda token: events.SliceReleased(token, session, slice_id))
         return released
+
+    @ray.method(concurrency_group=CLIENTS)
+    async def exchange_slices(self, session: int, pairs: tuple[tuple[int, int], ...]) -> bool:
+        """Whether slices of the session have changed devices in pairs."""
+        exchanged: bool = await self._answer(lambda token: events.SlicesExchanged(token, session, pairs))
+        return exchanged
 
     @ray.method(concurrency_group=CLIENTS)
     async def release_session(self, session: int) -> int:

@@ -61,7 +61,8 @@ class SliceRequest:
 
     `tenant` restricts it to the islands that this tenant has for itself, under the numbers of those they share devices
     with; "" stands for the islands of all. With `within`, it asks for a part of that slice of the session: its devices
-    number `places`, in this order.
+    number `places`, in this order. One that is to be there `instead` of another slice of the session goes to another
+    island than that, unless `island` names one.
     """
 
     shape: tuple[int, ...]
@@ -72,6 +73,7 @@ class SliceRequest:
     tenant: str = ""
     within: int = 0
     places: tuple[int, ...] = ()
+    instead: int = 0
 
 
 @dataclass
@@ -194,7 +196,7 @@ class Inventory:
         if request.within:
             return self._create_part(session, request)
         check_shape(request)
-        best = self._best(request)
+        best = self._best(request, self._island_of(session, request.instead))
         if best is None:
             raise Unschedulable(
                 f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
@@ -238,14 +240,45 @@ class Inventory:
         best = self._best(request)
         return best is not None and not best[0][0]
 
-    def _best(self, request: SliceRequest) -> tuple[tuple[bool, float, int], list[Device]] | None:
-        """The devices for a slice, and the rank of their island: whether it is away, its load, its number."""
+    def _island_of(self, session: int, slice_id: int) -> int:
+        """The island of a session's slice; -1 where there is no such slice."""
+        found = self.slices.get((session, slice_id))
+        return found.placed.island if found is not None else -1
+
+    def exchange(self, session: int, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Gives each slice of a pair the devices of the other; False where a second one is not there. A first one that
+        went with its island comes back on the devices of the second."""
+        if any((session, other) not in self.slices for _, other in pairs):
+            return False
+        first_of = {other: one for one, other in pairs}
+        for one, other in pairs:
+            second = self.slices[session, other]
+            first = self.slices.get((session, one))
+            if first is None:
+                mesh = SliceType(one, second.placed.mesh.shape, second.placed.mesh.axes)
+                within = first_of.get(second.within, 0)
+                self.slices[session, one] = SliceRecord(session, second.name, second.placed.on_devices_of(mesh), within)
+                self.of_session.setdefault(session, set()).add(one)
+                if not within:
+                    self.held.update(second.placed.devices)
+                continue
+            first.placed, second.placed = (
+                second.placed.on_devices_of(first.placed.mesh),
+                first.placed.on_devices_of(second.placed.mesh),
+            )
+        return True
+
+    def _best(self, request: SliceRequest, avoided: int = -1) -> tuple[tuple[bool, float, int], list[Device]] | None:
+        """The devices for a slice, and the rank of their island: whether it is away, its load, its number. Not on an
+        island to be `avoided`, unless the request names it."""
         load = self.load()
         best: tuple[tuple[bool, float, int], list[Device]] | None = None
         for island, hosts in self.islands(request.tenant).items():
             if request.island not in (-1, island, hosts[0].base) or (
                 request.platform and hosts[0].platform != request.platform
             ):
+                continue
+            if request.island == -1 and island == avoided:
                 continue
             if (state := self.state_of(island)) in (IslandState.LOST, IslandState.DRAINING):
                 continue

@@ -150,6 +150,8 @@ class ManagerCore:
                 return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(token, session, slice_id):
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
+            case events.SlicesExchanged(token, session, pairs):
+                return [events.Answer(token, self.inventory.exchange(session, pairs))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Ticked(slowness):

@@ -118,6 +118,14 @@ class SliceReleased(NamedTuple):
     slice: int
 
 
+class SlicesExchanged(NamedTuple):
+    """Slices of a session change devices in pairs; answered with whether they did."""
+
+    token: int
+    session: int
+    pairs: tuple[tuple[int, int], ...]
+
+
 class SessionReleased(NamedTuple):
     """A session has ended; answered with the number of slices it gives back."""
 
@@ -146,6 +154,7 @@ Event = (
     | KillRequested
     | SliceRequested
     | SliceReleased
+    | SlicesExchanged
     | SessionReleased
     | Ticked
 )

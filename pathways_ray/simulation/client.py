@@ -7,7 +7,7 @@ outcome before it has made its last launch; an impatient one does not even wait 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import AMISS, ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.decisions import drawn_program
+from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
@@ -64,6 +65,8 @@ class SimulatedClient:
         self.refused: set[int] = set()
         self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self._handle)
+        self.mover = SimulatedMover(self)
+        self.held = False
         self.last_drop = self.last_failure = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
@@ -147,6 +150,9 @@ class SimulatedClient:
         if self.over:
             return
         random = self.random
+        if self.held:
+            self.world.network.after(self.process, 0.01, self._work)
+            return
         for _ in range(min(self.left, random.choice([1, 2, 3, 5, 8]))):
             self.left -= 1
             self._launch(random.choice(self.programs))
@@ -158,6 +164,8 @@ class SimulatedClient:
             self._upload_amiss()
         if self.world.settings.cancels:
             self._cancel_some()
+        if self.world.settings.moves and random.random() < self.world.settings.moves:
+            self.mover.move(random.choice(self.slices).mesh.id, random.choice([-1, *self.world.settings.islands]))
         self._drop_some()
         self._fetch_some()
         if self.left:
@@ -315,6 +323,20 @@ class SimulatedClient:
             if handle.record.failure is None and self.random.random() < 0.2 and (upload is None or upload.done):
                 self.data.fetch(handle, self._slice_of(handle.layout))
 
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def ask(self, request: Any, answer: Callable[[wire.Reply], None]) -> None:
+        """A call to the controller."""
+        target = self.controller.process
+        post = self.world.network.post
+        post(self.process, target, self.controller.call, self.process, self.session, request, answer)
+
+    def drop_buffer(self, record: BufferRecord) -> None:
+        """Frees a buffer that no handle of the user's names."""
+        message = self.core.free(record)
+        self._do((message,) if message is not None else ())
+        self.last_drop = self.world.clock.now
+
     # --- the core -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:
@@ -327,6 +349,8 @@ class SimulatedClient:
                     self.end.send(command)
                 case events.ReleaseQueue():
                     self._release_queue()
+                case events.MoveSlices(slices):
+                    self.mover.vacate(slices)
                 case events.MoveHost():
                     self.data.host_moved(command.address)
                 case events.CloseData():
@@ -372,7 +396,7 @@ class SimulatedClient:
     def _leave_when_done(self) -> None:
         if self.over:
             return
-        if (self.core.pending or self.core.queue or self.data.fetches) and not self.impatient:
+        if (self.core.pending or self.core.queue or self.data.fetches or self.mover.steps) and not self.impatient:
             self.world.network.after(self.process, 0.2, self._leave_when_done)
             return
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:

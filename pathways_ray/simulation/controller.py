@@ -139,6 +139,13 @@ class SimulatedController:
                 request = SliceRequest(*wanted)
                 answer = partial(self._manager_answered, command.call)
                 manager.create_slice(self.process, session, request, final, lambda reply: answer(wire.encode(reply)))
+            case "release_slice":
+                session, number = command.arguments
+                manager.release_slice(self.process, session, number, partial(self._manager_answered, command.call))
+            case "exchange_slices":
+                answer = partial(self._manager_answered, command.call)
+                session, pairs = command.arguments
+                manager.exchange_slices(self.process, session, pairs, answer)
             case "drain_island" | "end_island":
                 answer = partial(self._manager_answered, command.call)
                 ask = getattr(manager, command.method)
@@ -215,6 +222,10 @@ class SimulatedController:
     ) -> None:
         """A call of the operator."""
         self._request(None, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
+
+    def call(self, caller: Process, session: int, request: Any, answer: Callable[[wire.Reply], None]) -> None:
+        """Any other call of a session."""
+        self._request(session, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
 
     def close(self, session: int) -> None:
         self._request(session, wire.CloseSession(session), lambda reply: None)

@@ -99,14 +99,21 @@ class SimulatedManager:
     ) -> None:
         self._post(caller, events.SliceRequested(self._token(caller, answer), session, request, final))
 
-    def release_slice(self, caller: Process, session: int, slice_id: int) -> None:
-        self._post(caller, events.SliceReleased(self._token(caller, lambda _: None), session, slice_id))
+    def release_slice(
+        self, caller: Process, session: int, slice_id: int, answer: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        self._post(caller, events.SliceReleased(self._token(caller, answer), session, slice_id))
 
     def release_session(self, caller: Process, session: int) -> None:
         self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))
 
     def add_island(self, caller: Process, hosts: int, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.IslandAdded(self._token(caller, answer), hosts))
+
+    def exchange_slices(
+        self, caller: Process, session: int, pairs: tuple[tuple[int, int], ...], answer: Callable[[bool], None]
+    ) -> None:
+        self._post(caller, events.SlicesExchanged(self._token(caller, answer), session, pairs))
 
     def drain_island(self, caller: Process, island: int, deadline_s: float, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.DrainRequested(self._token(caller, answer), island, deadline_s))

@@ -125,6 +125,12 @@ class Prepared(Message, tag=15):
     program: int
 
 
+class Vacate(Message, tag=197):
+    """These slices have to move: their island is drained, lost or gone. Said again until they have."""
+
+    slices: tuple[int, ...]
+
+
 class Upgraded(Message, tag=16):
     """The controller's last message on the hot stream, in answer to `Upgrade`: the rest comes by the direct link."""
 
@@ -146,6 +152,7 @@ ToClient = (
     | HostAddress
     | SessionEnded
     | Prepared
+    | Vacate
     | Upgraded
 )
 
@@ -182,7 +189,9 @@ class SessionOpened(Message, tag=71):
 class CreateSlice(Message, tag=72):
     """A virtual slice; `shape` () asks for all devices of one island. -1 and "" leave island and platform open.
 
-    With `within`, a slice of the session, it is a part of that one: on its devices number `places`, in this order.
+    With `within`, a slice of the session, it is a part of that one: on its devices number `places`, in this order. With
+    `instead`, one of the session too, it is to take the place of that one: on another island where none is named, and
+    without counting against the quota of devices.
     """
 
     session: int
@@ -193,6 +202,7 @@ class CreateSlice(Message, tag=72):
     name: str
     within: int = 0
     places: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PART_DEVICES)] = ()
+    instead: int = 0
 
 
 class SliceCreated(Message, tag=73):
@@ -205,6 +215,40 @@ class SliceCreated(Message, tag=73):
 class ReleaseSlice(Message, tag=74):
     session: int
     slice: int
+
+
+class ListHeld(Message, tag=198):
+    """Asks which arrays lie on some slices; answered with `Held`."""
+
+    session: int
+    slices: tuple[int, ...]
+
+
+class HeldBuffer(msgspec.Struct, frozen=True, array_like=True):
+    """An array: its number, and how it lies."""
+
+    number: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+
+
+class Held(Message, tag=199):
+    buffers: tuple[HeldBuffer, ...]
+
+
+class ExchangeSlices(Message, tag=200):
+    """Pairs of slices of equal meshes, each of which gets the devices and the arrays of the other. Nothing of the
+    session may be under way; programs that name one of them have to be registered again."""
+
+    session: int
+    pairs: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=limits.MAX_SLICES)]
+
+
+class SlicesExchanged(Message, tag=201):
+    """The first slice of each pair, on its new devices."""
+
+    slices: tuple[SliceCreated, ...]
 
 
 class CloseSession(Message, tag=75):
@@ -309,6 +353,8 @@ Request = (
     OpenSession
     | CreateSlice
     | ReleaseSlice
+    | ListHeld
+    | ExchangeSlices
     | CloseSession
     | Explain
     | Status
@@ -318,7 +364,9 @@ Request = (
     | DrainIsland
     | RemoveIsland
 )
-Reply = SessionOpened | SliceCreated | Explained | StatusReply | LogPart | Accepted | Refused
+Reply = (
+    SessionOpened | SliceCreated | Held | SlicesExchanged | Explained | StatusReply | LogPart | Accepted | Refused
+)
 
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)

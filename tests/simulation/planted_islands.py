@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pathways_ray.client import moving
+from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.renewals import Renewals
+from pathways_ray.controller import moves
 from pathways_ray.controller.core import ControllerCore
+from pathways_ray.controller.moves import Moves
 from pathways_ray.resource_manager.islands import SharedIslands
+from pathways_ray.simulation import mover
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 CHANGING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}, "clients": 4, "changes": 8, "flaws": 0.0}
@@ -29,3 +35,38 @@ def an_island_is_removed_with_the_slices_that_it_has(patch: Patch) -> None:
 @bug(faults=0, **CHANGING)
 def the_controller_waits_for_the_hosts_of_an_island_that_is_gone(patch: Patch) -> None:
     patch.setattr(ControllerCore, "_forget", lambda self, island: [])
+
+
+MOVING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2, 3]}, "moves": 0.5, "poison": 0.0, "flaws": 0.0}
+"""Users move their slices while they work."""
+
+
+@bug(faults=0, **MOVING)
+def arrays_are_left_behind_when_their_slice_moves(patch: Patch) -> None:
+    """The controller takes them for those of the slice that was there."""
+    patch.setattr(moves, "rename", lambda buffer, slices: None)
+
+
+@bug(faults=0, **MOVING)
+def programs_are_not_registered_again_after_a_move(patch: Patch) -> None:
+    patch.setattr(Renewals, "moved", lambda self, slices: None)
+
+
+@bug(faults=0, **MOVING)
+def a_composed_program_outlives_the_move_of_its_slice(patch: Patch) -> None:
+    patch.setattr(Coalescer, "moved", lambda self, slices: None)
+
+
+@bug(faults=0, **MOVING)
+def copies_are_made_while_launches_are_under_way(patch: Patch) -> None:
+    patch.setattr(moving, "is_quiet", lambda core: True)
+    patch.setattr(mover, "is_quiet", lambda core: True)
+    patch.setattr(Moves, "refusal", lambda self, session, pairs: None)
+
+
+@bug(faults=0, **MOVING)
+def handles_go_on_with_the_array_on_the_old_devices(patch: Patch) -> None:
+    def exchanged(original: Original, core: Any, copied: Any, slices: Any) -> None:
+        original(core, (), slices)
+
+    wrapped(patch, moving, "_exchanged", exchanged)

@@ -1,0 +1,163 @@
+"""Moving a slice to other devices: the steps of its client, in order. Pure: a driver carries the steps out.
+
+1. A slice of the same mesh is made elsewhere, with the parts that the old one has.
+2. The session's calls are held, until nothing of it is under way.
+3. Programs of transfers alone take all arrays from the old slice to the new one, from device to device.
+4. The controller exchanges the two slices: each gets the devices and the arrays of the other.
+5. The client's handles name the copies, and its programs are registered again when they are next called.
+6. What is the old slice's now is freed, and given back.
+
+Until the exchange nothing has changed for anybody, so a step that fails leaves all as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.errors import PathwaysError, from_failure
+from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
+from pathways_ray.ir.types import Layout, SliceType
+from pathways_ray.transport import messages as wire
+
+COPIES = 64
+"""Arrays of one launch that copies."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a slice that moves: it is on its devices number `places`."""
+
+    mesh: SliceType
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A call to the controller; its reply is sent in, the error of a refusal thrown."""
+
+    request: wire.CreateSlice | wire.ListHeld | wire.ExchangeSlices | wire.ReleaseSlice
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Hold the session's calls from now on, and go on when nothing of it is under way."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Register a program, and launch it with these arguments; go on when it has its outcome."""
+
+    program: wire.Register
+    arguments: Sequence[BufferRecord]
+    results: Sequence[BufferRecord]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """The slices have these devices now."""
+
+    slices: tuple[wire.SliceCreated, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let the session's calls go on."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Free these buffers."""
+
+    buffers: Sequence[BufferRecord]
+
+
+Step = Ask | Hold | Copy | Exchanged | Release | Drop
+
+
+def move(
+    core: ClientCore, mesh: SliceType, name: str, parts: Sequence[Part], island: int
+) -> Generator[Step, Any, None]:
+    """The steps that move a slice.
+
+    Args:
+        island: -1 stands for any but the one where it is.
+
+    Raises:
+        Unschedulable: no island, or not this one, can hold it.
+        PathwaysError: it could not be moved; it is where it was.
+    """
+    session = core.session
+    made = yield Ask(wire.CreateSlice(session, mesh.shape, mesh.axes, island, "", name, 0, (), mesh.id))
+    new: SliceType = made.placed.mesh
+    targets = {mesh.id: new}
+    copied: list[tuple[BufferRecord, BufferRecord]] = []
+    try:
+        for part in parts:
+            same = part.mesh
+            made = yield Ask(wire.CreateSlice(session, same.shape, same.axes, -1, "", "", new.id, part.places))
+            targets[same.id] = made.placed.mesh
+        yield Hold()
+        held = yield Ask(wire.ListHeld(session, tuple(targets)))
+        meshes = {mesh.id: mesh} | {part.mesh.id: part.mesh for part in parts}
+        living = _living(core, held.buffers)
+        for group in (living[at : at + COPIES] for at in range(0, len(living), COPIES)):
+            made_here = core.new_buffers(len(group))
+            old = [record for record, _ in group]
+            copied += zip(old, made_here, strict=True)
+            program = wire.Register(
+                core.new_program(), wire.encode(_copies([h for _, h in group], meshes, targets)), {}
+            )
+            yield Copy(program, old, made_here)
+            for record in made_here:
+                if record.failure is not None:
+                    raise from_failure(record.failure)
+        pairs = tuple((number, target.id) for number, target in targets.items())
+        exchanged = yield Ask(wire.ExchangeSlices(session, pairs))
+    except PathwaysError:
+        yield Drop([record for _, record in copied])
+        yield Release()
+        yield Ask(wire.ReleaseSlice(session, new.id))
+        raise
+    _exchanged(core, copied, targets)
+    yield Exchanged(exchanged.slices)
+    yield Drop([record for _, record in copied])
+    yield Release()
+    yield Ask(wire.ReleaseSlice(session, new.id))
+
+
+def is_quiet(core: ClientCore) -> bool:
+    """Whether nothing of the session is under way."""
+    if core.pending or core.queue or core.donations.by_launch:
+        return False
+    buffers = list(core.buffers.values())
+    return not any((b.upload is not None and not b.upload.done) or b.undecided for b in buffers)
+
+
+def _exchanged(core: ClientCore, copied: Sequence[tuple[BufferRecord, BufferRecord]], slices: Container[int]) -> None:
+    """Each of the first records names the copy from now on, and each of the others what it was made of."""
+    for old, new in copied:
+        old.id, new.id = new.id, old.id
+        core.buffers[old.id], core.buffers[new.id] = old, new
+        old.results = None
+    core.renewals.moved(slices)
+    core.coalescer.moved(slices)
+
+
+def _living(core: ClientCore, held: Sequence[wire.HeldBuffer]) -> list[tuple[BufferRecord, wire.HeldBuffer]]:
+    """The arrays on the slice that a handle is left to, and that are there."""
+    found = [(core.buffers.get(one.number), one) for one in held]
+    return [(record, one) for record, one in found if record is not None and record.state is READY]
+
+
+def _copies(held: Sequence[wire.HeldBuffer], meshes: dict[int, SliceType], targets: dict[int, SliceType]) -> Graph:
+    """A program that takes arrays to the slices that are to have them, laid out as they are."""
+    named = dict.fromkeys(one.slice for one in held)
+    nodes: list[Node] = [Argument(k, one.type, Layout(one.slice, one.spec)) for k, one in enumerate(held)]
+    nodes += [Transfer(Ref(k), one.type, Layout(targets[one.slice].id, one.spec)) for k, one in enumerate(held)]
+    nodes.append(Result(tuple(Ref(len(held) + k) for k in range(len(held)))))
+    slices = [mesh for number in named for mesh in (meshes[number], targets[number])]
+    return Graph("move", tuple(slices), (), tuple(nodes))

@@ -1,0 +1,90 @@
+"""Requests that change where things are: slices that clients exchange, islands that the operator drains or removes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pathways_ray.controller import quotas
+from pathways_ray.controller.events import CallManager, Command
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.moves import Moves
+from pathways_ray.controller.state import Session
+from pathways_ray.errors import SessionClosed, UsageError
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport.capabilities import slice_tag
+
+Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
+"""The rest of a request, once the resource manager has answered; without a reply, it will be asked again."""
+
+_CHANGED = msgspec.msgpack.Decoder(wire.Accepted | wire.Refused)
+
+
+def is_replacement(session: Session, request: wire.CreateSlice) -> bool:
+    """Whether a slice takes no devices beyond those of the session: it is a part of one, or is to take the place of one
+    that has no other successor."""
+    old = session.slices.get(request.instead)
+    fits = old is not None and old.mesh.shape == request.shape
+    return bool(request.within) or (fits and request.instead not in session.replacing.values())
+
+
+class Changes:
+    """Answers these requests, with the resource manager.
+
+    Args:
+        data_secret: signs slices, for hosts.
+        ask: has the resource manager called for a request, and goes on with its answer.
+
+    `forget_island` is called once an island has been ended.
+    """
+
+    def __init__(
+        self,
+        launches: Launches,
+        data_secret: str,
+        ask: Callable[[int, str, tuple[Any, ...], Continuation], list[Command]],
+    ) -> None:
+        self.launches, self.data_secret, self.ask = launches, data_secret, ask
+        self.moves = Moves(launches)
+        self.forget_island: Callable[[int], list[Command]] = lambda island: []
+
+    def exchange(self, call: int, number: int, request: wire.ExchangeSlices) -> list[Command]:
+        """Has the resource manager exchange slices of a session, then does so here.
+
+        Raises:
+            UsageError: they cannot be exchanged now.
+        """
+        quotas.enforce(self.moves.refusal(self.launches.sessions[number], request.pairs))
+
+        def answered(done: Any) -> tuple[wire.Reply, list[Command]]:
+            session = self.launches.sessions.get(number)
+            if session is None:
+                raise SessionClosed(f"session {number} ended while it moved a slice")
+            if not done:
+                raise UsageError(f"slices {[other for _, other in request.pairs]} are gone")
+            if (failure := self.moves.refusal(session, request.pairs)) is not None:
+                return wire.Refused(failure), [CallManager("exchange_slices", (number, request.pairs))]
+            commands: list[Command] = [*self.moves.exchange(session, request.pairs)]
+            moved = [session.places[one] for one, _ in request.pairs]
+            tags = [slice_tag(self.data_secret, number, placed) for placed in moved]
+            return wire.SlicesExchanged(tuple(map(wire.SliceCreated, moved, tags))), commands
+
+        return self.ask(call, "exchange_slices", (number, request.pairs), answered)
+
+    def island(self, call: int, request: wire.DrainIsland | wire.RemoveIsland) -> list[Command]:
+        """Has the resource manager drain an island, or end it."""
+
+        def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
+            reply = _CHANGED.decode(answer)
+            if not isinstance(reply, wire.Accepted):
+                return reply, []
+            if isinstance(request, wire.RemoveIsland):
+                return reply, self.forget_island(request.island)
+            self.moves.drained(request.island)
+            return reply, []
+
+        if isinstance(request, wire.DrainIsland):
+            return self.ask(call, "drain_island", (request.island, request.deadline_s), answered)
+        return self.ask(call, "end_island", (request.island,), answered)

@@ -1,0 +1,137 @@
+"""Slices that clients move, and those that have to: their island is drained, lost or gone.
+
+A client moves a slice with launches of its own. Here it asks what lies on a slice, and, once all of that is on another
+slice of the same mesh too, has the two *exchanged*: each gets the devices and the arrays of the other. So a move takes
+effect at one point, and everything before that can fail without harm. Nothing of the session may be under way then.
+
+Clients are told again and again which slices have to move: one that could not be, finds room later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from pathways_ray import limits
+from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import Buffer, Send, SendClient, Session
+from pathways_ray.errors import Failure
+from pathways_ray.story import Entry
+from pathways_ray.transport import messages as wire
+
+AGAIN_S = 5.0
+"""Time between two messages to a client whose slices have to move."""
+
+
+class Moves:
+    """Moves of slices.
+
+    Args:
+        lost_after_s: seconds without one of its hosts after which an island is lost.
+
+    `draining` are islands that are to be emptied, `gone` those that were ended with slices on them.
+    """
+
+    def __init__(self, launches: Launches, lost_after_s: float = limits.LOST_AFTER_S) -> None:
+        self.launches = launches
+        self.lost_after_s = lost_after_s
+        self.draining: set[int] = set()
+        self.gone: set[int] = set()
+        self.said = -math.inf
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def held(self, session: Session, slices: Sequence[int]) -> tuple[wire.HeldBuffer, ...]:
+        """The arrays on some slices of a session."""
+        wanted = set(slices)
+        return tuple(
+            wire.HeldBuffer(number, buffer.type.slice, buffer.type.type, buffer.type.spec)
+            for number, buffer in session.buffers.items()
+            if buffer.type.slice in wanted and buffer.failure is None
+        )
+
+    def refusal(self, session: Session, pairs: Sequence[tuple[int, int]]) -> Failure | None:
+        """The reason for which slices cannot be exchanged now."""
+        named = [number for pair in pairs for number in pair]
+        if len(set(named)) < len(named) or not pairs:
+            return Failure("UsageError", f"slices {named} are not different ones")
+        for number in named:
+            if number not in session.slices:
+                return Failure("UsageError", f"session {session.id} has no slice {number}")
+        for one, other in pairs:
+            a, b = session.slices[one].mesh, session.slices[other].mesh
+            if (a.shape, a.axes) != (b.shape, b.axes):
+                return Failure("UsageError", f"slice {one} has mesh {a}, and slice {other} has {b}")
+        backlog = self.launches.backlog(session.id)
+        if session.in_flight or backlog or session.donated:
+            text = f"{session.in_flight} launches of the session are under way and {backlog} wait"
+            return Failure("UsageError", f"slices are exchanged when nothing is under way; {text}")
+        return None
+
+    def exchange(self, session: Session, pairs: Sequence[tuple[int, int]]) -> list[Send]:
+        """Gives each slice of a pair the devices and the arrays of the other. Programs that name one of them are
+        forgotten: the client registers them again, and they are planned for the new devices."""
+        renamed = dict(pairs) | {other: one for one, other in pairs}
+        commands: list[Send] = []
+        for key, program in list(session.programs.items()):
+            parts = program.segments or (program,)
+            meshes = {placed.mesh.id for part in parts for plan in part.plans.values() for placed in plan.slices}
+            if not renamed.keys().isdisjoint(meshes):
+                del session.programs[key]
+                for part in parts:
+                    commands += self.launches.preparation.forget(part)
+        places = {n: session.places[n] for n in renamed}
+        for one, other in renamed.items():
+            session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)
+        session.held |= {one: session.held.get(other, 0) for one, other in renamed.items()}
+        for buffer in session.buffers.values():
+            rename(buffer, renamed)
+        self.launches.admission.memory.changed()
+        for one, _ in pairs:
+            where = f"slice {one} to island {session.places[one].island}"
+            self.launches.story.note(Entry(self.launches.tables.now, "slice moved", where, session=session.id))
+        return commands
+
+    # --- slices that have to move -------------------------------------------------------------------------------------
+
+    def ended(self, island: int) -> bool:
+        """An island was ended; returns whether no session has a slice there."""
+        self.draining.discard(island)
+        if any(placed.island == island for s in self.launches.sessions.values() for placed in s.slices.values()):
+            self.gone.add(island)
+        self.said = -math.inf
+        return island not in self.gone
+
+    def drained(self, island: int) -> None:
+        """An island is to be emptied."""
+        self.draining.add(island)
+        self.said = -math.inf
+
+    def tick(self, now: float) -> tuple[list[Send], list[int]]:
+        """Time passes: tells clients which slices have to move. Returns islands too that are gone and have none."""
+        if now - self.said < AGAIN_S:
+            return [], []
+        self.said = now
+        empty = sorted(self.draining | self.gone | self._lost(now))
+        commands: list[Send] = []
+        left: set[int] = set()
+        for session in self.launches.sessions.values() if empty else ():
+            found = [n for n, placed in session.slices.items() if placed.island in empty]
+            left |= {session.slices[n].island for n in found}
+            if whole := tuple(n for n in found if n not in session.parts):
+                commands.append(SendClient(session.id, wire.Vacate(whole)))
+        over = sorted(self.gone - left)
+        self.gone -= set(over)
+        return commands, over
+
+    def _lost(self, now: float) -> set[int]:
+        hosts = self.launches.hosts
+        away = [hosts[host] for host in self.launches.away]
+        return {h.island for h in away if h.down_since is not None and now - h.down_since > self.lost_after_s}
+
+
+def rename(buffer: Buffer, slices: dict[int, int]) -> None:
+    """Has an array lie on the slice that got its devices."""
+    if (target := slices.get(buffer.type.slice)) is not None:
+        buffer.type = dataclasses.replace(buffer.type, slice=target)

@@ -1,0 +1,113 @@
+"""Slices that clients move, as the controller sees it: what lies there, the exchange, and who has to move."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pathways_ray.controller import buffers
+from pathways_ray.controller.events import CallManager, StreamOpened
+from pathways_ray.controller.moves import AGAIN_S
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import ArrayType, SliceType
+from pathways_ray.transport.messages import (
+    Accepted,
+    BuffersLost,
+    DrainIsland,
+    ExchangeSlices,
+    Held,
+    HeldBuffer,
+    ListHeld,
+    Put,
+    Refused,
+    RemoveIsland,
+    SlicesExchanged,
+    Vacate,
+    encode,
+)
+from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
+from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES
+
+KIND = ArrayType((4,), "float32")
+HERE = SLICES[0]
+OTHER_ISLAND = next(island for island in ISLAND_OF_HOST.values() if island != HERE.island)
+THERE = PlacedSlice.on(
+    msgspec.structs.replace(HERE.mesh, id=77),
+    OTHER_ISLAND,
+    [Device(next(h for h, i in ISLAND_OF_HOST.items() if i == OTHER_ISLAND), k) for k in range(HERE.mesh.size)],
+)
+
+
+def moving() -> CoreHarness:
+    """A session with an array on a slice, and another slice that is to take its place."""
+    core = CoreHarness(hosts=True)
+    core.open_session()
+    core.handle(StreamOpened(1))
+    launches = core.core.launches
+    launches.add_slice(1, HERE)
+    launches.add_slice(1, THERE, instead=HERE.mesh.id)
+    buffers.put(launches.tables, launches.sessions[1], Put(5, HERE.mesh.id, KIND, ()))
+    return core
+
+
+def test_an_exchange_gives_each_slice_the_devices_and_the_arrays_of_the_other() -> None:
+    core = moving()
+    assert reply(core.request(1, ListHeld(1, (HERE.mesh.id,)))) == Held((HeldBuffer(5, HERE.mesh.id, KIND, ()),))
+    asked = core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),)))
+    (call,) = of(CallManager, asked)
+    assert (call.method, call.arguments) == ("exchange_slices", (1, ((HERE.mesh.id, 77),)))
+    found = reply(core.answered(asked, True))
+    assert isinstance(found, SlicesExchanged)
+    (moved,) = found.slices
+    assert (moved.placed.mesh, moved.placed.island, moved.placed.devices) == (HERE.mesh, OTHER_ISLAND, THERE.devices)
+    assert moved.slice_tag
+    session = core.core.launches.sessions[1]
+    assert session.places[77].devices == HERE.devices
+    assert session.buffers[5].type.slice == 77, "what lay on the slice is the other one's now"
+    assert session.held[77] > 0
+    assert not session.held[HERE.mesh.id]
+
+
+def test_slices_that_cannot_be_exchanged_say_why() -> None:
+    core = moving()
+    wide = PlacedSlice.on(SliceType(78, (1,), ("x",)), 0, [Device(0, 0)])
+    core.core.launches.add_slice(1, wide)
+    for pairs, why in [
+        ((), "slices [] are not different ones"),
+        (((HERE.mesh.id, HERE.mesh.id),), "are not different ones"),
+        (((HERE.mesh.id, 99),), "session 1 has no slice 99"),
+        (((HERE.mesh.id, 78),), "has mesh"),
+    ]:
+        found = reply(core.request(1, ExchangeSlices(1, pairs)))
+        assert isinstance(found, Refused)
+        assert (found.failure.kind, why in found.failure.message) == ("UsageError", True), found
+    session = core.core.launches.sessions[1]
+    session.in_flight = 2
+    failure = core.core.requests.changes.moves.refusal(session, ((HERE.mesh.id, 77),))
+    assert failure is not None
+    assert "2 launches of the session are under way" in failure.message
+
+
+def test_clients_hear_again_and_again_what_has_to_move() -> None:
+    core = moving()
+    core.answered(core.request(None, DrainIsland(0, HERE.island, 60.0)), encode(Accepted()))
+    told = [message for message in sent(core.tick(1.0)) if isinstance(message, Vacate)]
+    assert told == [Vacate((HERE.mesh.id,))]
+    assert not [message for message in sent(core.tick(2.0)) if isinstance(message, Vacate)]
+    assert Vacate((HERE.mesh.id,)) in sent(core.tick(1.0 + AGAIN_S))
+    core.core.launches.remove_slice(1, HERE.mesh.id)
+    assert not [message for message in sent(core.tick(1.0 + 2 * AGAIN_S)) if isinstance(message, Vacate)]
+
+
+def test_an_island_that_was_removed_is_forgotten_once_its_slices_have_moved() -> None:
+    """What lay there is lost at once."""
+    core = moving()
+    commands = core.answered(core.request(None, RemoveIsland(0, HERE.island)), encode(Accepted()))
+    assert reply(commands) == Accepted()
+    assert [m.buffers for m in sent(commands) if isinstance(m, BuffersLost)] == [(5,)]
+    assert Vacate((HERE.mesh.id,)) in sent(core.tick(1.0))
+    there = {host for host, island in ISLAND_OF_HOST.items() if island == HERE.island}
+    assert there <= set(core.core.launches.hosts)
+    core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))), True)
+    core.core.launches.remove_slice(1, 77)
+    core.tick(2.0 + AGAIN_S)
+    assert there.isdisjoint(core.core.launches.hosts)
