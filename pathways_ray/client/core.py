@@ -93,9 +93,8 @@ class ClientCore:
 
     def new_buffers(self, count: int) -> list[BufferRecord]:
         """Records with consecutive numbers: a launch names its results by the first of them."""
-        first = self._next_buffer
+        first, made = self._next_buffer, []
         self._next_buffer = first + count
-        made = []
         for number in range(first, first + count):
             record = self.buffers[number] = BufferRecord(number)
             made.append(record)

@@ -7,7 +7,7 @@ outcome before it has made its last launch; an impatient one does not even wait 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -66,7 +66,6 @@ class SimulatedClient:
         self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self._handle)
         self.mover = SimulatedMover(self)
-        self.held = False
         self.last_drop = self.last_failure = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
@@ -79,8 +78,7 @@ class SimulatedClient:
     def _open(self) -> None:
         controller = self.world.controller
         if not (controller.process.alive if self.late else self.world.is_whole()):
-            self.world.network.after(self.process, 0.5, self._open)
-            return
+            return self.world.network.after(self.process, 0.5, self._open)
         tenant = Tenant(f"tenant{self.number % 2}", weight=1.0 + self.number % 3, priority=self.number % 3)
         network = self.world.network
         network.post(self.process, controller.process, controller.open, self.process, tenant, self._opened)
@@ -111,8 +109,7 @@ class SimulatedClient:
     def _next_slice(self) -> None:
         settings = self.world.settings
         if len(self.slices) == settings.slices:
-            self._register()
-            return
+            return self._register()
         islands = sorted(settings.islands)
         island = islands[(self.number + len(self.slices)) % len(islands)]
         most = len(settings.islands[island]) * settings.devices
@@ -120,9 +117,9 @@ class SimulatedClient:
             island, most = -1, 1
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
         request = SliceRequest((self.random.choice(sizes),), ("x",), island)
-        target = self.controller.process
-        self.world.network.post(
-            self.process, target, self.controller.create_slice, self.process, self.session, request, self._sliced
+        post, controller = self.world.network.post, self.controller
+        post(
+            self.process, controller.process, controller.create_slice, self.process, self.session, request, self._sliced
         )
 
     def _sliced(self, reply: wire.SliceCreated | wire.Refused) -> None:
@@ -147,12 +144,11 @@ class SimulatedClient:
     # --- the user -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        if self.mover.held and not self.over:
+            return self.world.network.after(self.process, 0.01, self._work)
         if self.over:
             return
         random = self.random
-        if self.held:
-            self.world.network.after(self.process, 0.01, self._work)
-            return
         for _ in range(min(self.left, random.choice([1, 2, 3, 5, 8]))):
             self.left -= 1
             self._launch(random.choice(self.programs))
@@ -164,8 +160,7 @@ class SimulatedClient:
             self._upload_amiss()
         if self.world.settings.cancels:
             self._cancel_some()
-        if self.world.settings.moves and random.random() < self.world.settings.moves:
-            self.mover.move(random.choice(self.slices).mesh.id, random.choice([-1, *self.world.settings.islands]))
+        self.mover.move_some(random)
         self._drop_some()
         self._fetch_some()
         if self.left:
@@ -323,20 +318,6 @@ class SimulatedClient:
             if handle.record.failure is None and self.random.random() < 0.2 and (upload is None or upload.done):
                 self.data.fetch(handle, self._slice_of(handle.layout))
 
-    # --- moves --------------------------------------------------------------------------------------------------------
-
-    def ask(self, request: Any, answer: Callable[[wire.Reply], None]) -> None:
-        """A call to the controller."""
-        target = self.controller.process
-        post = self.world.network.post
-        post(self.process, target, self.controller.call, self.process, self.session, request, answer)
-
-    def drop_buffer(self, record: BufferRecord) -> None:
-        """Frees a buffer that no handle of the user's names."""
-        message = self.core.free(record)
-        self._do((message,) if message is not None else ())
-        self.last_drop = self.world.clock.now
-
     # --- the core -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:
@@ -397,11 +378,9 @@ class SimulatedClient:
         if self.over:
             return
         if (self.core.pending or self.core.queue or self.data.fetches or self.mover.steps) and not self.impatient:
-            self.world.network.after(self.process, 0.2, self._leave_when_done)
-            return
+            return self.world.network.after(self.process, 0.2, self._leave_when_done)
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
-            self.world.network.after(self.process, 0.5, self._leave_when_done)
-            return
+            return self.world.network.after(self.process, 0.5, self._leave_when_done)
         # What was freed behind a launch that waited goes with the end of that one.
         self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_failure))
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)

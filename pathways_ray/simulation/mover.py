@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from random import Random
 from typing import Any, Protocol
 
 from pathways_ray.client.buffer import PENDING, BufferRecord
@@ -11,6 +12,7 @@ from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.client_data import ClientData, Handle
+from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.transport import messages as wire
@@ -22,36 +24,32 @@ QUIET_LIMIT_S = 60.0
 
 
 class Movable(Protocol):
-    """The client that a mover works for. It makes no calls while it is `held`."""
+    """The client that a mover works for."""
 
     process: Process
+    controller: SimulatedController
     core: ClientCore
     data: ClientData
     end: End
     slices: list[PlacedSlice]
     handles: dict[int, Handle]
     over: bool
-    held: bool
     last_drop: float
 
     @property
     def world(self) -> Environment: ...
 
-    def ask(self, request: Any, answer: Callable[[wire.Reply], None]) -> None:
-        """A call to the controller."""
-
-    def drop_buffer(self, record: BufferRecord) -> None:
-        """Frees a buffer."""
-
 
 class SimulatedMover:
-    """Moves the slices of one client, one after the other. `moved` counts those that it has."""
+    """Moves the slices of one client, one after the other. `moved` counts those that it has, `failed` those that
+    stayed. While the client is `held` it makes no calls."""
 
     def __init__(self, client: Movable) -> None:
         self.client = client
         self.waiting: list[tuple[int, int]] = []
         self.steps: Generator[Step, Any, None] | None = None
         self.moved = self.failed = 0
+        self.held = False
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices, unless it is at it."""
@@ -59,11 +57,14 @@ class SimulatedMover:
             self.waiting = [(number, -1) for number in slices]
             self._next()
 
-    def move(self, number: int, island: int) -> None:
-        """Moves a slice because the user wants it."""
-        self.waiting.append((number, island))
-        if self.steps is None:
-            self._next()
+    def move_some(self, random: Random) -> None:
+        """Moves a slice because the user wants it, now and then."""
+        settings = self.client.world.settings
+        if settings.moves and random.random() < settings.moves:
+            number = random.choice(self.client.slices).mesh.id
+            self.waiting.append((number, random.choice([-1, *settings.islands])))
+            if self.steps is None:
+                self._next()
 
     def _next(self) -> None:
         self.steps = None
@@ -95,10 +96,12 @@ class SimulatedMover:
         client.world.log.say(f"{client.process} moves: {type(step).__name__}")
         match step:
             case Ask(request):
-                client.ask(request, self._go_on)
+                call, post = client.controller.call, client.world.network.post
+                target, session = client.controller.process, client.core.session
+                post(client.process, target, call, client.process, session, request, self._go_on)
                 return
             case Hold():
-                client.held = True
+                self.held = True
                 self._wait_until_quiet(client.world.clock.now + QUIET_LIMIT_S)
                 return
             case Copy():
@@ -108,9 +111,11 @@ class SimulatedMover:
                 self._exchanged(slices)
             case Drop(buffers):
                 for record in buffers:
-                    client.drop_buffer(record)
+                    if (message := client.core.free(record)) is not None:
+                        client.end.send(message)
+                client.last_drop = client.world.clock.now
             case Release():
-                client.held = False
+                self.held = False
         self._go_on(None)
 
     def _wait_until_quiet(self, deadline: float) -> None:

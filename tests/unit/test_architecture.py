@@ -29,6 +29,8 @@ PURE = {
     "pathways_ray/client/core.py",
     "pathways_ray/client/donations.py",
     "pathways_ray/client/events.py",
+    "pathways_ray/client/moving.py",
+    "pathways_ray/client/renewals.py",
     "pathways_ray/client/siblings.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
