@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+import weakref
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from pathways_ray.client.argument_types import ArgumentType
@@ -25,19 +26,19 @@ ASK_LIMIT_S = 60.0
 
 
 class Mover:
-    """Moves slices of one session, one at a time.
+    """Moves slices of one session, one at a time."""
 
-    Args:
-        slices: finds a slice by its number; None where no handle to it is left.
-    """
-
-    def __init__(
-        self, core: ClientCore, connection: Connection, driver: Driver, slices: Callable[[int], VirtualSlice | None]
-    ) -> None:
-        self._core, self._connection, self._driver, self._slices = core, connection, driver, slices
+    def __init__(self, core: ClientCore, connection: Connection, driver: Driver) -> None:
+        self._core, self._connection, self._driver = core, connection, driver
+        self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         self._turn = threading.Lock()
         self._vacating = threading.Lock()
         driver.vacate = self.vacate
+
+    def known(self, made: VirtualSlice) -> VirtualSlice:
+        """Notes a slice of the session, while a handle to it is left."""
+        self._slices[made.id] = made
+        return made
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""
@@ -47,7 +48,7 @@ class Mover:
     def _vacate(self, slices: Sequence[int]) -> None:
         try:
             for number in slices:
-                where = self._slices(number)
+                where = self._slices.get(number)
                 if where is None:  # nothing can be on it any more
                     self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
                 elif not where.released:
@@ -60,6 +61,7 @@ class Mover:
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
         with self._turn:
+            self._driver.check_open()
             if where.released:
                 raise UsageError(f"{where} was released; there is nothing to move")
             parts = [Part(part.type, part.places) for part in where.parts if not part.released]

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import time
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from html import escape
@@ -93,8 +92,8 @@ class Session:
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
         self.debug_calls = DebugCalls()
-        self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
-        self._mover = Mover(core, connection, self._driver, self._slices.get)
+        self._mover = Mover(core, connection, self._driver)
+        self.move_slice = self._mover.move
         self._process = os.getpid()
         self._default_slice: VirtualSlice | None = None
         self._making_default_slice = False
@@ -142,7 +141,7 @@ class Session:
         self.check_open()
         reply = self._connection.call(wire.CreateSlice(self.id, sizes, names, number, platform or "", name))
         assert isinstance(reply, wire.SliceCreated)
-        return self._known(VirtualSlice(self, reply.placed, name, reply.slice_tag))
+        return self._mover.known(VirtualSlice(self, reply.placed, name, reply.slice_tag))
 
     def part_of(
         self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
@@ -156,19 +155,7 @@ class Session:
         asked = wire.CreateSlice(self.id, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
         reply = self._connection.call(asked)
         assert isinstance(reply, wire.SliceCreated)
-        part = VirtualSlice(self, reply.placed, "", reply.slice_tag, whole)
-        part.places = tuple(places)
-        whole.parts.add(part)
-        return self._known(part)
-
-    def _known(self, made: VirtualSlice) -> VirtualSlice:
-        self._slices[made.id] = made
-        return made
-
-    def move_slice(self, where: VirtualSlice, island: int) -> None:
-        """See `VirtualSlice.move`."""
-        self.check_open()
-        self._mover.move(where, island)
+        return self._mover.known(VirtualSlice(self, reply.placed, "", reply.slice_tag, whole, tuple(places)))
 
     def release_slice(self, released: VirtualSlice) -> None:
         """Gives a slice back to the cluster."""

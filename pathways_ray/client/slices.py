@@ -47,16 +47,24 @@ class VirtualSlice:
         s = pw.virtual_slice((2, 2), ("x", "y"))
         x = jax.device_put(np.ones((8, 8)), NamedSharding(s.mesh, P("x", "y")))
 
-    Several slices may share physical devices; which devices a slice has is the resource manager's decision.
+    Several slices may share physical devices; which devices a slice has is the resource manager's decision. A part of
+    another one, `whole`, is on devices number `places` of it.
     """
 
     def __init__(
-        self, session: SliceOwner, placed: PlacedSlice, name: str, tag: str = "", whole: VirtualSlice | None = None
+        self,
+        session: SliceOwner,
+        placed: PlacedSlice,
+        name: str,
+        tag: str = "",
+        whole: VirtualSlice | None = None,
+        places: tuple[int, ...] = (),
     ) -> None:
         self.session = session
-        self.whole = whole
-        self.places: tuple[int, ...] = ()
+        self.whole, self.places = whole, places
         self.parts: weakref.WeakSet[VirtualSlice] = weakref.WeakSet()
+        if whole is not None:
+            whole.parts.add(self)
         self.placed = placed
         self.tag = tag
         self.name = name

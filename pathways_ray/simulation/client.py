@@ -107,8 +107,7 @@ class SimulatedClient:
         self._next_slice()
 
     def _next_slice(self) -> None:
-        settings = self.world.settings
-        if len(self.slices) == settings.slices:
+        if len(self.slices) == (settings := self.world.settings).slices:
             return self._register()
         islands = sorted(settings.islands)
         island = islands[(self.number + len(self.slices)) % len(islands)]
@@ -117,10 +116,8 @@ class SimulatedClient:
             island, most = -1, 1
         sizes = [size for size in (1, 2, 4, 8) if size <= most]
         request = SliceRequest((self.random.choice(sizes),), ("x",), island)
-        post, controller = self.world.network.post, self.controller
-        post(
-            self.process, controller.process, controller.create_slice, self.process, self.session, request, self._sliced
-        )
+        post, ask = self.world.network.post, self.controller.create_slice
+        post(self.process, self.controller.process, ask, self.process, self.session, request, self._sliced)
 
     def _sliced(self, reply: wire.SliceCreated | wire.Refused) -> None:
         if isinstance(reply, wire.SliceCreated):

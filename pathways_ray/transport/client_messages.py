@@ -364,9 +364,7 @@ Request = (
     | DrainIsland
     | RemoveIsland
 )
-Reply = (
-    SessionOpened | SliceCreated | Held | SlicesExchanged | Explained | StatusReply | LogPart | Accepted | Refused
-)
+Reply = SessionOpened | SliceCreated | Held | SlicesExchanged | Explained | StatusReply | LogPart | Accepted | Refused
 
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)
