@@ -73,6 +73,7 @@ class Controller(Inspectable):
         isolation: whether each tenant has islands for itself.
         silence_limit_s: silence after which another process counts as lost.
         launch_limit_s: the schedulers' limit, to be shown.
+        lost_after_s: seconds without one of its hosts after which slices move off an island.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Controller(Inspectable):
         silence_limit_s: float = SILENCE_LIMIT_S,
         launch_limit_s: float = limits.LAUNCH_LIMIT_S,
         coalesce: bool = True,
+        lost_after_s: float = limits.LOST_AFTER_S,
     ) -> None:
         self.runtime, self.process = runtime, "controller"
         self.metrics_at = metrics_at
@@ -111,6 +113,7 @@ class Controller(Inspectable):
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.requests.isolation.enabled = isolation
         self.core.requests.coalesce = coalesce
+        self.core.requests.changes.moves.lost_after_s = lost_after_s
         self.core.story.sink = ProcessLog(runtime, self.process).write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node

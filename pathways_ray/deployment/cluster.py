@@ -201,6 +201,7 @@ class Starting:
             options.silence_limit_s,
             options.launch_limit_s,
             options.coalesce,
+            options.lost_after_s,
             max_concurrency=4,
         )
 

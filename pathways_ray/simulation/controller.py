@@ -62,6 +62,7 @@ class SimulatedController:
             clients.registrar.plan_if_cheap = lambda request: None
         islands = world.kept.members
         self.core = ControllerCore(self.launches, clients, expected=islands, islands=islands)
+        self.core.requests.changes.moves.lost_after_s = settings.lost_after_s
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}

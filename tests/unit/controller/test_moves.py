@@ -16,6 +16,7 @@ from pathways_ray.transport.messages import (
     ExchangeSlices,
     Held,
     HeldBuffer,
+    HostDown,
     ListHeld,
     Put,
     Refused,
@@ -96,6 +97,15 @@ def test_clients_hear_again_and_again_what_has_to_move() -> None:
     assert Vacate((HERE.mesh.id,)) in sent(core.tick(1.0 + AGAIN_S))
     core.core.launches.remove_slice(1, HERE.mesh.id)
     assert not [message for message in sent(core.tick(1.0 + 2 * AGAIN_S)) if isinstance(message, Vacate)]
+
+
+def test_slices_of_a_lost_island_have_to_move() -> None:
+    core = moving()
+    moves = core.core.requests.changes.moves
+    host = next(host for host, island in ISLAND_OF_HOST.items() if island == HERE.island)
+    core.from_island(HERE.island, HostDown(host, 1, "its process ended"))
+    assert Vacate((HERE.mesh.id,)) not in sent([*moves.tick(moves.lost_after_s)[0]])
+    assert Vacate((HERE.mesh.id,)) in sent([*moves.tick(moves.lost_after_s + AGAIN_S)[0]])
 
 
 def test_an_island_that_was_removed_is_forgotten_once_its_slices_have_moved() -> None:
