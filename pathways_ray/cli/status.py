@@ -163,8 +163,10 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
     """One row for each run of neighbouring devices of a host that the same slices hold."""
     table = Table("island", "platform", "host", "node", "process", "devices", "held by", title="devices")
     for island in islands:
+        state = island.get("state", "up")
+        named = f"{island['island']}" if state == "up" else f"{island['island']} ({state})"
         for host in island["hosts"]:
-            where = (str(island["island"]), island["platform"], str(host["host"]), host["node"][:8])
+            where = (named, island["platform"], str(host["host"]), host["node"][:8])
             process = str(host["pid"]) if host["up"] else "lost" if island.get("state") == "lost" else "down"
             for names, holders in grouped(host["devices"]):
                 table.add_row(*where, process, names, "\n".join(holders) or "nobody")

@@ -119,6 +119,12 @@ def test_a_host_that_is_down_is_shown_as_down() -> None:
     assert rows(printed({"url": "u", **found})) == [["1", "gpu", "3", "n", "down", "3.0", "nobody"]]
 
 
+def test_an_island_that_is_not_up_says_its_state() -> None:
+    drained = {**STATUS, "islands": [{**STATUS["islands"][0], "state": "draining"}]}
+    assert "0 (draining)" in printed({"url": "u", **drained})
+    assert "0 (" not in printed({"url": "u", **STATUS})
+
+
 @contextmanager
 def answering(answer: Callable[[messages.Status, str], bytes]) -> Iterator[str]:
     """A server in place of a controller; the address of its client service."""
