@@ -30,12 +30,13 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
-from pathways_ray.client.events import Closing, Forked, Placed, Registered, Renewing
+from pathways_ray.client.events import Closing, Forked, Registered, Renewing
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
+from pathways_ray.client.uploads import upload
 from pathways_ray.client.why import why
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.ir.graph import Graph
@@ -299,21 +300,7 @@ class Session:
 
     def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
         """Uploads an array of exactly the dtype of its type to the slice that the type names."""
-        where, spec = kind.slice, kind.spec
-        assert where is not None
-        with self._driver.sending:
-            (record,) = self._core.new_buffers(1)
-        self._driver.sweep()
-        buffer = Buffer(self, record)
-        placed = None
-        while placed is not where.placed:  # it may move meanwhile
-            placed, uploaded = where.placed, partial(self._driver.uploaded, record)
-            record.upload = self._data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
-            with self._driver.sending:
-                if placed is where.placed:
-                    self._driver.handle(Placed(wire.Put(record.id, where.id, kind.array, spec)))
-        self._driver.sweep()
-        return Array(buffer, kind)
+        return Array(upload(self, self._core, self._driver, array, kind), kind)
 
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""

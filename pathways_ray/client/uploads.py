@@ -1,0 +1,40 @@
+"""Uploads: an array on its way to the hosts of a slice, which may move meanwhile."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.buffer import Buffer, BufferOwner
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.events import Placed
+from pathways_ray.transport.messages import Put
+
+
+def upload(
+    owner: BufferOwner, core: ClientCore, driver: Driver, array: np.ndarray[Any, Any], kind: ArgumentType
+) -> Buffer:
+    """Begins an upload; the handle may be used at once.
+
+    Raises:
+        HostLost: a host of the slice is down and does not come back in time.
+    """
+    where, spec = kind.slice, kind.spec
+    assert where is not None
+    with driver.sending:
+        (record,) = core.new_buffers(1)
+    driver.sweep()
+    buffer = Buffer(owner, record)
+    placed = None
+    while placed is not where.placed:  # it has moved since the upload began
+        placed, uploaded = where.placed, partial(driver.uploaded, record)
+        record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
+        with driver.sending:
+            if placed is where.placed:
+                driver.handle(Placed(Put(record.id, where.id, kind.array, spec)))
+    driver.sweep()
+    return buffer
