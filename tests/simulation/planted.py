@@ -238,7 +238,7 @@ def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
 # --- one order, no circular wait --------------------------------------------------------------------------------------
 
 
-@bug(faults=0, shown=16, **PAIRS)
+@bug(faults=0, shown=16, changes=0, moves=0.0, **PAIRS)
 def hosts_put_launches_into_an_order_of_their_own(patch: Patch) -> None:
     def handle_batch(original: Original, self: HostDriver, messages: list[Any], now: float) -> None:
         launches = [m for m in messages if isinstance(m, IslandLaunch)]
