@@ -17,9 +17,11 @@ from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
 from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.debugging import DebugCall
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import GraphBuilder, Value, constant
 from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Argument, Body, Compute, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import dtype_named
@@ -95,10 +97,20 @@ class BodyBuilder(GraphBuilder):
             )
             given.append(Value(leaf=number, kind=kind))
         found = self._run(closed.jaxpr, constants, given)
+        self._check_no_debug_calls(where)
         assert self.home is not None
         alone = Layout(self.home.id, ())
         refs = [self.placed(v, alone if r is None else r, r is None) for v, r in zip(found, results, strict=True)]
         return Body((*self.nodes, Result(tuple(refs))), where)
+
+    def _check_no_debug_calls(self, where: str) -> None:
+        """Raises `GraphError` where they would never be made: what they take has no way out of a body."""
+        for one, _ in self.reported:
+            if isinstance(one.report, DebugCall):
+                raise GraphError(
+                    f"program {self.name!r}: a debug call ({one.report.where}) in a branch or loop over several slices "
+                    f"({where}) cannot be made. Make it before or after, or where all calls are on one slice"
+                )
 
     def placed(self, value: Value, layout: Layout, anywhere: bool) -> Ref:
         """A value as a ref, moved to a layout where it lies in another one."""

@@ -108,6 +108,20 @@ def test_prints_in_programs_derivatives_and_outside(session, a, capsys) -> None:
     assert capsys.readouterr().out == "key<fry>\n"
 
 
+def test_a_print_in_a_loop_over_slices_is_refused(session, a) -> None:
+    """What it takes has no way out of the loop's body: it would vanish without a word."""
+    b = session.virtual_slice((2,), ("x",), name="b")
+
+    def shown(v):
+        jax.debug.print("v={}", v[0])
+        return v + 1
+
+    here, there = pw.compiled(shown, slice=a), pw.compiled(lambda v: v * 2, slice=b)
+    program = pw.program(lambda v: pw.fori_loop(0, 3, lambda _, v: there(here(v)), v))
+    with pytest.raises(pw.errors.GraphError, match=r"a debug call \(.*test_debugging.py:\d+\) in a branch or loop"):
+        program(V)
+
+
 def test_a_function_whose_result_nobody_uses_prints_all_the_same(session, a, capsys) -> None:
     def show(v):
         jax.debug.print("shown {}", v[0])
