@@ -255,7 +255,9 @@ class Cluster:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._line())
+        while not (line := self._line()).startswith("{"):
+            pass  # Ray says on the same stream that a process was killed, some time after a test did so
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def end(self) -> None:
