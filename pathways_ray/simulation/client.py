@@ -120,11 +120,11 @@ class SimulatedClient:
         post(self.process, self.controller.process, ask, self.process, self.session, request, self._sliced)
 
     def _sliced(self, reply: wire.SliceCreated | wire.Refused) -> None:
-        if isinstance(reply, wire.SliceCreated):
-            self.slices.append(reply.placed)
-            self._next_slice()
-        else:
-            self._disconnected("no slice")
+        if isinstance(reply, wire.Refused):
+            self.end.close()  # as a program that ends with it does
+            return self._disconnected("no slice")
+        self.slices.append(reply.placed)
+        self._next_slice()
 
     def _register(self) -> None:
         settings = self.world.settings

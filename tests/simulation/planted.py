@@ -764,8 +764,6 @@ FLAWED: dict[str, Any] = {
     "launches": (20, 30),
     "impatient": 0.0,
     "decisions": 0.0,
-    "changes": 0,
-    "moves": 0.0,
 }
 """Programs that never end, or whose compiler crashes or never ends, beside good ones."""
 
