@@ -30,7 +30,7 @@ class Fetching:
         buffer = self.parts.get(part.device)
         if buffer is None:
             buffer = self.parts[part.device] = bytearray(part.total)
-        buffer[part.offset : part.offset + len(part.data)] = part.data
+        memoryview(buffer)[part.offset : part.offset + len(part.data)] = part.data  # without a copy in between
         if part.offset + len(part.data) >= part.total:
             self.missing.discard(part.device)
 

@@ -6,8 +6,9 @@ shards on the devices when the last `pw.Array` that shares it is dropped, or one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -33,13 +34,15 @@ PENDING, READY, FAILED, DELETED = BufferState
 class Upload:
     """An array on its way to the hosts of its slice.
 
-    It is done once all of them acknowledged it, or one of them could not take it.
+    It is done once all of them acknowledged it, or one of them could not take it. `epochs` has the incarnation of each
+    that it goes to.
     """
 
-    __slots__ = ("done", "failure", "missing")
+    __slots__ = ("done", "epochs", "failure", "missing")
 
-    def __init__(self, hosts: set[int]) -> None:
+    def __init__(self, hosts: set[int], epochs: Mapping[int, int] = MappingProxyType({})) -> None:
         self.missing = hosts
+        self.epochs = dict(epochs)
         self.failure: Failure | None = None
         self.done = False
 

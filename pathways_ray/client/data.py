@@ -257,7 +257,6 @@ class DataLinks:
         Raises:
             HostLost: a host of the slice is down and does not come back in time.
         """
-        sent = _Sent(Upload(set(placed.hosts)), acknowledge)
         boxes = shard_boxes(kind, spec, placed.mesh)
         copies = Copies(array)
         asked: list[tuple[_Link, wire.PutOpen, tuple[Box, ...], SharedFile | list[wire.Message]]] = []
@@ -267,6 +266,7 @@ class DataLinks:
             link = self._link(host)
             file = copies.file(held) if link.takes_files(copies.size(held)) else None
             asked.append((link, opening, held, file or copies.messages(opening, held)))
+        sent = _Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, opening, held, what in asked:
             link.uploads[opening.request] = sent

@@ -35,6 +35,6 @@ def upload(
         record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
         with driver.sending:
             if placed is where.placed:
-                driver.handle(Placed(Put(record.id, where.id, kind.array, spec)))
+                driver.handle(Placed(Put(record.id, where.id, kind.array, spec, record.upload.epochs)))
     driver.sweep()
     return buffer

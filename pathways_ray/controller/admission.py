@@ -23,7 +23,7 @@ from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.refusals import REFUSALS
+from pathways_ray.controller.refusals import REFUSALS, failed_argument
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Free, Launch, Put
@@ -167,6 +167,8 @@ class Admission:
         # Before it may have to wait for others, so that hosts compile meanwhile.
         asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if backlog.deferred and backlog.blocks(session, message, program):
+            if (failure := failed_argument(session, message)) is not None:
+                return asked + self.refuse(session, launch, failure)
             backlog.defer(launch, program)
             return asked
         for refusal in REFUSALS:

@@ -40,8 +40,10 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         kind = BufferType.on(place.mesh, message.type, message.spec)
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
-        failure = quotas.buffers(session, tables.buffers, 1, f"{message.type} to put") or quotas.device_bytes(
-            session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put"
+        failure = (
+            quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
+            or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")
+            or _sent_to_the_dead(tables, place.hosts, message)
         )
         if message.buffer in session.burnt:
             text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
@@ -58,6 +60,19 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         early = session.early.pop(message.buffer, {})
         return [command for report in early.values() for command in stored(session, report)]
     return []
+
+
+def _sent_to_the_dead(tables: Tables, hosts: Iterable[int], message: Put) -> Failure | None:
+    """The failure of an upload that went to a host's process which has ended since: nobody will report it."""
+    for number in hosts:
+        host = tables.hosts.get(number)
+        sent_to = message.epochs.get(number)
+        if host is None or sent_to is None:
+            continue
+        if sent_to < host.epoch or (sent_to == host.epoch and host.down_since is not None):
+            text = f"buffer {message.buffer} went to host {number} just before that was lost; upload it again"
+            return Failure("BufferLost", text, host=number)
+    return None
 
 
 def stored(session: Session, message: Stored) -> list[Send]:

@@ -54,6 +54,13 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
     return None
 
 
+def failed_argument(session: Session, launch: Launch) -> Failure | None:
+    """The failure of an argument, if one has failed. It stays so, whatever the launches before this one do: they need not be
+    waited for."""
+    found = (session.buffers.get(number) for number in launch.arguments)
+    return next((buffer.failure for buffer in found if buffer is not None and buffer.failure is not None), None)
+
+
 def results_taken(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """A number stands for one buffer: another one under it would be on hosts without being counted."""
     for number in range(launch.results, launch.results + len(program.results)):

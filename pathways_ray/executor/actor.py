@@ -94,6 +94,7 @@ class HostExecutor(Inspectable):
         # Imported here, after the environment is set: XLA reads it once, when it starts.
         import jax
 
+        from pathways_ray.executor.compile import disk_cache
         from pathways_ray.executor.compile.compiler import Compiler
         from pathways_ray.executor.data.buffer_store import BufferStore
         from pathways_ray.executor.data.device_transfer import DeviceTransfer
@@ -101,6 +102,7 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
 
+        disk_cache.use(self.tenant)
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
         members, pid = tuple(self.members), os.getpid()

@@ -301,8 +301,9 @@ class SimulatedClient:
         (record,) = self.core.new_buffers(1)
         value = mixed(self.session, record.id)
         handle = self._handle_to(record, layout, value)
-        message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
-        self.data.upload(record, message, value, self._slice_of(layout))
+        placed = self._slice_of(layout)
+        message = wire.Put(record.id, layout.slice, ARRAY, layout.spec, self.data.epochs(placed))
+        self.data.upload(record, message, value, placed)
         self._handle(events.Placed(message))
         return handle
 

@@ -97,6 +97,10 @@ class ClientData:
 
     # --- uploads ------------------------------------------------------------------------------------------------------
 
+    def epochs(self, placed: PlacedSlice) -> dict[int, int]:
+        """The incarnations that an upload goes to."""
+        return {host: self.addresses[host][0] for host in placed.hosts if host in self.addresses}
+
     def upload(self, record: BufferRecord, message: Put, value: int, placed: PlacedSlice) -> None:
         record.upload = Upload(set(placed.hosts))
         self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]

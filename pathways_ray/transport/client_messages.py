@@ -34,12 +34,13 @@ class Launch(Message, tag=2):
 
 
 class Put(Message, tag=3):
-    """A buffer that the client uploaded to the hosts of a slice."""
+    """A buffer that the client uploaded to the hosts of a slice. `epochs` has the incarnation of each it went to."""
 
     buffer: Counted
     slice: int
     type: ArrayType
     spec: Spec
+    epochs: Annotated[dict[int, int], msgspec.Meta(max_length=limits.MAX_HOSTS)] = msgspec.field(default_factory=dict)
 
 
 class Free(Message, tag=4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,23 +17,6 @@ from tests.unit.client.local import LocalSession, opened
 
 V = np.arange(8, dtype=np.float32)
 M = np.arange(32, dtype=np.float32).reshape(8, 4)
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    found = opened()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def a4(session: LocalSession) -> pw.VirtualSlice:
-    return session.virtual_slice((4,), ("x",))
-
-
-@pytest.fixture
-def b22(session: LocalSession) -> pw.VirtualSlice:
-    return session.virtual_slice((2, 2), ("x", "y"))
 
 
 def same(session: LocalSession, function: Any, *arguments: Any) -> Any:
@@ -202,7 +184,7 @@ def test_typed_keys_are_arrays(session, a4) -> None:
     plain = jax.random.key(3)
     k = pw.put(plain, a4)
     assert (k.shape, k.dtype) == ((), plain.dtype)
-    assert repr(k) == "pw.Array(key<fry>[] @ slice 1 (x=4):P(), ready)"
+    assert repr(k) == "pw.Array(key<fry>[] @ slice a4 (x=4):P(), ready)"
     draw = lambda key: jax.random.normal(key, (2,))  # noqa: E731
     for function in (draw, jax.jit(draw), pw.program(draw), pw.compiled(draw, slice=a4)):
         for key in (k, plain):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,26 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from tests.unit.client.local import LocalSession, opened
 
 V = np.arange(8, dtype=np.float32)
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    found = opened()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def a4(session: LocalSession) -> pw.VirtualSlice:
-    return session.virtual_slice((4,), ("x",), name="a4")
-
-
-@pytest.fixture
-def b22(session: LocalSession) -> pw.VirtualSlice:
-    return session.virtual_slice((2, 2), ("x", "y"), name="b22")
 
 
 def double(v: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from tests.unit.client.local import LocalSession, opened
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    found = opened()
-    yield found
-    found.close()
 
 
 def test_a_server_of_many_sizes_compiles_a_handful(session) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,17 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from tests.unit.client.local import LocalSession, opened
 
 V = np.arange(8, dtype=np.float32)
 M = np.ones((8, 8), np.float32)
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    found = opened()
-    yield found
-    found.close()
 
 
 def layer(v: Any, m: Any) -> Any:

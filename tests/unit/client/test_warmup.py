@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,16 +10,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from tests.unit.client.local import LocalSession, opened
+from tests.unit.client.local import LocalSession
 
 V = np.arange(8, dtype=np.float32)
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    found = opened()
-    yield found
-    found.close()
 
 
 def test_the_first_call_finds_what_was_compiled(session) -> None:

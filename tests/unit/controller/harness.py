@@ -136,10 +136,17 @@ class Harness:
         message = Launch(launch, program, arguments, results)
         return self.checked(self.launches.admission.call(self.launches.sessions[session], message))
 
-    def put(self, buffer: int, slice: int = 1, session: int = 1, *, arrives: bool = True) -> list[Send]:
-        commands = self.checked(
-            self.launches.admission.call(self.launches.sessions[session], Put(buffer, slice, VECTOR, ()))
-        )
+    def put(
+        self,
+        buffer: int,
+        slice: int = 1,
+        session: int = 1,
+        *,
+        arrives: bool = True,
+        epochs: dict[int, int] | None = None,
+    ) -> list[Send]:
+        message = Put(buffer, slice, VECTOR, (), epochs or {})
+        commands = self.checked(self.launches.admission.call(self.launches.sessions[session], message))
         hosts = next((placed.hosts for placed in SLICES if placed.mesh.id == slice), ()) if arrives else ()
         return commands + [command for host in hosts for command in self.stored(host, buffer, slice, session)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pathways_ray.controller.buffers import UPLOAD_LIMIT_S
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.ir.types import ArrayType
@@ -161,6 +163,38 @@ def test_what_a_lost_host_had_reported_does_not_count() -> None:
     front.ready(front.launches.programs[1], 0)
     front.ready(front.launches.programs[1], 1)
     assert to_island(front.launch(1, (1,), 2), 0, IslandLaunch) == []
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_upload_to_a_process_that_has_ended_fails_at_once(is_back: bool) -> None:
+    """Host 0 took the array and died, and what it reported with it, before its client's message came."""
+    front = Harness()
+    front.register(program_over(4), 1)
+    front.down(0)
+    if is_back:
+        front.up(0, epoch=2)
+    (lost,) = to_client(front.put(1, 4, arrives=False, epochs={0: 1, 1: 1}), kind=BuffersLost)
+    assert lost.buffers == (1,)
+    assert "buffer 1 went to host 0 just before that was lost" in lost.failure.message
+    (failed,) = to_client(front.launch(1, (1,), 2), kind=LaunchFailed)
+    assert failed.failure.kind == "BufferLost"
+    if not is_back:
+        front.up(0, epoch=2)
+    assert to_client(front.put(3, 4, epochs={0: 2, 1: 1}), kind=BuffersLost) == []
+
+
+def test_a_launch_whose_argument_was_lost_does_not_wait_behind_one_that_waits_for_the_host() -> None:
+    front = Harness()
+    front.register(program_over(2), 1)
+    front.register(program_over(1, 2, key=2), 2)
+    front.put(1, 2)
+    front.put(2, 1)
+    front.down(2)
+    front.put(3, 2, arrives=False)
+    assert front.launch(1, (2,), 10, program=2) == []
+    (failed,) = to_client(front.launch(2, (1,), 11), kind=LaunchFailed)
+    assert (failed.launch, failed.failure.kind) == (2, "BufferLost")
+    assert front.launch(3, (3,), 12) == []
 
 
 def test_a_number_whose_upload_was_freed_on_the_way_is_not_used_again() -> None:

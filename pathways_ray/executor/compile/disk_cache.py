@@ -1,0 +1,73 @@
+"""JAX's compilation cache on disk, on by default for hosts: what a host of this user compiled here before is loaded.
+
+Entries are named by all that an executable depends on: its module, options, devices, the versions of JAX and XLA.
+Who can write such a file can run code in the hosts that read it, so the folder is its user's alone, and host processes
+that belong to one tenant neither read nor write it.
+
+`PATHWAYS_COMPILATION_CACHE` names another folder, or is "off". Where JAX has a folder
+(`JAX_COMPILATION_CACHE_DIR`), all of this is JAX's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+VARIABLE = "PATHWAYS_COMPILATION_CACHE"
+JAX_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+
+MAX_BYTES = 2 << 30
+"""Entries that were written first go when a host starts and finds more than this."""
+
+
+def folder() -> Path | None:
+    """The folder of this user on this machine, made where it is not there; None where the cache is off, or where others
+    could write to it."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == "off" or os.environ.get(JAX_VARIABLE):
+        return None
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = Path(chosen) if chosen else base / "pathways" / "compiled"
+    try:
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = found.stat()
+    except OSError:
+        return None  # a home that cannot be written to
+    is_own = seen.st_uid == os.getuid() and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found if is_own else None
+
+
+def prune(found: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Removes the oldest entries until the others take no more than `max_bytes`."""
+    entries = []
+    for path in found.glob("*-cache"):
+        with contextlib.suppress(OSError):  # another host has removed it
+            seen = path.stat()
+            entries.append((seen.st_mtime, seen.st_size, path))
+    kept = 0
+    for _, size, path in sorted(entries, reverse=True):
+        kept += size
+        if kept > max_bytes:
+            path.unlink(missing_ok=True)
+
+
+def use(tenant: str = "") -> None:
+    """Has JAX, in this process, read and write the cache.
+
+    Args:
+        tenant: whose host process this is; empty where tenants share it.
+    """
+    import jax
+
+    if tenant:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    found = folder()
+    if found is None:
+        return
+    prune(found)
+    jax.config.update("jax_compilation_cache_dir", str(found))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

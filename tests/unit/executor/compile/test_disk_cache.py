@@ -1,0 +1,78 @@
+"""The cache of compiled computations on disk: what one process compiled, the next one loads, and nobody else writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pathways_ray.executor.compile import disk_cache
+
+HOST = """
+import sys
+import jax
+import numpy as np
+from jax import monitoring
+from pathways_ray.executor.compile import disk_cache
+
+seen = []
+monitoring.register_event_listener(lambda name, **_: seen.append(name))
+disk_cache.use(*sys.argv[1:])
+found = jax.jit(lambda x: jax.numpy.tanh(x @ x) + 1)(np.arange(16.0).reshape(4, 4))
+print(sum("cache_hits" in name for name in seen), np.asarray(found).tobytes().hex())
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(disk_cache.VARIABLE, raising=False)
+    monkeypatch.delenv(disk_cache.JAX_VARIABLE, raising=False)
+    return tmp_path
+
+
+def host(*arguments: str) -> tuple[int, str]:
+    """How much a process loads, and what it computes."""
+    command = [sys.executable, "-W", "error", "-c", HOST, *arguments]
+    hits, bits = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return int(hits), bits
+
+
+def test_a_second_process_compiles_nothing_and_a_damaged_entry_is_compiled_again(home: Path) -> None:
+    first, second = host(), host()
+    assert (first[0], second[0] > 0) == (0, True)
+    assert first[1] == second[1]
+    assert host("the host process of one tenant") == first
+    for entry in home.glob("pathways/compiled/*-cache"):
+        entry.write_bytes(entry.read_bytes()[:100])
+    command = [sys.executable, "-c", HOST]
+    again = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert again.stdout.split()[1] == first[1]
+
+
+def test_the_folder_is_its_users_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = disk_cache.folder()
+    assert found == home / "pathways" / "compiled"
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.chmod(0o770)
+    assert disk_cache.folder() is None
+    monkeypatch.setenv(disk_cache.VARIABLE, "off")
+    assert disk_cache.folder() is None
+    monkeypatch.setenv(disk_cache.VARIABLE, str(home / "mine"))
+    assert disk_cache.folder() == home / "mine"
+    monkeypatch.setenv(disk_cache.VARIABLE, "/dev/null/none")
+    assert disk_cache.folder() is None
+    monkeypatch.setenv(disk_cache.JAX_VARIABLE, str(home / "of jax"))
+    assert disk_cache.folder() is None
+
+
+def test_the_oldest_entries_go_first(home: Path) -> None:
+    for k in range(5):
+        path = home / f"{k}-cache"
+        path.write_bytes(bytes(100))
+        os.utime(path, (k, k))
+    disk_cache.prune(home, 250)
+    assert sorted(path.name for path in home.iterdir()) == ["3-cache", "4-cache"]
