@@ -1,7 +1,7 @@
 """Fixed limits of the runtime, each with its reason."""
 
 MAX_NODES = 8192
-"""Nodes in a program after transfers were inserted: 13 bits of a transfer id name the edge."""
+"""Nodes in a program after transfers were inserted: 13 bits of a transfer id name the bundle of edges."""
 
 MAX_HOSTS = 4096
 """Hosts in a cluster: 12 bits of a transfer id name the receiving host."""

@@ -52,7 +52,7 @@ class Exported:
     """A function exported for given argument types, flat: leaves in, leaves out.
 
     `arguments` and `results` are types as JAX sees them, `outputs` those of what lies on devices. The last outputs are
-    what `reports` say.
+    what `reports` say. A function that only `moves` gives its arguments as they are, in the layouts of its outputs.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Exported:
     reports: tuple[debugging.Report, ...] = ()
     effects: frozenset[Any] = frozenset()
     work: estimates.Work = estimates.NO_WORK
+    moves: bool = False
 
 
 def export_function(

@@ -25,7 +25,7 @@ from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
-from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result, Transfer
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.ir.verify import verify
 
@@ -116,6 +116,7 @@ class GraphBuilder:
     reported: list[tuple[Reported, list[Ref]]] = field(default_factory=list)
     work: Work = NO_WORK
     first: VirtualSlice | None = None
+    moved: dict[tuple[Ref, Layout], Ref] = field(default_factory=dict)
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
@@ -259,7 +260,24 @@ class GraphBuilder:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _call(self, site: CallSite, inputs: list[Value]) -> list[Value]:
+        if site.exported.moves:
+            specs = site.exported.output_specs
+            return [self._move(value, site.slice, spec) for value, spec in zip(inputs, specs, strict=True)]
         return self.node(site.exported, site.slice, inputs, site.where)
+
+    def _move(self, value: Value, where: VirtualSlice, spec: Spec) -> Value:
+        """The value in a layout, by a transfer, which two that ask for the same share."""
+        self._use_slice(where)
+        before, layout = self.layout_of(value), Layout(where.id, spec)
+        ref = self._ref(value, where, spec)
+        if before == (where, spec):
+            return value
+        if self.layout_of(Value(ref=ref)) == (where, spec):  # it was still with the client, and goes there
+            return value if value.leaf >= 0 else Value(ref=ref)
+        if (ref, layout) not in self.moved:
+            self.nodes.append(Transfer(ref, self.type_of(value), layout))
+            self.moved[ref, layout] = Ref(len(self.nodes) - 1)
+        return Value(ref=self.moved[ref, layout])
 
     def node(self, exported: Exported, where: VirtualSlice, inputs: list[Value], line: str) -> list[Value]:
         """A compute node, as the values that it makes."""

@@ -1,27 +1,51 @@
-"""Placing arrays: `pw.put`, `jax.device_put` on a slice's sharding, and moving what lies on another slice."""
+"""Placing arrays: `pw.put`, `jax.device_put` on a slice's sharding; and `pw.reshard`, which moves them."""
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray.client import context, leaves
+from pathways_ray.client import context, leaves, prng
 from pathways_ray.client.array import Array
-from pathways_ray.client.compiled import compiled
+from pathways_ray.client.compiled import CompiledFunction
+from pathways_ray.client.context import tracing
+from pathways_ray.client.export import Exported
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
-from pathways_ray.ir.types import Spec
+from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
 
 Target = tuple[VirtualSlice, Spec]
 """Where an array is placed."""
 
-_moves: weakref.WeakKeyDictionary[VirtualSlice, dict[Spec, Any]] = weakref.WeakKeyDictionary()
-"""For each slice and spec the function that takes arrays there."""
+
+class Move(CompiledFunction):
+    """Takes any arrays to layouts on a slice: a function that gives what it takes, and becomes transfers in a graph."""
+
+    def __init__(self, slice: VirtualSlice, specs: tuple[Spec, ...]) -> None:
+        layouts = tuple(map(partition_spec, specs))
+        super().__init__(_reshard, slice, layouts, layouts, (), ())
+        self.__name__ = "reshard"
+
+    def _export(self, *arguments: Any) -> Exported:
+        return replace(super()._export(*arguments), moves=True)
+
+
+def _reshard(*arrays: Any) -> tuple[Any, ...]:
+    return arrays
+
+
+def _move(where: VirtualSlice, specs: tuple[Spec, ...]) -> Move:
+    found: Move | None = where.functions.get(("move", specs))
+    if found is None:
+        found = where.functions["move", specs] = Move(where, specs)
+    return found
 
 
 def put(value: Any, slice: Any = None, spec: Any = None) -> Any:
@@ -45,39 +69,98 @@ def put(value: Any, slice: Any = None, spec: Any = None) -> Any:
     """
     found, tree = jax.tree.flatten(value)
     places = targets(value, found, slice, spec)
-    arrays = []
+    for leaf, (where, _) in zip(found, places, strict=True):
+        _check_is_value(leaf, where)
+    return jax.tree.unflatten(tree, _placed(value, found, places))
+
+
+def reshard(tree: Any, slice: Any = None, spec: Any = None) -> Any:
+    """Moves the arrays of a pytree to other layouts in one call: inside programs, and outside as one launch.
+
+        weights = pw.reshard(weights, sampler, P())
+
+    What leaves one slice for another travels together, small pieces as one array, so a tree of many leaves costs about
+    what one array of its bytes does. Each array comes straight from where it was made. A derivative lies in the new
+    layout.
+
+    Args:
+        tree: arrays on any slices of the session. Outside of programs arrays of this process are uploaded.
+        slice, spec: as in `pw.put`.
+
+    Returns:
+        The same tree: of `pw.Array`s, or in a program of values of the trace.
+
+    Raises:
+        InvalidArray: a leaf is no array. SpecError: the spec does not fit. Both name the leaf.
+    """
+    found, structure = jax.tree.flatten(tree)
+    places = targets(tree, found, slice, spec)
+    if tracing.session is None and not any(isinstance(leaf, jax.core.Tracer) for leaf in found):
+        return jax.tree.unflatten(structure, _placed(tree, found, places))
     for number, (leaf, (where, layout)) in enumerate(zip(found, places, strict=True)):
-        try:
-            arrays.append(put_at(leaf, where, layout))
-        except (InvalidArray, SpecError) as error:
-            at = leaves.path(value, number)
-            if not at:
-                raise
-            raise leaves.named(error, f"leaf {at}") from None
-    return jax.tree.unflatten(tree, arrays)
+        if isinstance(leaf, jax.core.Tracer | Array):
+            kind = prng.data_type(leaf.aval)
+            array = ArrayType(tuple(kind.shape), np.dtype(kind.dtype).name)
+            _check_layout(tree, number, array, where, layout)
+    return jax.tree.unflatten(structure, _moved(found, places))
 
 
 def put_at(value: Any, where: VirtualSlice, spec: Spec) -> Any:
     """Places one array: uploads it from here, or moves it from where it lies."""
-    if isinstance(value, jax.core.Tracer):
-        raise TraceError(f"pw.put places a value, and {value} has none yet: call a function on {where} instead")
-    if not isinstance(value, Array):
-        return where.session.put(value, where, spec)
-    value._check_not_deleted()
-    if value._type.slice is where and value._type.spec == spec:
-        return value.__copy__()
-    owner: Any = value._buffer.session
-    if owner is not where.session:
-        return where.session.put(value, where, spec)  # sessions share no arrays: through this process
-    moves = _moves.setdefault(where, {})
-    if spec not in moves:
-        layout = partition_spec(spec)
-        moves[spec] = compiled(_same, slice=where, in_specs=layout, out_specs=layout)
-    return moves[spec](value)
+    _check_is_value(value, where)
+    return _placed(value, [value], [(where, spec)])[0]
 
 
-def _same(array: Any) -> Any:
-    return array
+def _check_is_value(leaf: Any, where: VirtualSlice) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise TraceError(f"pw.put places a value, and {leaf} has none yet: use pw.reshard, or a function on {where}")
+
+
+def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[Array]:
+    """The leaves of a tree at their places. Those that move leave in one launch for each slice that they go to."""
+    made: dict[int, Array] = {}
+    for number, (leaf, (where, spec)) in enumerate(zip(found, places, strict=True)):
+        if isinstance(leaf, Array):
+            leaf._check_not_deleted()
+            kind = leaf._type
+            _check_layout(tree, number, kind.array, where, spec)
+            if kind.slice is where and kind.spec == spec:
+                made[number] = leaf.__copy__()
+            owner: Any = leaf._buffer.session
+            if owner is where.session:
+                continue
+        try:
+            made[number] = where.session.put(leaf, where, spec)  # sessions share no arrays: through this process
+        except (InvalidArray, SpecError) as error:
+            raise _about_leaf(error, tree, number) from None
+    left = [number for number in range(len(found)) if number not in made]
+    moved = _moved([found[number] for number in left], [places[number] for number in left])
+    made.update(zip(left, moved, strict=True))
+    return [made[number] for number in range(len(found))]
+
+
+def _moved(found: Sequence[Any], places: Sequence[Target]) -> list[Any]:
+    """Arrays at their places, by one call for each slice."""
+    groups: dict[VirtualSlice, list[int]] = {}
+    for number, (where, _) in enumerate(places):
+        groups.setdefault(where, []).append(number)
+    made: dict[int, Any] = {}
+    for where, numbers in groups.items():
+        move = _move(where, tuple(places[number][1] for number in numbers))
+        made.update(zip(numbers, move(*(found[number] for number in numbers)), strict=True))
+    return [made[number] for number in range(len(found))]
+
+
+def _check_layout(tree: Any, number: int, kind: ArrayType, where: VirtualSlice, spec: Spec) -> None:
+    try:
+        check_layout(kind, spec, where.type, "reshard")
+    except SpecError as error:
+        raise _about_leaf(error, tree, number) from None
+
+
+def _about_leaf(error: Any, tree: Any, number: int) -> Any:
+    at = leaves.path(tree, number)
+    return leaves.named(error, f"leaf {at}") if at else error
 
 
 def targets(value: Any, found: list[Any], slice: Any, spec: Any) -> list[Target]:

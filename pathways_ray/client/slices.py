@@ -70,6 +70,8 @@ class VirtualSlice:
         self.name = name
         self.type: SliceType = placed.mesh
         self.released = False
+        self.functions: dict[Any, Any] = {}
+        """Those that placing and routing have made for the slice; they go with it."""
         self.mesh = jax_hooks.mesh_of_its_own(placed.mesh.shape, placed.mesh.axes)
         object.__setattr__(self.mesh, _SLICE, self)  # who has the mesh alone has the slice
 

@@ -40,7 +40,7 @@ class Details:
         self.moved: dict[tuple[int, int], int] = {}
         self.program = program
         self._made_by: dict[tuple[int, int], int] = {}
-        self._sent: dict[int, int] = {}
+        self._sent: dict[int, list[int]] = {}
         left = {island: deque(plan.steps) for island, plan in program.plans.items()}
         walked = True
         while walked:
@@ -65,14 +65,15 @@ class Details:
                     for slot in step.inputs:
                         self._edge(made_by.get((island, slot), -1), number)
                     made_by.update({(island, slot): number for slot in step.outputs})
-                case Reshard(source=source, target=target):
-                    made_by[island, target] = made_by.get((island, source), -1)
-                case Send(source=source, edge=edge):
-                    self._sent[edge] = made_by.get((island, source), -1)
-                case Receive(edge=edge, target=target):
-                    if edge not in self._sent:
+                case Reshard(sources=sources, targets=targets):
+                    for source, target in zip(sources, targets, strict=True):
+                        made_by[island, target] = made_by.get((island, source), -1)
+                case Send(sources=sources, bundle=bundle):
+                    self._sent[bundle] = [made_by.get((island, source), -1) for source in sources]
+                case Receive(bundle=bundle, targets=targets):
+                    if bundle not in self._sent:
                         break
-                    made_by[island, target] = self._sent[edge]
+                    made_by.update({(island, t): n for t, n in zip(targets, self._sent[bundle], strict=True)})
             steps.popleft()
         return len(steps) < before
 
@@ -95,15 +96,16 @@ class Details:
         for step in plan.steps:
             if not isinstance(step, Receive):
                 continue
-            edge = plan.edges[step.edge]
-            source, target = plan.placed(edge.source.slice), plan.placed(edge.target.slice)
+            bundle = plan.bundles[step.bundle]
+            source, target = plan.placed(bundle.source), plan.placed(bundle.target)
             if len(source.devices) + len(target.devices) > MAX_EDGE_DEVICES:
                 continue
-            item = item_bytes(edge.type.dtype)
-            for (sender, receiver), parcels in exchange(edge, source, target).parcels.items():
-                if sender != receiver:
-                    found = sum(_elements(parcel.shape) for parcel in parcels) * item
-                    self.moved[sender, receiver] = self.moved.get((sender, receiver), 0) + found
+            for edge in bundle.edges:
+                item = item_bytes(edge.type.dtype)
+                for (sender, receiver), parcels in exchange(edge, source, target).parcels.items():
+                    if sender != receiver:
+                        found = sum(_elements(parcel.shape) for parcel in parcels) * item
+                        self.moved[sender, receiver] = self.moved.get((sender, receiver), 0) + found
 
 
 class Overview:

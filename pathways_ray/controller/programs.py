@@ -359,9 +359,9 @@ def _computations(island: IslandPlan) -> int:
             case Execute():
                 counts.update(island.placed(island.executables[step.executable].slice).devices)
             case Receive():
-                counts.update(island.placed(island.edges[step.edge].target.slice).devices)
+                counts.update(island.placed(island.bundles[step.bundle].target).devices)
             case Send() | Reshard():
-                counts.update(island.placed(island.edges[step.edge].source.slice).devices)
+                counts.update(island.placed(island.bundles[step.bundle].source).devices)
     return max(counts.values(), default=1)
 
 
@@ -385,8 +385,9 @@ def order_text(plans: Mapping[int, IslandPlan]) -> str:
                 case Execute():
                     text = f"{island.labels[step.node].name} on island {island.island}"
                 case Send():
-                    edge = island.edges[step.edge]
-                    text = f"send {edge.type} ({edge.type.nbytes} bytes) from island {island.island}"
+                    types = [edge.type for edge in island.bundles[step.bundle].edges]
+                    size = sum(kind.nbytes for kind in types)
+                    text = f"send {', '.join(map(str, types))} ({size} bytes) from island {island.island}"
                 case Receive():
                     text = f"receive on island {island.island}"
                 case Regroup():

@@ -30,12 +30,14 @@ class Parcel:
 class Exchange:
     """The parcels of one edge, by (sending host, receiving host), and how each target device is put together.
 
-    `assembly[k]` lists, for target device k, (sending host, number of the parcel in that list, box inside the shard).
+    `takers` has the target devices that need each parcel. `assembly[k]` lists, for target device k, (sending host,
+    number of the parcel in that list, box inside the shard).
     """
 
     source_boxes: list[Box]
     target_boxes: list[Box]
     parcels: dict[tuple[int, int], list[Parcel]] = field(default_factory=dict)
+    takers: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
     assembly: dict[int, list[tuple[int, int, Box]]] = field(default_factory=dict)
 
     def bytes_between_hosts(self, item_bytes: int) -> int:
@@ -89,6 +91,8 @@ def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice, host: int | N
                 parcels = made.parcels.setdefault((sender, device.host), [])
                 numbers[key] = len(parcels)
                 parcels.append(Parcel(origin, box, k))
+                made.takers.setdefault((sender, device.host), []).append([])
+            made.takers[sender, device.host][numbers[key]].append(k)
             parts.append((sender, numbers[key], relative(box, wanted)))
         if whole:
             made.assembly[k] = parts

@@ -3,8 +3,8 @@
 A `PlacedSlice` maps the virtual devices of a slice to physical ones. An `IslandPlan` lists the steps of a program that
 one island takes, in the order its devices see them; all hosts of the island get the same plan and find their own part
 in it. Values live in numbered slots. Every step belongs to a gang: the position of its compute node in the program.
-The two sides of an edge meet by a transfer id that both compute from the launch, the edge and the receiving host, so
-that neither has to ask the other. `passes/plan_islands.py` makes plans, `verify_plan.py` checks them.
+The two sides of a bundle of edges meet by a transfer id that both compute from the launch, the bundle and the receiving
+host, so that neither has to ask the other. `passes/plan_islands.py` makes plans, `verify_plan.py` checks them.
 """
 
 from __future__ import annotations
@@ -107,6 +107,16 @@ class Edge(msgspec.Struct, frozen=True, array_like=True):
     target: Layout
 
 
+class Bundle(msgspec.Struct, frozen=True, array_like=True):
+    """Edges between the same two slices that travel together: the same node makes their values, or all of them are
+    arguments, and the same node asks for them first. So none waits for another one. `source` and `target` are slices.
+    """
+
+    source: int
+    target: int
+    edges: tuple[Edge, ...]
+
+
 class Execute(msgspec.Struct, frozen=True, tag_field="step", tag="execute"):
     """Enqueue an executable. `drops` lists slots that this island does not need afterwards."""
 
@@ -119,29 +129,29 @@ class Execute(msgspec.Struct, frozen=True, tag_field="step", tag="execute"):
 
 
 class Send(msgspec.Struct, frozen=True, tag_field="step", tag="send"):
-    """Serve the shards of a slot to the hosts of the edge's target."""
+    """Serve the shards of slots, one for each edge of a bundle, to the hosts of its target."""
 
     gang: int
-    edge: int
-    source: int
+    bundle: int
+    sources: tuple[int, ...]
     drops: tuple[int, ...] = ()
 
 
 class Receive(msgspec.Struct, frozen=True, tag_field="step", tag="receive"):
-    """Put together what the edge brings; the pull itself was posted when the launch arrived."""
+    """Put together what a bundle brings; the pull itself was posted when the launch arrived."""
 
     gang: int
-    edge: int
-    target: int
+    bundle: int
+    targets: tuple[int, ...]
 
 
 class Reshard(msgspec.Struct, frozen=True, tag_field="step", tag="reshard"):
-    """Change the layout on the same devices: a computation of its own, inside the island."""
+    """Change the layouts of slots on the same devices: a computation of its own, inside the island."""
 
     gang: int
-    edge: int
-    source: int
-    target: int
+    bundle: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
     drops: tuple[int, ...] = ()
 
 
@@ -184,7 +194,7 @@ class IslandPlan(msgspec.Struct, frozen=True):
     awaited: tuple[int, ...]
     slices: tuple[PlacedSlice, ...]
     executables: tuple[Executable, ...]
-    edges: tuple[Edge, ...]
+    bundles: tuple[Bundle, ...]
     steps: tuple[Step, ...]
     labels: tuple[NodeLabel, ...]
     decides: tuple[int, ...] = ()
@@ -193,9 +203,9 @@ class IslandPlan(msgspec.Struct, frozen=True):
         return next(s for s in self.slices if s.mesh.id == slice_id)
 
 
-def transfer_id(launch: int, edge: int, receiver: int) -> int:
-    """The name under which a producer serves, and a receiver pulls, an edge of a launch. Unique for 2**38 launches."""
-    return (launch * limits.MAX_NODES + edge) * limits.MAX_HOSTS + receiver
+def transfer_id(launch: int, bundle: int, receiver: int) -> int:
+    """The name under which a producer serves, and a receiver pulls, a bundle of a launch. Unique for 2**38 launches."""
+    return (launch * limits.MAX_NODES + bundle) * limits.MAX_HOSTS + receiver
 
 
 def launch_of(name: int) -> int:

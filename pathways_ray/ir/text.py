@@ -120,19 +120,20 @@ def _step_text(plan: IslandPlan, step: Step) -> str:
             label, recipe = plan.labels[step.node].name, plan.executables[step.executable].recipe
             text = f"[{step.gang}] {_slots(step.outputs)} = execute {label}({_slots(step.inputs)}){fusion_text(recipe)}"
         case Send():
-            edge = plan.edges[step.edge]
-            text = f"[{step.gang}] send s{step.source} edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
+            text = f"[{step.gang}] send {_slots(step.sources)} {_bundle_text(plan, step.bundle)}"
         case Reshard():
-            edge = plan.edges[step.edge]
-            text = f"[{step.gang}] s{step.target} = reshard s{step.source}: {edge.type} {edge.source} -> {edge.target}"
+            bundle = _bundle_text(plan, step.bundle)
+            text = f"[{step.gang}] {_slots(step.targets)} = reshard {_slots(step.sources)} {bundle}"
         case RegroupStep():
             text = f"[{step.gang}] s{step.target} = regroup {_slots(step.sources)}: {step.type} @ {step.layout}"
         case Receive():
-            edge = plan.edges[step.edge]
-            return (
-                f"[{step.gang}] s{step.target} = receive edge {step.edge}: {edge.type} {edge.source} -> {edge.target}"
-            )
+            return f"[{step.gang}] {_slots(step.targets)} = receive {_bundle_text(plan, step.bundle)}"
     return text + (f"; drop {_slots(step.drops)}" if step.drops else "")
+
+
+def _bundle_text(plan: IslandPlan, number: int) -> str:
+    edges = ", ".join(f"{edge.type} {edge.source} -> {edge.target}" for edge in plan.bundles[number].edges)
+    return f"bundle {number}: {edges}"
 
 
 def _slots(slots: tuple[int, ...]) -> str:

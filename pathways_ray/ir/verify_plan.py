@@ -5,6 +5,7 @@ A plan that breaks one of these rules would end as a missing value on a host, or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from pathways_ray.errors import GraphError
@@ -16,7 +17,7 @@ def verify_plan(plan: IslandPlan) -> IslandPlan:
 
     Raises:
         GraphError: a step uses a slot that holds no value (not made yet, or dropped), a slot is made twice or dropped
-            though it is a result, a step names an executable, an edge, a slice or a label that the plan does not have,
+            though it is a result, a step names an executable, a bundle, a slice or a label that the plan does not have,
             or gangs do not run once each and in order.
     """
     _Check(plan).run()
@@ -63,20 +64,23 @@ class _Check:
             for slot in step.sources:
                 self.use(label, slot)
             self.make(label, step.target)
-        elif not 0 <= step.edge < len(self.plan.edges):
-            self.fail(f"{label} is about edge {step.edge}; there are {len(self.plan.edges)}")
-        match step:
-            case Send():
-                self.use(label, step.source)
-            case Receive():
-                self.make(label, step.target)
-            case Reshard():
-                self.use(label, step.source)
-                self.make(label, step.target)
+        else:
+            self.moving(label, step)
         if not isinstance(step, Receive):
             for slot in step.drops:
                 self.use(label, slot)
                 self.full.discard(slot)
+
+    def moving(self, label: str, step: Send | Receive | Reshard) -> None:
+        plan = self.plan
+        if not 0 <= step.bundle < len(plan.bundles):
+            self.fail(f"{label} is about bundle {step.bundle}; there are {len(plan.bundles)}")
+        edges = len(plan.bundles[step.bundle].edges)
+        for slots, act in _moved(step, self.use, self.make):
+            if len(slots) != edges:
+                self.fail(f"{label} names {len(slots)} slots for the {edges} edges of its bundle")
+            for slot in slots:
+                act(label, slot)
 
     def execute(self, label: str, step: Execute) -> None:
         plan = self.plan
@@ -111,3 +115,17 @@ class _Check:
             self.fail(f"{label} makes slot {slot} a second time")
         self.made.add(slot)
         self.full.add(slot)
+
+
+Act = Callable[[str, int], None]
+
+
+def _moved(step: Send | Receive | Reshard, use: Act, make: Act) -> list[tuple[tuple[int, ...], Act]]:
+    """The slots that a step takes and makes, each with the check of them."""
+    match step:
+        case Send():
+            return [(step.sources, use)]
+        case Receive():
+            return [(step.targets, make)]
+        case Reshard():
+            return [(step.sources, use), (step.targets, make)]

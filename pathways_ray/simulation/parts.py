@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +12,10 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
-from pathways_ray.executor.run.steps import Computation, RunnableStep, Slots
+from pathways_ray.executor.run.steps import Computation, RunnableStep, Slots, first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
+from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
 from pathways_ray.simulation.values import (
@@ -53,7 +53,7 @@ class SimulatedProgram(PreparedProgram):
         if isinstance(step, Execute):
             self.parts.node = step.node
         elif isinstance(step, Reshard):
-            self.parts.node = -1 - step.edge
+            self.parts.node = -1 - step.bundle
         return super()._prepare(step)
 
     def run(self, slots: Slots, first: int, last: int) -> None:
@@ -107,10 +107,10 @@ class SimulatedParts:
         outputs = len(executable.outputs) + 1  # and the end
         return self._computation(placed, outputs, executable.donated, compute, seconds, missing)
 
-    def reshard(self, edge: int) -> Computation:
-        source = self.plan.placed(self.plan.edges[edge].source.slice)
-        run = self._computation(source, 1, (), lambda inputs: inputs, SHORTEST_S)
-        return lambda value: run(value)[0]
+    def reshard(self, bundle: int) -> Computation:
+        made = self.plan.bundles[bundle]
+        source = self.plan.placed(made.source)
+        return self._computation(source, len(made.edges), (), lambda inputs: inputs, SHORTEST_S)
 
     def regroup(self, step: Regroup) -> Computation:
         target = self.plan.placed(step.layout.slice).devices
@@ -176,15 +176,15 @@ class SimulatedParts:
 
         return run
 
-    def outgoing(self, edge: int) -> SimulatedOutgoing:
-        return SimulatedOutgoing(edge, self.host, *self._ends(edge))
+    def outgoing(self, bundle: int) -> SimulatedOutgoing:
+        return SimulatedOutgoing(bundle, self.host, *self._ends(bundle))
 
-    def incoming(self, edge: int) -> SimulatedIncoming:
-        return SimulatedIncoming(edge, self.host, *self._ends(edge))
+    def incoming(self, bundle: int) -> SimulatedIncoming:
+        return SimulatedIncoming(bundle, self.host, *self._ends(bundle))
 
-    def _ends(self, edge: int) -> tuple[Edge, PlacedSlice, PlacedSlice]:
-        made = self.plan.edges[edge]
-        return made, self.plan.placed(made.source.slice), self.plan.placed(made.target.slice)
+    def _ends(self, bundle: int) -> tuple[Bundle, PlacedSlice, PlacedSlice]:
+        made = self.plan.bundles[bundle]
+        return made, self.plan.placed(made.source), self.plan.placed(made.target)
 
 
 @functools.lru_cache(maxsize=512)
@@ -193,43 +193,42 @@ def _exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice) -> Exchange:
 
 
 class SimulatedOutgoing:
-    """Cuts and serves the pieces that `exchange` names."""
+    """Cuts and serves the pieces that `exchange` names, those of all edges of a bundle at once."""
 
-    def __init__(self, number: int, host: int, edge: Edge, source: PlacedSlice, target: PlacedSlice) -> None:
+    def __init__(self, number: int, host: int, bundle: Bundle, source: PlacedSlice, target: PlacedSlice) -> None:
         self.number, self.host = number, host
-        made = _exchange(edge, source, target)
-        self.lists = {
-            receiver: [
-                (
-                    source.devices[parcel.source].index,
-                    parcel.box == made.source_boxes[parcel.source]
-                    and (receiver != host or source.devices[parcel.source] == target.devices[parcel.landing]),
-                )
-                for parcel in parcels
-            ]
-            for (sender, receiver), parcels in made.parcels.items()
-            if sender == host
-        }
-        self.lends = any(whole for parcels in self.lists.values() for _, whole in parcels)
+        self.lists: dict[int, list[tuple[int, int, bool]]] = {}
+        for place, edge in enumerate(bundle.edges):
+            made = _exchange(edge, source, target)
+            for (sender, receiver), parcels in made.parcels.items():
+                for parcel in parcels if sender == host else ():
+                    stays = source.devices[parcel.source] == target.devices[parcel.landing]
+                    whole = parcel.box == made.source_boxes[parcel.source] and (receiver != host or stays)
+                    device = source.devices[parcel.source].index
+                    self.lists.setdefault(receiver, []).append((place, device, whole))
+        self.lends = {place for pieces in self.lists.values() for place, _, whole in pieces if whole}
 
-    def send(self, value: Any, launch: int, transfer: Transfer) -> list[Any] | Failure:
-        local: list[Any] = []
-        if not isinstance(value, Failure) and value.deleted:
-            raise RuntimeError("Array has been deleted")
-        for receiver, parcels in self.lists.items():
-            if receiver != self.host and not transfer.reaches(receiver, launch):
-                continue
-            if isinstance(value, Failure):
+    def send(self, values: Sequence[Any] | Failure, launch: int, transfer: Transfer) -> list[Any] | Failure:
+        reached = [to for to in self.lists if to == self.host or transfer.reaches(to, launch)]
+        if isinstance(values, Failure) or any(isinstance(value, Failure) for value in values):
+            failed = first_failure(values)
+            for receiver in reached:
                 if receiver != self.host:
-                    transfer.serve(transfer_id(launch, self.number, receiver), value)
-                continue
-            pieces = [Piece(value, device, whole) for device, whole in parcels]
-            value.lent = value.lent or self.lends
+                    transfer.serve(transfer_id(launch, self.number, receiver), failed)
+            return failed
+        if any(value.deleted for value in values):
+            raise RuntimeError("Array has been deleted")
+        local: list[Any] = []
+        for receiver in reached:
+            parcels = self.lists[receiver]
+            pieces = [Piece(values[place], device, whole) for place, device, whole in parcels]
+            for place in self.lends:
+                values[place].lent = True
             if receiver == self.host:
                 local = list(pieces)
                 continue
             transfer.serve(transfer_id(launch, self.number, receiver), list(pieces))
-        return value if isinstance(value, Failure) else local
+        return local
 
     def take_back(self, launch: int, failure: Failure, transfer: Transfer) -> None:
         for receiver in self.lists:
@@ -238,21 +237,26 @@ class SimulatedOutgoing:
 
 
 class SimulatedIncoming:
-    """Pulls pieces and puts shards together from them."""
+    """Pulls the pieces of a bundle and puts shards together from them."""
 
-    def __init__(self, number: int, host: int, edge: Edge, source: PlacedSlice, target: PlacedSlice) -> None:
+    def __init__(self, number: int, host: int, bundle: Bundle, source: PlacedSlice, target: PlacedSlice) -> None:
         self.number, self.host = number, host
-        made = _exchange(edge, source, target)
-        self.wanted = {
-            sender: len(parcels)
-            for (sender, receiver), parcels in made.parcels.items()
-            if receiver == host and sender != host
-        }
-        self.shards = {
-            device.index: [(sender, number) for sender, number, _ in made.assembly.get(k, [])]
-            for k, device in enumerate(target.devices)
-            if device.host == host
-        }
+        self.wanted: dict[int, int] = {}
+        self.shards: list[dict[int, list[tuple[int, int]]]] = []
+        before: dict[int, int] = {}
+        for edge in bundle.edges:
+            made = _exchange(edge, source, target)
+            self.shards.append(
+                {
+                    device.index: [(s, before.get(s, 0) + number) for s, number, _ in made.assembly.get(k, [])]
+                    for k, device in enumerate(target.devices)
+                    if device.host == host
+                }
+            )
+            for (sender, receiver), parcels in made.parcels.items():
+                if receiver == host:
+                    before[sender] = before.get(sender, 0) + len(parcels)
+        self.wanted = {sender: count for sender, count in before.items() if sender != host}
 
     def post(self, launch: int, transfer: Transfer) -> dict[int, list[Any] | Failure]:
         name = transfer_id(launch, self.number, self.host)
@@ -265,10 +269,14 @@ class SimulatedIncoming:
                 return pieces
             if pieces is not None:
                 sources[sender] = pieces
+        return [self._assembled(shards, sources) for shards in self.shards]
+
+    def _assembled(self, shards: dict[int, list[tuple[int, int]]], sources: dict[int, list[Any]]) -> Future:
         made = Future()
+        needed = list(dict.fromkeys(key for shard in shards.values() for key in shard))
         # What lies here already may still be computed here; only what comes from others has to be there by now.
-        made.remote = any(not piece.ready for sender in pulled for piece in sources[sender])
-        parts = [piece for pieces in sources.values() for piece in pieces]
+        made.remote = any(not sources[s][n].ready for s, n in needed if s != self.host)
+        parts = [sources[sender][number] for sender, number in needed]
         arrays = [piece.array if isinstance(piece, Piece) else piece for piece in parts]
         if any(isinstance(piece, Piece) and piece.whole and piece.array.deleted for piece in parts):
             raise RuntimeError("Array has been deleted")
@@ -284,7 +292,7 @@ class SimulatedIncoming:
             made.settle(
                 {
                     device: agreed(value_of(sources[sender][number]) for sender, number in shard)
-                    for device, shard in self.shards.items()
+                    for device, shard in shards.items()
                 }
             )
 

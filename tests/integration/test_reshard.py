@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -203,3 +204,43 @@ def named(name: str):
 
     function.__name__ = name
     return function
+
+
+def test_a_tree_moves_in_one_launch_whatever_its_leaves(session, meshes, equal) -> None:
+    """Leaves of all kinds of shapes and types, on two islands, each to a layout of its own on another slice; by one
+    call outside of programs, and by one inside."""
+    choose = random.Random(7)
+    places = {name: [random_place(choose, {name: meshes[name]}, shape) for shape in SHAPES] for name in ("b22", "a4")}
+    tree = {f"leaf {k}": array_of(choose, shape) for k, shape in enumerate(SHAPES)}
+    tree |= {f"small {k}": np.full((4,), k, np.float32) for k in range(20)}
+    specs = {f"leaf {k}": place.spec for k, place in enumerate(places["b22"])} | dict.fromkeys(
+        (name for name in tree if name.startswith("small")), P("x")
+    )
+    there = pw.put(tree, meshes["b22"], specs)
+    back = {f"leaf {k}": place.spec for k, place in enumerate(places["a4"])} | dict.fromkeys(
+        (name for name in tree if name.startswith("small")), P()
+    )
+    here = pw.reshard(there, meshes["a4"], back)
+    equal(here, tree)
+    assert {leaf.slice for leaf in here.values()} == {meshes["a4"]}
+    round_trip = pw.program(lambda t: pw.reshard(pw.reshard(t, meshes["b1"]), meshes["a22"], P()))
+    equal(round_trip(here), tree)
+    plan = pw.program(lambda t: pw.reshard(t, meshes["b22"], specs)).lower(here).as_text("plan")
+    assert (plan.count("] send"), plan.count("receive")) == (1, 1)
+
+
+def test_a_tree_within_a_slice_is_laid_out_anew_in_one_computation(session, meshes, equal) -> None:
+    tree = [np.arange(16, dtype=np.float32).reshape(4, 4) + k for k in range(5)]
+    x = pw.put(tree, meshes["a4"], P("x"))
+    equal(pw.reshard(x, meshes["a4"], P(None, "x")), tree)
+    turned = pw.program(lambda t: pw.reshard(t, meshes["a4"], P(None, "x")))
+    assert turned.lower(x).as_text("plan").count("reshard") == 1
+
+
+def test_the_derivative_of_a_reshard_goes_back(session, meshes) -> None:
+    here, there = meshes["a4"], meshes["b4"]
+    f = pw.compiled(lambda v: v * 3, slice=here, in_specs=P("x"), out_specs=P("x"))
+    loss = pw.compiled(lambda v: (v**2).sum(), slice=there, in_specs=P("x"))
+    grad = pw.program(jax.grad(lambda v: loss(pw.reshard(f(v), there, P("x")))))
+    x = np.arange(8, dtype=np.float32)
+    np.testing.assert_allclose(np.asarray(grad(x)), 18 * x)

@@ -292,7 +292,7 @@ def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
 def hosts_pass_input_barriers_by_themselves(patch: Patch) -> None:
     def barriers(original: Original, *arguments: Any) -> Any:
         return tuple(
-            step._replace(rendezvous=False) if isinstance(step, InputBarrier) and step.edges else step
+            step._replace(rendezvous=False) if isinstance(step, InputBarrier) and step.bundles else step
             for step in original(*arguments)
         )
 

@@ -154,7 +154,7 @@ class PlanRun:
         self.signatures = signatures
         self.choose = choose
         self.launch = launch
-        self.wire: dict[tuple[int, int], list[Value]] = {}
+        self.wire: dict[tuple[int, int], dict[int, list[Value]]] = {}
         self.used_names: set[tuple[int, int]] = set()
         self.islands = {plan.island: _Island(plan, [None] * len(plan.slots)) for plan in plans}
         self.given = {number: arguments[number].copy() for plan in plans for _, number in plan.arguments}
@@ -169,8 +169,8 @@ class PlanRun:
                 for slot, array, layout in zip(step.inputs, executable.inputs, executable.input_layouts, strict=True):
                     layouts[slot] = (array, layout)
             elif isinstance(step, Send | Reshard):
-                edge = island.plan.edges[step.edge]
-                layouts[step.source] = (edge.type, edge.source)
+                for source, edge in zip(step.sources, island.plan.bundles[step.bundle].edges, strict=True):
+                    layouts[source] = (edge.type, edge.source)
         for slot, number in island.plan.arguments:
             if slot in layouts:
                 array, layout = layouts[slot]
@@ -205,41 +205,46 @@ class PlanRun:
             island = self.islands[self.choose(able)]
             self._do(island, island.steps.pop(0))
 
-    def _ends(self, island: _Island, number: int) -> tuple[Edge, PlacedSlice, PlacedSlice]:
-        edge = island.plan.edges[number]
-        return edge, island.plan.placed(edge.source.slice), island.plan.placed(edge.target.slice)
+    def _moves(self, island: _Island, number: int) -> list[tuple[Edge, PlacedSlice, PlacedSlice]]:
+        bundle = island.plan.bundles[number]
+        source, target = island.plan.placed(bundle.source), island.plan.placed(bundle.target)
+        return [(edge, source, target) for edge in bundle.edges]
 
     def _can(self, island: _Island) -> bool:
         step = island.steps[0]
         if not isinstance(step, Receive):
             return True
-        made = exchange(*self._ends(island, step.edge))
-        return all((s, transfer_id(self.launch, step.edge, r)) in self.wire for s, r in made.parcels)
+        pairs = {pair for move in self._moves(island, step.bundle) for pair in exchange(*move).parcels}
+        return all((s, transfer_id(self.launch, step.bundle, r)) in self.wire for s, r in pairs)
 
     def _do(self, island: _Island, step: Step) -> None:
         match step:
             case Execute():
                 self._execute(island, step)
             case Send():
-                edge, source, target = self._ends(island, step.edge)
-                value = island.take(step.source)
-                assert value.layout == edge.source
-                for (sender, receiver), pieces in cut_parcels(exchange(edge, source, target), value.shards).items():
-                    name = (sender, transfer_id(self.launch, step.edge, receiver))
-                    assert name not in self.used_names, "two transfers of one name"
-                    self.used_names.add(name)
-                    self.wire[name] = pieces
+                served: dict[tuple[int, int], dict[int, list[Value]]] = {}
+                for k, (move, slot) in enumerate(zip(self._moves(island, step.bundle), step.sources, strict=True)):
+                    value = island.take(slot)
+                    assert value.layout == move[0].source
+                    for (sender, receiver), pieces in cut_parcels(exchange(*move), value.shards).items():
+                        served.setdefault((sender, transfer_id(self.launch, step.bundle, receiver)), {})[k] = pieces
+                assert self.used_names.isdisjoint(served), "two transfers of one name"
+                self.used_names.update(served)
+                self.wire.update(served)
             case Receive():
-                edge, source, target = self._ends(island, step.edge)
-                made = exchange(edge, source, target)
-                sent = {(s, r): self.wire.pop((s, transfer_id(self.launch, step.edge, r))) for s, r in made.parcels}
-                island.slots[step.target] = assemble(made, edge, target, sent)
+                moves = self._moves(island, step.bundle)
+                pairs = {pair for move in moves for pair in exchange(*move).parcels}
+                sent = {(s, r): self.wire.pop((s, transfer_id(self.launch, step.bundle, r))) for s, r in pairs}
+                for k, (move, slot) in enumerate(zip(moves, step.targets, strict=True)):
+                    mine = {pair: pieces[k] for pair, pieces in sent.items() if k in pieces}
+                    island.slots[slot] = assemble(exchange(*move), move[0], move[2], mine)
             case Reshard():
-                edge, source, target = self._ends(island, step.edge)
-                assert source.devices == target.devices
-                value = island.take(step.source)
-                assert value.layout == edge.source
-                island.slots[step.target] = shard(gather(value, source), edge.type, edge.target, target)
+                places = zip(self._moves(island, step.bundle), step.sources, step.targets, strict=True)
+                for (edge, source, target), old, new in places:
+                    assert source.devices == target.devices
+                    value = island.take(old)
+                    assert value.layout == edge.source
+                    island.slots[new] = shard(gather(value, source), edge.type, edge.target, target)
         for slot in () if isinstance(step, Receive) else step.drops:
             island.slots[slot] = None
 

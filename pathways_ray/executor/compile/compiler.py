@@ -15,12 +15,12 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.pieces import Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
-from pathways_ray.ir.plan import Executable, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.transport.messages import encode
@@ -276,46 +276,38 @@ class Compiler:
         loops = any(isinstance(part, Loop) for part in parts)
         return self.backend.options(fused=len(parts) > 1 or loops, loops=loops)
 
-    def reshard(self, array: ArrayType, source: tuple[PlacedSlice, Spec], target: tuple[PlacedSlice, Spec]) -> Any:
-        """The compiled identity that changes a layout on the same devices."""
-        start, end = self.sharding(*source), self.sharding(*target)
+    def reshard(self, edges: Sequence[Edge], source: PlacedSlice, target: PlacedSlice) -> Any:
+        """The compiled identity that changes the layouts of arrays on the same devices."""
+        starts = [self.sharding(source, edge.source.spec) for edge in edges]
+        ends = tuple(self.sharding(target, edge.target.spec) for edge in edges)
 
         def make() -> Any:
-            argument = jax.ShapeDtypeStruct(array.shape, dtype_of(array.dtype), sharding=start)
-            return jax.jit(lambda x: x, out_shardings=end).lower(argument).compile()
+            arguments = [
+                jax.ShapeDtypeStruct(edge.type.shape, dtype_of(edge.type.dtype), sharding=start)
+                for edge, start in zip(edges, starts, strict=True)
+            ]
+            return jax.jit(lambda *arrays: arrays, out_shardings=ends).lower(*arguments).compile()
 
-        (a, p), (b, q) = source, target
+        kinds = [(edge.type, edge.source.spec, edge.target.spec) for edge in edges]
+        a, b = source.mesh, target.mesh
         return self._cached(
-            encode(("reshard", array, a.mesh.shape, a.mesh.axes, p, b.mesh.shape, b.mesh.axes, q, a.devices)),
-            make,
-            "reshard",
+            encode(("reshard", kinds, a.shape, a.axes, b.shape, b.axes, source.devices)), make, "reshard"
         )
 
-    def cut(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
-        """The compiled computation that cuts boxes (relative to the shard) out of a shard on one device."""
+    def pack(self, shards: Sequence[ArrayType], packs: Sequence[Sequence[Cut]], device: int) -> Callable[..., Any]:
+        """The compiled `pieces.packing` on one device, for shards of these types."""
+        return self._on_device(("pack", shards, packs), packing(packs), shards, device)
 
-        def run(shard: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(jax.lax.slice(shard, [a for a, _ in box], [b for _, b in box]) for box in boxes)
-
-        return self._on_device(("cut", shape, dtype, boxes), run, [shape], dtype, device)
-
-    def join(self, shape: tuple[int, ...], dtype: str, boxes: Sequence[Box], device: int) -> Callable[..., Any]:
-        """The compiled computation that puts a shard, its only output, together from pieces at the given boxes."""
-
-        def run(*pieces: jax.Array) -> tuple[jax.Array]:
-            shard = jax.numpy.zeros(shape, dtype_of(dtype))
-            for piece, box in zip(pieces, boxes, strict=True):
-                shard = jax.lax.dynamic_update_slice(shard, piece, [a for a, _ in box])
-            return (shard,)
-
-        return self._on_device(("join", shape, dtype, boxes), run, [box_shape(box) for box in boxes], dtype, device)
-
-    def _on_device(
-        self, what: Any, run: Function, shapes: list[tuple[int, ...]], dtype: str, device: int
+    def unpack(
+        self, arrived: Sequence[ArrayType], shards: Sequence[tuple[ArrayType, Sequence[Placed]]], device: int
     ) -> Callable[..., Any]:
+        """The compiled `pieces.unpacking` on one device, for pieces of these types."""
+        return self._on_device(("unpack", arrived, shards), unpacking(shards), arrived, device)
+
+    def _on_device(self, what: Any, run: Function, kinds: Sequence[ArrayType], device: int) -> Callable[..., Any]:
         def make() -> Any:
             sharding = SingleDeviceSharding(self.devices[device])
-            arguments = [jax.ShapeDtypeStruct(shape, dtype_of(dtype), sharding=sharding) for shape in shapes]
+            arguments = [jax.ShapeDtypeStruct(k.shape, dtype_of(k.dtype), sharding=sharding) for k in kinds]
 
             def build(function: Function) -> Any:
                 return jax.jit(function, out_shardings=sharding).lower(*arguments).compile()

@@ -38,10 +38,8 @@ class CompiledParts:
     def executable(self, number: int) -> Any:
         return self._executables[number]
 
-    def reshard(self, edge: int) -> Any:
-        source, target = self._ends(edge)
-        made = self.plan.edges[edge]
-        return self.compiler.reshard(made.type, (source, made.source.spec), (target, made.target.spec))
+    def reshard(self, bundle: int) -> Any:
+        return self.compiler.reshard(self.plan.bundles[bundle].edges, *self._ends(bundle))
 
     def regroup(self, step: Regroup) -> Callable[..., Any]:
         plan, host = self.plan, self.compiler.host
@@ -59,12 +57,12 @@ class CompiledParts:
 
         return made
 
-    def outgoing(self, edge: int) -> Outgoing:
-        return Outgoing(self.plan.edges[edge], edge, *self._ends(edge), self.compiler.host, self.compiler)
+    def outgoing(self, bundle: int) -> Outgoing:
+        return Outgoing(self.plan.bundles[bundle], bundle, *self._ends(bundle), self.compiler.host, self.compiler)
 
-    def incoming(self, edge: int) -> Incoming:
-        return Incoming(self.plan.edges[edge], edge, *self._ends(edge), self.compiler.host, self.compiler)
+    def incoming(self, bundle: int) -> Incoming:
+        return Incoming(self.plan.bundles[bundle], bundle, *self._ends(bundle), self.compiler.host, self.compiler)
 
-    def _ends(self, edge: int) -> tuple[PlacedSlice, PlacedSlice]:
-        made = self.plan.edges[edge]
-        return self.plan.placed(made.source.slice), self.plan.placed(made.target.slice)
+    def _ends(self, bundle: int) -> tuple[PlacedSlice, PlacedSlice]:
+        made = self.plan.bundles[bundle]
+        return self.plan.placed(made.source), self.plan.placed(made.target)

@@ -35,13 +35,13 @@ class InputBarrier(NamedTuple):
         number: identifies it within its launch, on all hosts alike.
         rendezvous: the scheduler releases it when all hosts of the island have reached it with their inputs;
             otherwise this host passes it by itself.
-        edges: what has to arrive on this host first.
+        bundles: what has to arrive on this host first.
     """
 
     gang: int
     number: int
     rendezvous: bool
-    edges: tuple[int, ...] = ()
+    bundles: tuple[int, ...] = ()
 
 
 HostStep = Step | InputBarrier
@@ -68,7 +68,7 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
     received: dict[int, tuple[int, ...]] = {}
     for step in steps:
         if isinstance(step, Receive) and host in hosts_of(step, plan):
-            received[step.gang] = (*received.get(step.gang, ()), step.edge)
+            received[step.gang] = (*received.get(step.gang, ()), step.bundle)
     guarded: set[int] = set()
     unsynchronized = False
     for step in steps:
@@ -78,8 +78,8 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
             if step.gang not in guarded and _comes_from_another_host(step, plan):
                 guarded.add(step.gang)
                 if several or host in hosts:
-                    edges = received.get(step.gang, ())
-                    made.append(InputBarrier(step.gang, input_barrier_of(step.gang), several, edges))
+                    bundles = received.get(step.gang, ())
+                    made.append(InputBarrier(step.gang, input_barrier_of(step.gang), several, bundles))
                 unsynchronized = multi_host and not several
         elif several and unsynchronized and not isinstance(step, Send | Regroup):
             made.append(InputBarrier(step.gang, rendezvous_of(step.gang), rendezvous=True))
@@ -114,11 +114,11 @@ def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
         case Regroup():
             return plan.placed(step.layout.slice).hosts
         case Receive():
-            return plan.placed(plan.edges[step.edge].target.slice).hosts
+            return plan.placed(plan.bundles[step.bundle].target).hosts
         case Send() | Reshard():
-            return plan.placed(plan.edges[step.edge].source.slice).hosts
+            return plan.placed(plan.bundles[step.bundle].source).hosts
 
 
 def _comes_from_another_host(step: Receive, plan: IslandPlan) -> bool:
-    edge = plan.edges[step.edge]
-    return len({*plan.placed(edge.source.slice).hosts, *plan.placed(edge.target.slice).hosts}) > 1
+    bundle = plan.bundles[step.bundle]
+    return len({*plan.placed(bundle.source).hosts, *plan.placed(bundle.target).hosts}) > 1

@@ -97,10 +97,10 @@ class HostCore:
     def _lost_sender(self, active: ActiveLaunch) -> int | None:
         """A host from which a launch waits for data, and which has none of it any more."""
         barrier = active.barrier
-        if barrier is None or not barrier.edges or barrier.number == active.arrived:
+        if barrier is None or not barrier.bundles or barrier.number == active.arrived:
             return None
         plan, sequence = active.plan.plan, active.launch.sequence
-        senders = {host for edge in barrier.edges for host in plan.placed(plan.edges[edge].source.slice).hosts}
+        senders = {host for k in barrier.bundles for host in plan.placed(plan.bundles[k].source).hosts}
         senders.discard(self.host)
         there = {host for host in senders if host in self.peers and self.peers[host].since < sequence}
         return min(senders - there, default=None)

@@ -38,15 +38,16 @@ class Parts(Protocol):
     def executable(self, number: int) -> Computation | None:
         """Executable `number` of the plan, or None when this host has no part in its slice."""
 
-    def reshard(self, edge: int) -> Computation: ...
+    def reshard(self, bundle: int) -> Computation:
+        """The computation that takes and gives one array for each edge of a bundle."""
 
     def regroup(self, step: Regroup) -> Computation:
         """The maker of one array from the shards that a step names; called with the arrays of its sources that have a
         shard on this host, and with anything in the places of the others."""
 
-    def outgoing(self, edge: int) -> Outgoing: ...
+    def outgoing(self, bundle: int) -> Outgoing: ...
 
-    def incoming(self, edge: int) -> Incoming: ...
+    def incoming(self, bundle: int) -> Incoming: ...
 
 
 class Store(Protocol):
@@ -89,11 +90,11 @@ class PreparedProgram:
                 donated = plan.executables[step.executable].donated
                 return ExecuteStep(step, compiled, donated, self.transfer, plan.labels[step.node], host)
             case Send():
-                return SendStep(step, parts.outgoing(step.edge), self.transfer)
+                return SendStep(step, parts.outgoing(step.bundle), self.transfer)
             case Receive():
-                return ReceiveStep(step, parts.incoming(step.edge))
+                return ReceiveStep(step, parts.incoming(step.bundle))
             case Reshard():
-                return ReshardStep(step, parts.reshard(step.edge), host)
+                return ReshardStep(step, parts.reshard(step.bundle), host)
             case Regroup():
                 return RegroupStep(step, parts.regroup(step), host)
 
@@ -138,11 +139,11 @@ class PreparedProgram:
     def awaited(self, slots: Slots, position: int) -> list[Any]:
         """The pieces that have to arrive on this host before the launch may pass the barrier at a position: arrays, or
         failures in their place."""
-        edges = self.plan.barrier_at(slots.launch, position).edges
+        bundles = self.plan.barrier_at(slots.launch, position).bundles
         return [
             piece
-            for edge in edges
-            for pieces in slots.pulled.get(edge, {}).values()
+            for bundle in bundles
+            for pieces in slots.pulled.get(bundle, {}).values()
             for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
         ]
 

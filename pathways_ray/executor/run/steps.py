@@ -9,7 +9,7 @@ has those of JAX, the simulator its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
@@ -17,7 +17,7 @@ from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Regroup, Reshard, 
 from pathways_ray.transport.messages import IslandLaunch
 
 Computation = Callable[..., Any]
-"""A compiled computation: takes arrays, gives a sequence of arrays (a reshard: one array), raises when it cannot be
+"""A compiled computation: takes arrays, gives a sequence of arrays (a regroup: one array), raises when it cannot be
 enqueued, which a `Failure` among its arguments makes sure of. What is executed gives a last array, its *end*, which is
 no output: it is ready, or fails, when the computation has, and no later one takes its memory."""
 
@@ -38,20 +38,21 @@ class Transfer(Protocol):
 
 
 class Outgoing(Protocol):
-    """The sending side of an edge on this host."""
+    """The sending side of a bundle on this host."""
 
     number: int
     host: int
 
-    def send(self, value: Any, launch: int, transfer: Any) -> Pieces | Failure:
-        """Serves the pieces that other hosts need; returns those that stay on this host."""
+    def send(self, values: Sequence[Any] | Failure, launch: int, transfer: Any) -> Pieces | Failure:
+        """Serves the pieces of values, one for each edge, that other hosts need; returns those that stay on this host.
+        A failure among them is served in place of all."""
 
     def take_back(self, launch: int, failure: Failure, transfer: Any) -> None:
         """Offers `failure` in place of the pieces of a launch, which are not needed any more."""
 
 
 class Incoming(Protocol):
-    """The receiving side of an edge on this host."""
+    """The receiving side of a bundle on this host."""
 
     number: int
     host: int
@@ -59,8 +60,13 @@ class Incoming(Protocol):
     def post(self, launch: int, transfer: Any) -> dict[int, Pieces | Failure]:
         """Posts the pulls, before the producers need to have run; by sending host."""
 
-    def assemble(self, pulled: dict[int, Pieces | Failure], local: Pieces | Failure | None) -> Any:
-        """The array in its new layout, or the failure that came in its place."""
+    def assemble(self, pulled: dict[int, Pieces | Failure], local: Pieces | Failure | None) -> Sequence[Any] | Failure:
+        """The arrays in their new layouts, one for each edge, or the failure that came in their place."""
+
+
+def first_failure(values: Sequence[Any] | Failure) -> Failure:
+    """The failure in place of values, or the first one among them."""
+    return values if isinstance(values, Failure) else next(value for value in values if isinstance(value, Failure))
 
 
 class Slots:
@@ -69,7 +75,7 @@ class Slots:
     Args:
         count: slots of its plan.
 
-    `pulled` has, by edge and sending host, the pieces that were asked for; `local` those that stay on this host;
+    `pulled` has, by bundle and sending host, the pieces that were asked for; `local` those that stay on this host;
     `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends` the ends of gangs, by the
     slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `aborted` is set once
     the launch has ended elsewhere: nobody takes what it would send.
@@ -148,19 +154,19 @@ class ExecuteStep:
 
 
 class SendStep:
-    """Serves a slot to the hosts that pull it."""
+    """Serves slots to the hosts that pull them."""
 
-    __slots__ = ("drops", "gang", "outgoing", "source", "transfer")
+    __slots__ = ("drops", "gang", "outgoing", "sources", "transfer")
 
     def __init__(self, step: Send, outgoing: Outgoing, transfer: Any) -> None:
-        self.gang, self.source, self.drops = step.gang, step.source, step.drops
+        self.gang, self.sources, self.drops = step.gang, step.sources, step.drops
         self.outgoing, self.transfer = outgoing, transfer
 
     def run(self, slots: Slots) -> None:
-        value = slots.values[self.source]
+        values = [slots.values[slot] for slot in self.sources]
         try:
             aborted = slots.aborted
-            local = aborted or self.outgoing.send(value, slots.launch.sequence, self.transfer)
+            local = aborted or self.outgoing.send(values, slots.launch.sequence, self.transfer)
         except Exception as error:
             failure = Failure("ExecutionError", f"{type(error).__name__}: {error}", "transfer", "", self.outgoing.host)
             local = self.outgoing.send(failure, slots.launch.sequence, self.transfer)
@@ -170,43 +176,50 @@ class SendStep:
 
 
 class ReceiveStep:
-    """Assembles an array from what an edge brought."""
+    """Assembles arrays from what a bundle brought."""
 
-    __slots__ = ("gang", "incoming", "target")
+    __slots__ = ("gang", "incoming", "targets")
 
     def __init__(self, step: Receive, incoming: Incoming) -> None:
-        self.gang, self.target, self.incoming = step.gang, step.target, incoming
+        self.gang, self.targets, self.incoming = step.gang, step.targets, incoming
 
     def run(self, slots: Slots) -> None:
         number = self.incoming.number
         pulled, local = slots.pulled.pop(number, {}), slots.local.pop(number, None)
-        failure = slots.failed_inputs.get(self.gang)
-        if failure is not None:
-            slots.values[self.target] = failure
-            return
+        made: Sequence[Any] | Failure | None = slots.failed_inputs.get(self.gang)
         try:
-            slots.values[self.target] = self.incoming.assemble(pulled, local)
+            if made is None:
+                made = self.incoming.assemble(pulled, local)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            slots.values[self.target] = Failure("ExecutionError", text, "transfer", "", self.incoming.host)
+            made = Failure("ExecutionError", text, "transfer", "", self.incoming.host)
+        _put(slots, self.targets, made)
+
+
+def _put(slots: Slots, targets: Sequence[int], made: Sequence[Any] | Failure) -> None:
+    """Puts values into slots, or a failure into all of them."""
+    values = [made] * len(targets) if isinstance(made, Failure) else made
+    for slot, value in zip(targets, values, strict=True):
+        slots.values[slot] = value
 
 
 class ReshardStep:
-    """Changes the layout of a slot on the same devices."""
+    """Changes the layouts of slots on the same devices."""
 
-    __slots__ = ("compiled", "drops", "gang", "host", "source", "target")
+    __slots__ = ("compiled", "drops", "gang", "host", "sources", "targets")
 
     def __init__(self, step: Reshard, compiled: Computation, host: int) -> None:
-        self.gang, self.source, self.target, self.drops = step.gang, step.source, step.target, step.drops
+        self.gang, self.sources, self.targets, self.drops = step.gang, step.sources, step.targets, step.drops
         self.compiled, self.host = compiled, host
 
     def run(self, slots: Slots) -> None:
-        value = slots.values[self.source]
+        values = [slots.values[slot] for slot in self.sources]
         try:
-            slots.values[self.target] = value if isinstance(value, Failure) else self.compiled(value)
+            made = next((v for v in values if isinstance(v, Failure)), None) or self.compiled(*values)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            slots.values[self.target] = Failure("ExecutionError", text, "reshard", "", self.host)
+            made = Failure("ExecutionError", text, "reshard", "", self.host)
+        _put(slots, self.targets, made)
         for slot in self.drops:
             slots.values[slot] = None
 

@@ -33,7 +33,7 @@ def _stopped(core: HostCore) -> Iterator[Stopped]:
             yield Stopped(sequence, active.phase.name)
             continue
         plan = active.plan.plan
-        senders = {host for edge in barrier.edges for host in plan.placed(plan.edges[edge].source.slice).hosts}
+        senders = {host for k in barrier.bundles for host in plan.placed(plan.bundles[k].source).hosts}
         arrived = active.arrived == barrier.number
         yield Stopped(sequence, active.phase.name, (), tuple(sorted(senders - {core.host})), arrived)
 

@@ -1,8 +1,8 @@
 """Plans a lowered graph, with the places of its slices: one plan for each island.
 
-Transfers become a `Send` right behind the producer and a `Receive` right before the first consumer, or at the end
-where the value is a result; or a `Reshard` where both slices have the same devices. Every plan is verified before it
-leaves.
+Transfers become edges, and those that can travel together one bundle (`bundles`): a `Send` right behind the producer
+and a `Receive` right before the first consumer, or at the end where the values are results; or a `Reshard` where both
+slices have the same devices. Every plan is verified before it leaves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import msgspec
 
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Regroup, Result, Transfer, inputs_of
+from pathways_ray.ir.passes.bundles import bundles
 from pathways_ray.ir.plan import (
+    Bundle,
     Edge,
     Executable,
     Execute,
@@ -39,8 +41,11 @@ def plan_islands(graph: Graph, placement: Mapping[int, PlacedSlice]) -> tuple[Is
     touched |= {node.layout.slice for node in graph.nodes if isinstance(node, Argument | Transfer | Regroup)}
     slices = tuple(placement[s.id] for s in graph.slices if s.id in touched)
     gangs = _gangs(graph)
+    groups = bundles(graph, gangs)
     islands = sorted({placed.island for placed in slices})
-    return tuple(verify_plan(_IslandPlanner(graph, placement, slices, gangs, island).build()) for island in islands)
+    return tuple(
+        verify_plan(_IslandPlanner(graph, placement, slices, gangs, groups, island).build()) for island in islands
+    )
 
 
 def _gangs(graph: Graph) -> dict[int, int]:
@@ -68,6 +73,7 @@ class _IslandPlanner:
         placement: Mapping[int, PlacedSlice],
         slices: tuple[PlacedSlice, ...],
         gangs: dict[int, int],
+        groups: Sequence[tuple[int, ...]],
         island: int,
     ) -> None:
         self.graph = graph
@@ -76,9 +82,8 @@ class _IslandPlanner:
         self.gangs = gangs
         self.island = island
         self.consumers = graph.consumers()
-        self.edge_numbers = {
-            i: k for k, i in enumerate(i for i, n in enumerate(graph.nodes) if isinstance(n, Transfer))
-        }
+        self.groups = groups
+        self.first = {group[0]: number for number, group in enumerate(groups)}
         self.slots: dict[Ref, int] = {}
         self.steps: list[Step] = []
         self.executables: dict[Executable, int] = {}
@@ -93,7 +98,8 @@ class _IslandPlanner:
                     if self._here(node.layout.slice):
                         arguments.append((self._slot(Ref(index)), node.index))
                 case Transfer():
-                    self._transfer(index, node)
+                    if index in self.first:
+                        self._transfer(self.first[index], node)
                 case Compute():
                     if self._here(node.slice):
                         self._execute(index, node)
@@ -114,11 +120,7 @@ class _IslandPlanner:
             awaited=awaited,
             slices=self.slices,
             executables=tuple(self.executables),
-            edges=tuple(
-                Edge(node.type, graph.layout_of(node.input), node.layout)
-                for node in graph.nodes
-                if isinstance(node, Transfer)
-            ),
+            bundles=tuple(map(self._bundle, self.groups)),
             steps=_with_drops(self.steps, {slot for slot, _ in results} | set(awaited)),
             labels=tuple(
                 NodeLabel(node.name, node.where) if isinstance(node, Compute) else NodeLabel("transfer", "")
@@ -133,24 +135,38 @@ class _IslandPlanner:
     def _slot(self, ref: Ref) -> int:
         return self.slots.setdefault(ref, len(self.slots))
 
-    def _transfer(self, index: int, node: Transfer) -> None:
-        edge, ref = self.edge_numbers[index], Ref(index)
-        source, target = self.graph.layout_of(node.input).slice, node.layout.slice
-        if self.placement[source].devices == self.placement[target].devices:
-            if self._here(source):
-                self.steps.append(Reshard(self.gangs[index], edge, self._slot(node.input), self._slot(ref)))
-            return
+    def _nodes(self, group: tuple[int, ...]) -> list[Transfer]:
+        return [node for index in group if isinstance(node := self.graph.nodes[index], Transfer)]
+
+    def _bundle(self, group: tuple[int, ...]) -> Bundle:
+        edges = tuple(Edge(node.type, self.graph.layout_of(node.input), node.layout) for node in self._nodes(group))
+        return Bundle(edges[0].source.slice, edges[0].target.slice, edges)
+
+    def _transfer(self, number: int, first: Transfer) -> None:
+        """The steps of a bundle, where the first of its transfers stands: what the others take is there too."""
+        group = self.groups[number]
+        gang = self.gangs[group[0]]
+        source, target = self.graph.layout_of(first.input).slice, first.layout.slice
         if self._here(source):
-            self.steps.append(Send(self.gangs[index], edge, self._slot(node.input)))
+            sources = tuple(self._slot(node.input) for node in self._nodes(group))
+            if self.placement[source].devices == self.placement[target].devices:
+                targets = tuple(self._slot(Ref(index)) for index in group)
+                self.steps.append(Reshard(gang, number, sources, targets))
+                return
+            self.steps.append(Send(gang, number, sources))
         if self._here(target):
-            self.waiting[ref] = edge
+            self.waiting.update({Ref(index): number for index in group})
 
     def _receive(self, refs: Sequence[Ref], gang: int | None) -> None:
         """Has values arrive that are still on their way: before a gang, or where they are results, before the end."""
         for ref in dict.fromkeys(refs):
             if ref in self.waiting:
                 at = gang if gang is not None else self.gangs[ref.node]
-                self.steps.append(Receive(at, self.waiting.pop(ref), self._slot(ref)))
+                number = self.waiting[ref]
+                group = [Ref(index) for index in self.groups[number]]
+                for one in group:
+                    del self.waiting[one]
+                self.steps.append(Receive(at, number, tuple(map(self._slot, group))))
 
     def _regroup(self, index: int, node: Regroup) -> None:
         target = self.placement[node.layout.slice]
@@ -225,7 +241,7 @@ def _slots_used(step: Step) -> tuple[int, ...]:
         case Execute():
             return step.inputs + step.outputs
         case Send() | Reshard():
-            return (step.source,)
+            return step.sources
         case RegroupStep():
             return step.sources
         case Receive():

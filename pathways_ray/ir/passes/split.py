@@ -19,6 +19,7 @@ from pathways_ray.ir.graph import (
     Regroup,
     Repeat,
     Result,
+    Transfer,
     inputs_of,
     output_count,
     with_inputs,
@@ -74,8 +75,8 @@ class _Scope:
         for index, node in enumerate(self.graph.nodes):
             if (
                 index in there
-                or not isinstance(node, Compute | Regroup)
-                or any(r.node not in there for r in node.inputs)
+                or not isinstance(node, Compute | Transfer | Regroup)
+                or any(r.node not in there for r in inputs_of(node))
             ):
                 continue
             if there.issuperset(self.readers(index)):
@@ -205,7 +206,7 @@ class _Splitter:
                 case Compute():
                     used.add(node.slice)
                     kept.append(msgspec.structs.replace(node, recipe=numbers[node.recipe]))
-                case Argument() | Regroup():
+                case Argument() | Transfer() | Regroup():
                     used.add(node.layout.slice)
                     kept.append(node)
                 case _:

@@ -24,7 +24,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, mesh_of
 from pathways_ray.ir.evaluate import evaluate
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Transfer
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import Layout, SliceType
 from pathways_ray.jax_types import partition_spec
@@ -129,6 +129,9 @@ def _run(graph: Graph, functions: dict[str, Any], arguments: list[Any]) -> list[
     for node in graph.nodes[:-1]:
         if isinstance(node, Argument):
             made.append([arguments[node.index]])
+            continue
+        if isinstance(node, Transfer):
+            made.append(made[node.input.node][node.input.output : node.input.output + 1])
             continue
         assert isinstance(node, Compute)
         inputs = [

@@ -72,6 +72,6 @@ def test_a_transfer_that_is_a_result_arrives_before_the_end() -> None:
     assert [type(step) for step in here.steps] == [plan.Send]
     (step,) = there.steps
     assert isinstance(step, plan.Receive)
-    assert there.results == ((step.target, 0),)
-    assert there.awaited == (step.target,)
+    assert there.results == ((step.targets[0], 0),)
+    assert there.awaited == step.targets
     assert here.results == ()

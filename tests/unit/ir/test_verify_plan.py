@@ -56,11 +56,12 @@ def test_the_example_has_a_step_of_each_kind() -> None:
         (0, Execute, {"outputs": (2,)}, "slot 2 on slice 1; it lies on slice 2"),
         (0, Execute, {"gang": 8}, "step 0 belongs to gang 8; there are 3"),
         (0, Execute, {"drops": (1,)}, "uses slot 1, which was dropped before"),
-        (0, Send, {"edge": 5}, "is about edge 5; there are 2"),
-        (0, Send, {"source": 3}, "uses slot 3, which holds no value yet"),
-        (0, Reshard, {"target": 0}, "makes slot 0 a second time"),
-        (1, Receive, {"target": 4}, "makes slot 4; there are 2"),
-        (1, Receive, {"edge": -1}, "is about edge -1"),
+        (0, Send, {"bundle": 5}, "is about bundle 5; there are 2"),
+        (0, Send, {"sources": (3,)}, "uses slot 3, which holds no value yet"),
+        (0, Reshard, {"targets": (0,)}, "makes slot 0 a second time"),
+        (1, Receive, {"targets": (4,)}, "makes slot 4; there are 2"),
+        (1, Receive, {"targets": ()}, "names 0 slots for the 1 edges of its bundle"),
+        (1, Receive, {"bundle": -1}, "is about bundle -1"),
         (1, Execute, {"drops": (1,)}, "slot 1 is a result or awaited, but holds no value at the end"),
     ],
 )
@@ -91,15 +92,17 @@ def test_a_plan_without_one_of_its_steps_is_refused(case: tuple[Sketch, Graph]) 
     for plan in plan_islands(lower(graph), sketch.placement):
         for number, step in enumerate(plan.steps):
             without = msgspec.structs.replace(plan, steps=plan.steps[:number] + plan.steps[number + 1 :])
-            outputs = step.outputs if isinstance(step, Execute) else () if isinstance(step, Send) else (step.target,)
+            outputs = step.outputs if isinstance(step, Execute) else () if isinstance(step, Send) else _made(step)
             used = {slot for slot, _ in plan.results} | set(plan.awaited)
             for other in plan.steps[number + 1 :]:
                 if isinstance(other, Execute):
                     used.update(other.inputs)
-                elif isinstance(other, Regroup):
+                elif isinstance(other, Regroup) or not isinstance(other, Receive):
                     used.update(other.sources)
-                elif not isinstance(other, Receive):
-                    used.add(other.source)
             if used & set(outputs):
                 with pytest.raises(GraphError, match="holds no value"):
                     verify_plan(without)
+
+
+def _made(step: Receive | Reshard | Regroup) -> tuple[int, ...]:
+    return (step.target,) if isinstance(step, Regroup) else step.targets

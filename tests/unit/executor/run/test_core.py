@@ -41,7 +41,7 @@ from pathways_ray.executor.run.instructions import (
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
-from pathways_ray.ir.plan import Edge, IslandPlan, Regroup
+from pathways_ray.ir.plan import IslandPlan, Regroup
 from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
     Abort,
@@ -73,12 +73,13 @@ class Pull:
 
 
 class Edges:
-    """Both sides of an edge: what is sent is noted, what is received was put into a `Pull` by the test."""
+    """Both sides of a bundle of one edge: what is sent is noted, what is received was put into a `Pull` by the test."""
 
-    def __init__(self, world: Host, number: int, edge: Edge) -> None:
-        self.world, self.number, self.host, self.edge = world, number, world.host, edge
+    def __init__(self, world: Host, number: int) -> None:
+        self.world, self.number, self.host = world, number, world.host
 
-    def send(self, value: Any, launch: int, transfer: Any) -> Any:
+    def send(self, values: Any, launch: int, transfer: Any) -> Any:
+        (value,) = [values] if isinstance(values, Failure) else values
         self.world.sent.append((launch, self.number, value))
         return value if isinstance(value, Failure) else []
 
@@ -90,7 +91,8 @@ class Edges:
         return {99: [self.world.pulls[launch]]}
 
     def assemble(self, pulled: dict[int, Any], local: Any) -> Any:
-        return pulled[99][0].value
+        value = pulled[99][0].value
+        return value if isinstance(value, Failure) else [value]
 
 
 class Host:
@@ -167,14 +169,13 @@ class Host:
         return run
 
     def reshard(self, edge: int) -> Callable[..., Any]:
-        return lambda value: f"reshard({value})"
+        return lambda value: [f"reshard({value})"]
 
     def regroup(self, step: Regroup) -> Callable[..., Any]:
         return lambda *values: f"regroup({', '.join(map(str, values))})"
 
-    def outgoing(self, edge: int) -> Edges:
-        assert self.plan is not None
-        return Edges(self, edge, self.plan.edges[edge])
+    def outgoing(self, bundle: int) -> Edges:
+        return Edges(self, bundle)
 
     incoming = outgoing
 

@@ -94,16 +94,17 @@ def test_plans_agree_with_each_other(case: tuple[Sketch, Graph]) -> None:
     results = [number for made in plans for _, number in made.results]
     assert sorted(results) == list(range(len(graph.result.inputs))), "every result lies on one island"
     for made in plans:
-        assert (made.gangs, made.edges, made.labels, made.slices) == (
+        assert (made.gangs, made.bundles, made.labels, made.slices) == (
             plans[0].gangs,
-            plans[0].edges,
+            plans[0].bundles,
             plans[0].labels,
             plans[0].slices,
         )
     sends, receives = (
-        sorted(step.edge for made in plans for step in made.steps if isinstance(step, kind)) for kind in (Send, Receive)
+        sorted(step.bundle for made in plans for step in made.steps if isinstance(step, kind))
+        for kind in (Send, Receive)
     )
-    assert sends == receives, "every edge that is sent is received, once"
+    assert sends == receives, "every bundle that is sent is received, once"
 
 
 @repeatable(60)
@@ -153,16 +154,16 @@ def test_the_text_of_a_plan() -> None:
         "  slice1(x=2) = devices 0.0, 0.1",
         "  s0 = argument 0",
         "  [0] s1 = execute f(s0); drop s0",
-        "  [0] send s1 edge 0: uint64[8] slice1:P(x) -> slice2:P(x); drop s1",
-        "  [2] s2 = receive edge 1: uint64[8] slice2:P(x) -> slice1:P(x)",
+        "  [0] send s1 bundle 0: uint64[8] slice1:P(x) -> slice2:P(x); drop s1",
+        "  [2] s2 = receive bundle 1: uint64[8] slice2:P(x) -> slice1:P(x)",
         "  [2] s3 = execute h(s2); drop s2",
         "  result 0 = s3",
         "}",
         "island 1 {",
         "  slice2(x=2) = devices 1.0, 1.1",
-        "  [1] s0 = receive edge 0: uint64[8] slice1:P(x) -> slice2:P(x)",
+        "  [1] s0 = receive bundle 0: uint64[8] slice1:P(x) -> slice2:P(x)",
         "  [1] s1 = execute g(s0); drop s0",
-        "  [1] send s1 edge 1: uint64[8] slice2:P(x) -> slice1:P(x)",
+        "  [1] send s1 bundle 1: uint64[8] slice2:P(x) -> slice1:P(x)",
         "}",
     ]
 
