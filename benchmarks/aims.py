@@ -80,6 +80,8 @@ AIMS = (
         1.5,
         at_most=True,
     ),
+    Aim("All rows / a tenth routed, to another slice", ("bytes",), "all rows / a tenth routed*", 3),
+    Aim("A tree of 20 leaves / one array, to another slice", ("bytes",), "tree of 20 leaves*", 1.3, at_most=True),
     Aim("SPMD training / plain JAX", TRAINING, "pathways / plain JAX*", 0.98),
     Aim("Pipeline / SPMD, of the ideal", TRAINING, "pipeline / ideal*", 0.95),
     Aim("Pipeline across islands / inside one", TRAINING, "pipeline across islands / inside one*", 0.95),

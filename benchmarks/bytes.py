@@ -4,6 +4,12 @@ Each round moves the same bytes by all ways in turn: over a raw TCP connection o
 until the array is ready on the devices; `fetch`, `np.asarray` of it; from one island to the other, until the result of
 a function that hands it on is ready there. On slices of one device and of four, sharded by rows.
 
+Trees: 20 leaves of the same bytes, resharded to the other island and another layout, beside one flat array that is; and
+from every device to all.
+
+Rows: of an array of 64 MiB the tenth that the data choose goes to the other island by `pw.route`, beside all of it by
+`pw.reshard`; and there and back, by `pw.combine`.
+
 Small ones: a call with an argument of 32 bytes that is still NumPy's, until its result is here, beside one with a
 future; and 60 small results fetched leaf by leaf, beside one of them.
 
@@ -31,6 +37,7 @@ from benchmarks.printing import Table, shows
 
 MIB = 1 << 20
 LEAVES = 60
+TREE_LEAVES = 20
 PEER = """
 import socket, sys
 import numpy as np
@@ -46,10 +53,12 @@ class Settings:
     sizes: tuple[int, ...] = option((16, 64, 256), "of the array, in MiB")
     devices: tuple[int, ...] = option((1, 4), "of each slice")
     rounds: int = option(5, "that count, after one that does not")
+    trees: tuple[int, ...] = option((1, 2, 25), "of each tree, in MiB")
+    routed: int = option(64, "of the array of which rows are routed, in MiB")
     calls: int = option(300, "of each small call")
 
 
-SMOKE = Settings((1,), (1,), rounds=1, calls=5)
+SMOKE = Settings((1,), (1,), rounds=1, trees=(1,), routed=1, calls=5)
 
 
 class Raw:
@@ -110,6 +119,57 @@ def moved(raw: Raw, here: Any, there: Any, mib: int, rounds: int) -> dict[str, A
     return {**{way: measure.spread(rates) for way, rates in counted.items()}, **ratios}
 
 
+def trees(here: Any, there: Any, mib: int, rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds to the other slice for a tree and for one array of its bytes, in turn."""
+    import pathways_ray as pw
+
+    rows = mib * MIB // 4 // TREE_LEAVES // 64 // 4 * 4
+    tree = [np.full((rows, 64), k, np.float32) for k in range(TREE_LEAVES)]
+    flat = np.concatenate(tree)
+    found = []
+    for name, spec in (("another", P(None, "x")), ("all devices", P())):
+        source = pw.put(tree, slice=here, spec=P("x")), pw.put(flat, slice=here, spec=P("x"))
+        took: dict[str, list[float]] = {"flat": [], "tree": []}
+        for _ in range(2 * rounds + 3):
+            for what, value in zip(("tree", "flat"), source, strict=True):
+                begun = time.perf_counter()
+                moved = pw.reshard(value, there, spec)
+                jax.block_until_ready(moved)
+                took[what].append(1e3 * (time.perf_counter() - begun))
+        np.testing.assert_array_equal(np.asarray(moved), flat)
+        counted = {what: times[3:] for what, times in took.items()}
+        ratios = [a / b for a, b in zip(counted["tree"], counted["flat"], strict=True)]
+        kinds = {what: measure.spread(times) for what, times in counted.items()}
+        found.append({"mib": mib, "layout": name, **kinds, "ratio": measure.spread(ratios)})
+    return found
+
+
+def routed(here: Any, there: Any, mib: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds to the other slice for a tenth of the rows and for all of them, in turn."""
+    import pathways_ray as pw
+
+    array = np.random.default_rng(0).standard_normal((mib * MIB // 1024, 256), np.float32)
+    chosen = np.random.default_rng(1).random(len(array)) < 0.1
+    x, to = pw.put(array, here, P("x")), pw.put(np.where(chosen, 0, -1).astype(np.int32), here, P("x"))
+    took: dict[str, list[float]] = {"dense": [], "routed": [], "back": []}
+    for _ in range(2 * rounds + 3):
+        begun = time.perf_counter()
+        pw.reshard(x, there, P("x")).block_until_ready()
+        dense = time.perf_counter()
+        (part,), handle = pw.route(x, to, [there], spec=P("x"))
+        part.rows.block_until_ready()
+        there_at = time.perf_counter()
+        back = pw.combine([part], handle).block_until_ready()
+        for what, start, end in (("dense", begun, dense), ("routed", dense, there_at), ("back", there_at, None)):
+            took[what].append(1e3 * ((time.perf_counter() if end is None else end) - start))
+    np.testing.assert_array_equal(np.asarray(part.rows)[: part.count], array[chosen])
+    np.testing.assert_array_equal(np.asarray(back), np.where(chosen[:, None], array, 0))
+    counted = {what: times[3:] for what, times in took.items()}
+    ratios = [a / b for a, b in zip(counted["dense"], counted["routed"], strict=True)]
+    kinds = {what: measure.spread(times) for what, times in counted.items()}
+    return {"mib": mib, "devices": here.size, **kinds, "ratio": measure.spread(ratios)}
+
+
 def small(where: Any, calls: int) -> dict[str, float]:
     """Microseconds of small calls, the kinds in turn."""
     import pathways_ray as pw
@@ -140,6 +200,8 @@ def run(settings: Settings, progress: Progress) -> Result:
     import pathways_ray as pw
 
     rows: list[dict[str, Any]] = []
+    leaves: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     raw = Raw(max(settings.sizes) * MIB)
     try:
         with pw.init(islands=2, devices_per_host=max(settings.devices)):
@@ -151,6 +213,12 @@ def run(settings: Settings, progress: Progress) -> Result:
                     for mib in settings.sizes:
                         progress.say(f"{mib} MiB on {devices} devices")
                         rows.append({"devices": devices, "mib": mib, **moved(raw, here, there, mib, settings.rounds)})
+                    progress.say(f"rows on {devices} devices")
+                    chosen.append(routed(here, there, settings.routed, settings.rounds))
+                    if devices == settings.devices[-1]:
+                        progress.say("trees")
+                        for mib in settings.trees:
+                            leaves += trees(here, there, mib, settings.rounds)
             with pw.virtual_slice((1,), ("x",), island=0) as one:
                 calls = small(one, settings.calls)
     finally:
@@ -158,8 +226,10 @@ def run(settings: Settings, progress: Progress) -> Result:
     return {
         "measured": " ".join(__doc__.split("\n\n")[1].split()),
         "rows": rows,
+        "trees": leaves,
+        "routed": chosen,
         "small": [{**calls, "numpy_ratio": calls["numpy"] / calls["future"]}],
-        "figures": figures(rows),
+        "figures": figures(rows) + tree_figures(leaves) + routed_figures(chosen),
     }
 
 
@@ -172,12 +242,38 @@ def figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def tree_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The time of each tree against that of one array."""
+    return [
+        {"name": f"tree of {TREE_LEAVES} leaves / one array, {r['mib']} MiB, {r['layout']}", "unit": "x", **r["ratio"]}
+        for r in rows
+    ]
+
+
+def routed_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The time of all rows against that of the tenth that is routed."""
+    return [
+        {"name": f"all rows / a tenth routed, {r['mib']} MiB, {r['devices']} devices", "unit": "x", **r["ratio"]}
+        for r in rows
+    ]
+
+
 show = shows(
     Table(
         "arrays, MiB a second, and ÷ a raw socket",
         "rows",
         *("devices", "mib", "raw:.0f", "put:.0f", "put_ratio:.2f", "fetch:.0f", "fetch_ratio:.2f"),
         *("across:.0f", "across_ratio:.2f"),
+    ),
+    Table(
+        f"a tree of {TREE_LEAVES} leaves and one array of its bytes to another island and layout, ms",
+        "trees",
+        *("mib", "layout", "tree:.1f", "flat:.1f", "ratio:.2f"),
+    ),
+    Table(
+        "all rows and a tenth routed to another island, and these back, ms",
+        "routed",
+        *("mib", "devices", "dense:.1f", "routed:.1f", "back:.1f", "ratio:.2f"),
     ),
     Table(
         "small calls, us",

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from pathways_ray.client.jit import jit as jit
     from pathways_ray.client.padding import padded as padded
     from pathways_ray.client.placement import put as put
+    from pathways_ray.client.placement import reshard as reshard
     from pathways_ray.client.program import program as program
+    from pathways_ray.client.routing import combine as combine
+    from pathways_ray.client.routing import route as route
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
     from pathways_ray.client.transfers import TransferBytes as TransferBytes
@@ -67,6 +70,7 @@ _HOMES = {
     "TransferBytes": "client.transfers",
     "VirtualSlice": "client.slices",
     "as_completed": "client.completion",
+    "combine": "client.routing",
     "compiled": "client.compiled",
     "cond": "client.control",
     "connect": "client.api",
@@ -82,6 +86,8 @@ _HOMES = {
     "progress": "client.progress",
     "put": "client.placement",
     "recording": "client.api",
+    "reshard": "client.placement",
+    "route": "client.routing",
     "scan": "client.control",
     "shutdown": "client.api",
     "switch": "client.control",

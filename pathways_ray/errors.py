@@ -10,7 +10,8 @@
     │   │   └── SpecError        a PartitionSpec does not fit the mesh or the array
     │   ├── InvalidArray         an argument that is no array, or has a dtype JAX does not have
     │   ├── BufferDeleted        a deleted or donated array was used
-    │   └── ForeignArray         an array of another session was used
+    │   ├── ForeignArray         an array of another session was used
+    │   └── RoutingError         rows were to go to a slice that there is not, or that has no room
     ├── ResourceError            the request is well formed, the cluster cannot serve it
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
@@ -133,6 +134,15 @@ class ForeignArray(UsageError):
 
     When: an array of another session was passed
     Do: fetch it there, and pass the NumPy array
+    """
+
+
+class RoutingError(UsageError):
+    """A row cannot go where it is to go.
+
+    When: `pw.route` with a destination that is not the number of a slice, or, with `overflow="error"`, with more rows
+        than the capacity of one
+    Do: the message has the values. -1 is the destination of rows that go nowhere; raise the capacity, or leave it out
     """
 
 

@@ -47,7 +47,7 @@ def planning(devices: int, cut: str, rounds: int) -> dict[str, Any]:
         made = planned(decode_graph(data), slices, fusion=True)
         found["planning_ms"].append(1e3 * (time.thread_time() - before))
         if cut != "all to all" or parcels < MOST_PARCELS:
-            (edge,) = made.plans[0].edges
+            ((edge,),) = (bundle.edges for bundle in made.plans[0].bundles)
             before = time.thread_time()
             exchange(edge, slices[0], slices[1], host=0)
             found["deriving_ms"].append(1e3 * (time.thread_time() - before))

@@ -1,0 +1,387 @@
+"""`pw.route` and `pw.combine`: rows go to slices that the data choose, and what came of them comes back.
+
+Each source sorts its rows by destination and says how many there are of each, which is all that this process hears of
+them. `ir.routing.Progress` says what follows: which source sends what where, in pieces of a few sizes, and which
+destination has all that can come to it. Each of those is a launch; nobody else takes part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_ray.client.array import Array
+from pathways_ray.client.compiled import compiled
+from pathways_ray.client.completion import as_completed
+from pathways_ray.client.context import tracing
+from pathways_ray.client.placement import put_at, reshard
+from pathways_ray.client.program import program
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.tracer import is_outside
+from pathways_ray.errors import RoutingError, UsageError
+from pathways_ray.ir.routing import Progress, Send, Start, rounded
+from pathways_ray.ir.types import Spec
+from pathways_ray.jax_types import partition_spec
+
+NOWHERE = -1
+"""The destination of a row that goes to no slice."""
+
+
+class Part(NamedTuple):
+    """The rows that came to a slice: the first `count` ones of `rows`, zeros behind them; `rows` is None where nothing
+    came."""
+
+    rows: Any
+    count: int  # type: ignore[assignment]  # of tuples, which a part is only in passing
+
+
+@dataclass
+class _Source:
+    """Rows of one array: `x` [n, ...] with `destination` [n], in `shards` parts along its rows.
+
+    `order` [shards, m] has the rows sorted by destination, `bins` [shards, m] the destination of each (or the number of
+    destinations, for none), `rank` its place among those of its shard. `counts` [shards, destinations] and `admitted`
+    are rows, `before` those that a destination gets from earlier shards and sources.
+    """
+
+    x: Array
+    where: VirtualSlice
+    axes: tuple[str, ...]
+    shards: int
+    order: Array
+    bins: Array
+    rank: Array
+    said: Array
+    counts: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    admitted: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    before: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+
+
+@dataclass
+class Routed:
+    """The way that rows have taken, for `pw.combine`.
+
+    Attributes:
+        counts: [sources, destinations]: the rows that chose each destination.
+        dropped: for each destination, the rows beyond its capacity.
+        sizes: for each destination, the rows of its part with those that pad it; 0 where nothing came.
+    """
+
+    counts: np.ndarray[Any, Any]
+    dropped: list[int]
+    sizes: list[int]
+    _sources: list[_Source]
+    _single: bool
+
+
+def route(
+    x: Any,
+    destination: Any,
+    slices: Sequence[VirtualSlice],
+    capacity: int | None = None,
+    *,
+    spec: Any = None,
+    overflow: Literal["count", "error"] = "count",
+) -> tuple[list[Part], Routed]:
+    """Sends each row of an array to the slice that the data choose for it.
+
+        parts, handle = pw.route(tokens, expert, slices)
+        made = [f(part.rows) if part.count else None for f, part in zip(experts, parts)]
+        y = pw.combine(made, handle)
+
+    Only rows move, and only slices that get some take part. The sizes of parts follow from how many rows there are, up
+    to a half more, of a few sizes; so the call waits until it knows that: one small value from each source. It does not
+    wait for the rows.
+
+    Args:
+        x: an array [n, ...] on a slice, perhaps partitioned along its rows; or several, on any slices.
+        destination: whole numbers [n], for each row the number of its slice, or -1: it goes nowhere. As many arrays as
+            `x` has.
+        capacity: rows that each slice takes at most, those of earlier arrays and rows first; all parts then have this
+            size. Left out, nothing is dropped.
+        spec: the layout of a part on its slice.
+        overflow: whether rows beyond the capacity are counted (`handle.dropped`) or an error.
+
+    Returns:
+        A `Part` for each slice, and what `pw.combine` takes.
+
+    Raises:
+        RoutingError: a destination is not the number of a slice, or there are more rows than the capacity.
+        UsageError: in a program, whose shapes are known before its values; or arguments of the wrong kind.
+    """
+    if tracing.session is not None or not is_outside():
+        raise UsageError(
+            "pw.route was called in a program or a traced function: the sizes of its parts follow from values. Call it "
+            "outside, between programs; inside of a slice use jax.lax.ragged_dot or a sort"
+        )
+    return _Routing(x, destination, slices, capacity, spec, overflow).run()
+
+
+class _Routing:
+    """One call of `route`."""
+
+    def __init__(
+        self, x: Any, destination: Any, slices: Sequence[VirtualSlice], capacity: int | None, spec: Any, overflow: str
+    ) -> None:
+        self.single = not isinstance(x, list | tuple)
+        arrays, chosen = ([x], [destination]) if self.single else (list(x), list(destination))
+        if not arrays or len(arrays) != len(chosen):
+            raise UsageError(f"pw.route takes as many destinations as arrays; got {len(chosen)} and {len(arrays)}")
+        if not slices or not all(isinstance(where, VirtualSlice) for where in slices):
+            raise UsageError(f"slices= takes what pw.virtual_slice returns, at least one, not {slices!r}")
+        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
+            raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
+        if overflow not in ("count", "error"):
+            raise UsageError(f"overflow= is 'count' or 'error', not {overflow!r}")
+        self.slices, self.capacity, self.overflow = list(slices), capacity, overflow
+        self.specs = [spec_from_user(spec, where.axes) for where in slices]
+        self.sources = [_sorted(array, to, len(slices)) for array, to in zip(arrays, chosen, strict=True)]
+        self.progress = Progress(len(self.sources), len(slices), capacity)
+        self.pieces: dict[tuple[int, int], Array] = {}
+        self.parts = [Part(None, 0) for _ in slices]
+
+    def run(self) -> tuple[list[Part], Routed]:
+        waiting = {id(source.said): number for number, source in enumerate(self.sources)}
+        for said in as_completed([source.said for source in self.sources]) if len(waiting) > 1 else [None]:
+            number = waiting[id(said)] if said is not None else 0
+            self._hear(number)
+            pending: list[Send | Start] = list(
+                self.progress.announce(number, self.sources[number].counts.sum(0).tolist())
+            )
+            for command in pending:  # grows meanwhile
+                if isinstance(command, Send):
+                    self._send(command)
+                    pending += self.progress.left(*command)
+                else:
+                    self.parts[command.destination] = self._start(command)
+        counts = np.stack([source.counts.sum(0) for source in self.sources])
+        sizes = [part.rows.shape[0] if part.count else 0 for part in self.parts]
+        if self.overflow == "error" and any(self.progress.dropped):
+            raise RoutingError(
+                f"slices {[k for k, rows in enumerate(self.progress.dropped) if rows]} get more rows than "
+                f"capacity={self.capacity}: {counts.sum(0).tolist()}; raise it, or count them by overflow='count'"
+            )
+        before = np.zeros(len(self.slices), np.int64)
+        for number, source in enumerate(self.sources):
+            source.admitted = self._admitted(number)
+            source.before = before + np.cumsum(source.admitted, 0) - source.admitted
+            before = before + source.admitted.sum(0)
+        return self.parts, Routed(counts, list(self.progress.dropped), sizes, self.sources, self.single)
+
+    def _hear(self, number: int) -> None:
+        source = self.sources[number]
+        said = np.asarray(source.said)
+        source.counts = said[:, : len(self.slices)].astype(np.int64)
+        wrong = said[:, -2].sum()
+        if wrong:
+            value = said[:, -1][said[:, -2] > 0][0]
+            raise RoutingError(
+                f"{wrong} rows have destinations such as {value}; there are slices 0 to {len(self.slices) - 1}, and "
+                f"{NOWHERE} for rows that go nowhere"
+            )
+
+    def _admitted(self, number: int) -> np.ndarray[Any, Any]:
+        """The rows of each shard of a source that each destination takes: the first ones."""
+        counts = self.sources[number].counts
+        rows = np.array([max(self.progress.admitted(k)[number], 0) for k in range(len(self.slices))])
+        return np.clip(rows - (np.cumsum(counts, 0) - counts), 0, counts)
+
+    def _is_whole(self) -> bool:
+        """Whether the one piece of each destination is its part."""
+        return len(self.sources) == 1 and self.sources[0].shards == 1
+
+    def _multiple(self, k: int) -> int:
+        """Rows of a part are a multiple of this."""
+        axes = self.specs[k][0] if self.specs[k] else ()
+        return math.prod(self.slices[k].type.axis_size(axis) for axis in axes)
+
+    def _send(self, send: Send) -> None:
+        source, k = self.sources[send.source], send.destination
+        table = np.zeros((2, source.shards), np.int32)
+        table[0] = np.cumsum(source.counts, 1)[:, k] - source.counts[:, k]
+        table[1] = self._admitted(send.source)[:, k]
+        if self._is_whole():
+            rows = self.capacity or rounded(send.rows, self._multiple(k))
+            move = _mover(source, self.slices[k], self.specs[k], rows, True)
+        else:
+            rows = rounded(int(table[1].max()), self._multiple(k))
+            move = _mover(source, self.slices[k], ((), *self.specs[k]) if self.specs[k] else (), rows, False)
+        self.pieces[send.source, k] = move(source.x, source.order, table)
+
+    def _start(self, start: Start) -> Part:
+        k = start.destination
+        if self._is_whole():
+            return Part(self.pieces.pop((0, k)), start.rows)
+        came = [number for number in range(len(self.sources)) if (number, k) in self.pieces]
+        pieces = [self.pieces.pop((number, k)) for number in came]
+        limits = np.cumsum([0, *(rows for number in came for rows in self._admitted(number)[:, k])]).astype(np.int32)
+        size = self.capacity or rounded(start.rows, self._multiple(k))
+        return Part(_joiner(self.slices[k], self.specs[k], size)(limits, *pieces), start.rows)
+
+
+def combine(parts: Sequence[Any], handle: Routed) -> Any:
+    """The rows that came of `pw.route`'s parts, in the order of those that went.
+
+        y = pw.combine(made, handle)
+
+    Args:
+        parts: for each slice an array [rows of its part, ...], or a `Part` of it; None where nothing came. All have the
+            same type but for their rows.
+
+    Returns:
+        An array [n, ...] on the slice that the rows came from, partitioned as they were; as many as there were. Rows
+        that went nowhere, or were dropped, are zeros.
+
+    Raises:
+        UsageError: the parts are not those of the handle.
+    """
+    arrays = [part.rows if isinstance(part, Part) else part for part in parts]
+    if len(arrays) != len(handle.sizes):
+        raise UsageError(f"pw.combine takes {len(handle.sizes)} parts, one for each slice; got {len(arrays)}")
+    for k, (array, size) in enumerate(zip(arrays, handle.sizes, strict=True)):
+        if (array is None) != (size == 0) or (size and (not isinstance(array, Array) or array.shape[:1] != (size,))):
+            found = "nothing" if array is None else f"{getattr(array, 'dtype', type(array))}{np.shape(array)}"
+            raise UsageError(f"part {k} has {size} rows, with those that pad it; got {found}")
+    kinds = {(array.shape[1:], array.dtype) for array in arrays if array is not None}
+    if len(kinds) > 1:
+        raise UsageError(f"the parts have rows of different types: {sorted(map(str, kinds))}")
+    starts = np.cumsum([0, *handle.sizes])
+    made = [_combined(source, arrays, starts) for source in handle._sources]
+    return made[0] if handle._single else made
+
+
+def _combined(source: _Source, arrays: Sequence[Any], starts: np.ndarray[Any, Any]) -> Array:
+    given = [k for k in range(len(arrays)) if source.admitted[:, k].any()]
+    if not given:
+        kind = next(((a.shape[1:], a.dtype) for a in arrays if a is not None), (source.x.shape[1:], source.x.dtype))
+        zeros = np.zeros((source.x.shape[0], *kind[0]), kind[1])
+        return put_at(zeros, source.where, (source.axes,) if source.axes else ())
+    offsets = np.zeros((2, *source.admitted.shape), np.int32)
+    offset = 0
+    for k in given:
+        offsets[0][:, k] = offset + source.before[:, k]
+        offset += int(starts[k + 1] - starts[k])
+    offsets[1] = source.admitted
+    gather = _gatherer(source)
+    found: Array = gather(source.bins, source.rank, offsets, *(arrays[k] for k in given))
+    return found
+
+
+# --- the functions, kept with the slice that they run on --------------------------------------------------------------
+
+
+def _sorted(x: Any, destination: Any, count: int) -> _Source:
+    if not isinstance(x, Array) or not x.shape:
+        raise UsageError(f"pw.route takes rows of an array on a slice (pw.put places one), not {x!r}")
+    if np.shape(destination) != x.shape[:1] or not jnp.issubdtype(destination.dtype, jnp.integer):
+        found = f"{getattr(destination, 'dtype', type(destination))}{np.shape(destination)}"
+        raise UsageError(f"destination= has a whole number for each of {x.shape[0]} rows, not {found}")
+    where, spec = x._type.slice, x._type.spec
+    assert where is not None
+    axes = spec[0] if spec else ()
+    shards = math.prod(where.type.axis_size(axis) for axis in axes)
+    rows: Spec = (axes,) if axes else ()
+    key = ("route sort", axes, count)
+    if key not in where.functions:
+        by_row = partition_spec(rows)
+        sort = compiled(_sort, slice=where, in_specs=by_row, out_specs=by_row, static_argnums=(1, 2))
+        where.functions[key] = sort
+    order, bins, rank, said = where.functions[key](put_at(destination, where, rows), shards, count)
+    return _Source(x, where, axes, shards, order, bins, rank, said)
+
+
+def _sort(destination: Any, shards: int, count: int) -> tuple[Any, ...]:
+    """The order of rows by destination in each shard, their bins and ranks; and what is said of them: how many rows
+    each bin has (the last two: nowhere, and out of range), and a value that is out of range."""
+    given = destination.reshape(shards, -1)
+    inside = (given >= 0) & (given < count)
+    nowhere = jnp.zeros_like(inside) if jnp.issubdtype(given.dtype, jnp.unsignedinteger) else given == NOWHERE
+    bins = jnp.where(inside, given, jnp.where(nowhere, count, count + 1)).astype(jnp.int32)
+    order = jnp.argsort(bins, axis=1, stable=True).astype(jnp.int32)
+    counts = (bins[:, :, None] == jnp.arange(count + 2)).sum(1, dtype=jnp.int32)
+    starts = jnp.cumsum(counts, 1) - counts
+    rank = jnp.argsort(order, axis=1).astype(jnp.int32) - jnp.take_along_axis(starts, bins, 1)
+    wrong = jnp.where(inside | nowhere, jnp.iinfo(given.dtype).min, given).max(1, keepdims=True)
+    return order, jnp.minimum(bins, count), rank, jnp.concatenate([counts, wrong.astype(jnp.int32)], 1)
+
+
+def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole: bool) -> Any:
+    """Cuts pieces of `rows` rows, one from each shard, and takes them to a slice; `whole`: the one piece by itself."""
+    where, axes, spec = source.where, source.axes, source.x._type.spec
+    key = ("route cut", spec, target, layout, rows, whole)
+    if key not in where.functions:
+        shards = source.shards
+
+        def cut(x: Any, order: Any, table: Any) -> Any:
+            apart = x.reshape(shards, -1, *x.shape[1:])
+            places = jnp.minimum(table[0][:, None] + jnp.arange(rows), max(apart.shape[1] - 1, 0))
+            taken = jnp.take_along_axis(order, places, 1)
+            pieces = jax.vmap(lambda shard, which: shard[which])(apart, taken)
+            there = jnp.arange(rows) < table[1][:, None]
+            pieces = jnp.where(there.reshape(*there.shape, *(1,) * (x.ndim - 1)), pieces, jnp.zeros((), x.dtype))
+            return pieces[0] if whole else pieces
+
+        left = spec[1:]
+        made: Spec = ((), *left) if whole else (axes, (), *left)
+        by_row = partition_spec((axes,) if axes else ())
+        here = compiled(cut, slice=where, in_specs=(partition_spec(spec), by_row, None), out_specs=partition_spec(made))
+        to = partition_spec(layout)
+        where.functions[key] = program(lambda x, order, table: reshard(here(x, order, table), target, to), name="route")
+    return where.functions[key]
+
+
+def _joiner(where: VirtualSlice, spec: Spec, size: int) -> Any:
+    """Puts pieces together as one part: what came of each shard, without what padded it."""
+    key = ("route join", spec, size)
+    if key not in where.functions:
+
+        def join(limits: Any, *pieces: Any) -> Any:
+            flat = jnp.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
+            lengths = [piece.shape[1] for piece in pieces for _ in range(piece.shape[0])]
+            bases = np.cumsum([0, *lengths[:-1]]).astype(np.int32)
+            row = jnp.arange(size, dtype=jnp.int32)
+            shard = jnp.minimum((row[:, None] >= limits[1:]).sum(1), len(lengths) - 1)
+            there = row < limits[-1]
+            found = flat[jnp.where(there, jnp.asarray(bases)[shard] + row - limits[shard], 0)]
+            return jnp.where(there.reshape(-1, *(1,) * (flat.ndim - 1)), found, jnp.zeros((), flat.dtype))
+
+        where.functions[key] = compiled(join, slice=where, out_specs=partition_spec(spec))
+    return where.functions[key]
+
+
+def _gatherer(source: _Source) -> Any:
+    """Takes each row's result from the parts."""
+    where, axes = source.where, source.axes
+    key = ("route gather", axes)
+    if key not in where.functions:
+
+        def gather(bins: Any, rank: Any, offsets: Any, *parts: Any) -> Any:
+            flat = jnp.concatenate(parts)
+            inside = jnp.minimum(bins, offsets.shape[2] - 1)
+            base, room = (jnp.take_along_axis(table, inside, 1) for table in offsets)
+            there = (bins < offsets.shape[2]) & (rank < room)
+            found = flat[jnp.where(there, base + rank, 0)]
+            found = jnp.where(there.reshape(*there.shape, *(1,) * (flat.ndim - 1)), found, jnp.zeros((), flat.dtype))
+            return found.reshape(-1, *flat.shape[1:])
+
+        by_row = partition_spec((axes,) if axes else ())
+
+        def specs(count: int) -> Any:
+            return compiled(gather, slice=where, in_specs=(by_row, by_row, None, *(None,) * count), out_specs=by_row)
+
+        made: dict[int, Any] = {}
+
+        def run(bins: Any, rank: Any, offsets: Any, *parts: Any) -> Any:
+            if len(parts) not in made:
+                made[len(parts)] = specs(len(parts))
+            return made[len(parts)](bins, rank, offsets, *parts)
+
+        where.functions[key] = run
+    return where.functions[key]
