@@ -55,8 +55,8 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
 
 
 def failed_argument(session: Session, launch: Launch) -> Failure | None:
-    """The failure of an argument, if one has failed. It stays so, whatever the launches before this one do: they need not be
-    waited for."""
+    """The failure of an argument, if one has failed. It stays so, whatever the launches before this one do: nobody need
+    wait for them."""
     found = (session.buffers.get(number) for number in launch.arguments)
     return next((buffer.failure for buffer in found if buffer is not None and buffer.failure is not None), None)
 
