@@ -19,7 +19,13 @@ SECTIONS: dict[str, list[type[errors.PathwaysError]]] = {
     "The call was wrong: change the call": [errors.UsageError],
     "The cluster cannot serve it: ask for less, or use another cluster": [errors.ResourceError],
     "A launch failed: the cluster goes on": [errors.ExecutionError, errors.Cancelled],
-    "The session failed": [errors.ControllerLost, errors.AuthenticationError, errors.WireError, errors.WaitTimeout],
+    "The session failed": [
+        errors.ControllerLost,
+        errors.AuthenticationError,
+        errors.WireError,
+        errors.SuspensionDamaged,
+        errors.WaitTimeout,
+    ],
 }
 """The sections of the page with a table, and the branches of the tree that each one has."""
 

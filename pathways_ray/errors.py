@@ -5,6 +5,7 @@
     │   ├── NotInitialized       no session: pw.init() or pw.connect() comes first
     │   ├── AlreadyInitialized   pw.init() while a cluster of this process is up
     │   ├── SessionClosed        the session (or its cluster) was shut down
+    │   ├── SessionSuspended     a session was used between suspend() and resume()
     │   ├── TraceError           a function could not be traced; __cause__ is what it raised
     │   ├── GraphError           a program does not fit together: types, layouts, results
     │   │   └── SpecError        a PartitionSpec does not fit the mesh or the array
@@ -28,6 +29,7 @@
     ├── ControllerLost           the controller is gone; every open launch has failed
     ├── AuthenticationError      wrong or missing token
     ├── WireError                a message that is not of this protocol
+    ├── SuspensionDamaged        what suspend() wrote into a directory cannot be read again
     └── WaitTimeout              a wait was longer than its limit
 
 One is caught by what it is:
@@ -81,6 +83,14 @@ class SessionClosed(UsageError):
 
     When: the session was shut down, or ended; the message says why
     Do: open a new session. Arrays of the old one are gone
+    """
+
+
+class SessionSuspended(UsageError):
+    """The session is suspended: its arrays are in host memory or files, and it has no devices.
+
+    When: an array, a slice or a function of a suspended session was used; the session was suspended twice
+    Do: call its `resume()` first
     """
 
 
@@ -284,6 +294,16 @@ class WireError(PathwaysError):
 
     When: a message that is not of this protocol, or of another version of it
     Do: use the same version at both ends. Within one version it is a bug
+    """
+
+
+class SuspensionDamaged(PathwaysError):
+    """The files of a suspension cannot be read again.
+
+    When: a file of the directory of `suspend(path)` is missing, shorter than it was or has other bytes; or the
+        directory given to `resume` is that of another suspension, or of none
+    Do: the message names the file. Put the directory back as it was, and call `resume()` again: the session stays
+        suspended, and nothing else is lost
     """
 
 

@@ -199,7 +199,8 @@ def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     for one in sessions:
         counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
-        table.add_row(str(one["session"]), one["name"], *map(str, counts))
+        name = f"{one['name']} (suspended)".strip() if one.get("suspended") else one["name"]
+        table.add_row(str(one["session"]), name, *map(str, counts))
     return table
 
 

@@ -19,8 +19,9 @@ from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.moving import Suspension
 from pathways_ray.client.siblings import Siblings
-from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, WaitTimeout, from_failure
+from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, SessionSuspended, WaitTimeout, from_failure
 from pathways_ray.transport.messages import Free, Message
 from pathways_ray.waits import slice_s
 
@@ -44,6 +45,8 @@ class Driver:
         self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
         self.readers = 0
         self.held = False
+        self.suspension: Suspension | None = None
+        self.forget_saved: Callable[[int], None] = lambda number: None
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -79,6 +82,8 @@ class Driver:
         message = self.core.free(record)
         if self.siblings.values:
             self.siblings.forget(record.id)
+        if self.suspension is not None and (saved := self.suspension.arrays.pop(record.id, None)) is not None:
+            self.forget_saved(saved[0])
         if message is not None:
             self.connection.outbox.send_later(message)
         else:
@@ -149,6 +154,7 @@ class Driver:
         with self.changed:
             while self.held and self.core.ended is None:
                 self.changed.wait(WAIT_SLICE_S)
+            self.check_not_suspended()
             self.readers += 1
         try:
             yield
@@ -170,6 +176,27 @@ class Driver:
         with self.changed:
             self.held = False
             self.changed.notify_all()
+
+    def suspend(self, suspension: Suspension | None, forget: Callable[[int], None]) -> None:
+        """The session is suspended from now on, or, with None, is not any more.
+
+        Args:
+            forget: lets go of a saved array, by its number.
+        """
+        with self.changed:
+            self.suspension, self.forget_saved = suspension, forget
+            self.changed.notify_all()
+
+    def check_not_suspended(self) -> None:
+        """Raises `SessionSuspended` while the session is suspended."""
+        if (found := self.suspension) is not None:
+            what = f"{len(found.arrays)} arrays and {len(found.slices)} slices"
+            raise SessionSuspended(f"the session is suspended with {what}: call its resume() before you use it")
+
+    def check_active(self) -> None:
+        """Raises `SessionClosed` once the session has ended, `SessionSuspended` while it is suspended."""
+        self.check_open()
+        self.check_not_suspended()
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

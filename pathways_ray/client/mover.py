@@ -1,20 +1,42 @@
-"""The mover of a session: carries out the steps of `moving.move`, in the thread of the user or in one of its own."""
+"""The mover of a session: carries out the steps of `moving` and `suspending`, in the thread of the user or its own."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.array_pieces import FetchPlan
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
-from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Part, Release, Step, is_quiet, move
+from pathways_ray.client.events import Placed
+from pathways_ray.client.moving import (
+    Ask,
+    Copy,
+    Drop,
+    Exchanged,
+    Finish,
+    Hold,
+    Kept,
+    Load,
+    Part,
+    Release,
+    Save,
+    Step,
+    Suspended,
+    is_quiet,
+    move,
+)
+from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import PathwaysError, UsageError, WaitTimeout
+from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.errors import BufferLost, PathwaysError, UsageError, WaitTimeout, from_failure
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
@@ -26,13 +48,14 @@ ASK_LIMIT_S = 60.0
 
 
 class Mover:
-    """Moves slices of one session, one at a time."""
+    """Moves slices of one session, one at a time; suspends and resumes the session."""
 
     def __init__(self, core: ClientCore, connection: Connection, driver: Driver) -> None:
         self._core, self._connection, self._driver = core, connection, driver
         self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         self._turn = threading.Lock()
         self._vacating = threading.Lock()
+        self._saved: Saved | None = None
         driver.vacate = self.vacate
 
     def known(self, made: VirtualSlice) -> VirtualSlice:
@@ -61,13 +84,67 @@ class Mover:
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
         with self._turn:
-            self._driver.check_open()
+            self._driver.check_active()
             if where.released:
                 raise UsageError(f"{where} was released; there is nothing to move")
-            parts = [Part(part.type, part.places) for part in where.parts if not part.released]
-            self._carry_out(move(self._core, where.type, where.name, parts, island), where)
+            parts = [part for part in where.parts if not part.released]
+            steps = move(self._core, where.type, where.name, [Part(p.type, p.places) for p in parts], island)
+            self._carry_out(steps, f"{where} was not moved", {one.id: one for one in (where, *parts)})
 
-    def _carry_out(self, steps: Generator[Step, Any, None], where: VirtualSlice) -> None:
+    # --- suspending ---------------------------------------------------------------------------------------------------
+
+    def suspend(self, path: str | os.PathLike[str] | None) -> None:
+        """See `Session.suspend`."""
+        with self._turn:
+            self._driver.check_active()
+            self._saved = saved_at(path)
+            slices = dict(self._slices)  # none goes meanwhile
+            wholes = [one for one in slices.values() if one.whole is None]
+            kept = [
+                Kept(one.type, one.name, one.island, tuple(Part(part.type, part.places) for part in one.parts))
+                for one in wholes
+            ]
+            try:
+                self._carry_out(suspend(self._core, kept), "the session was not suspended", slices)
+            finally:
+                if self._driver.suspension is None:
+                    self._forget_saved()
+
+    def resume(self, path: str | os.PathLike[str] | None) -> None:
+        """See `Session.resume`."""
+        with self._turn:
+            self._driver.check_open()
+            suspension = self._driver.suspension
+            if suspension is None or self._saved is None:
+                raise UsageError("there is nothing to resume: the session is not suspended")
+            self._saved.check(path)
+            slices = dict(self._slices)
+            named = {one.id for kept in suspension.slices for one in (kept.mesh, *(part.mesh for part in kept.parts))}
+            released = {number for number in named if number not in slices or slices[number].released}
+            try:
+                self._carry_out(resume(self._core, suspension, released), "the session was not resumed", slices)
+            finally:
+                if self._driver.suspension is None:
+                    self._forget_saved()
+
+    def close(self) -> None:
+        """The session is over, and what it saved of no use."""
+        self._forget_saved()
+
+    def _forget(self, number: int) -> None:
+        """The last handle to a saved array is gone. Safe in a destructor."""
+        if (saved := self._saved) is not None:
+            saved.forget(number)
+
+    def _forget_saved(self) -> None:
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            saved.remove()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, steps: Generator[Step, Any, None], what: str, slices: Mapping[int, VirtualSlice]) -> None:
+        """Carries out steps; `what` did not happen when they fail."""
         sending, held = self._driver.sending, False
         try:
             step = next(steps)
@@ -76,14 +153,14 @@ class Mover:
                     if isinstance(step, Hold):
                         sending.acquire()
                         held = True
-                        self._hold(where)
+                        self._hold(what)
                     elif isinstance(step, Release):
                         self._driver.end_hold()
                         if held:
                             sending.release()
                             held = False
                             self._driver.sweep()
-                    reply = self._do(step, where)
+                    reply = self._do(step, slices)
                 except PathwaysError as error:
                     step = steps.throw(error)
                 else:
@@ -96,26 +173,36 @@ class Mover:
                 sending.release()
                 self._driver.sweep()
 
-    def _hold(self, where: VirtualSlice) -> None:
+    def _hold(self, what: str) -> None:
         """Waits until nothing is under way. The caller has `sending`, so nothing new is called."""
         deadline = time.monotonic() + QUIET_LIMIT_S
         driver = self._driver
         while not is_quiet(self._core):
             driver.check_open()
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"{where} was not moved: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
+                raise WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
             driver.release_queue()
-            driver.wait_until(lambda: is_quiet(self._core), WAIT_SLICE_S)
+            # Nobody else releases the queue while `sending` is taken.
+            driver.wait_until(lambda: is_quiet(self._core) or self._core.may_leave, WAIT_SLICE_S)
         driver.hold_readers(deadline)
 
-    def _do(self, step: Step, where: VirtualSlice) -> Any:
+    def _do(self, step: Step, slices: Mapping[int, VirtualSlice]) -> Any:
         match step:
             case Ask(request):
                 return self._connection.call(request, ASK_LIMIT_S)
             case Copy():
                 self._copy(step)
-            case Exchanged(slices):
-                self._place(where, slices)
+            case Save():
+                self._save(step, slices)
+            case Load():
+                self._load(step, slices[step.held.slice])
+            case Finish():
+                assert self._saved is not None
+                self._saved.finish()
+            case Suspended(suspension):
+                self._driver.suspend(suspension, self._forget)
+            case Exchanged(created):
+                self._place(slices, created)
             case Drop(buffers):
                 for record in buffers:
                     record.dropped = True
@@ -134,10 +221,32 @@ class Mover:
                 if record.failure is None:
                     raise
 
-    def _place(self, where: VirtualSlice, slices: Sequence[wire.SliceCreated]) -> None:
+    def _save(self, step: Save, slices: Mapping[int, VirtualSlice]) -> None:
+        assert self._saved is not None
+        where = slices.get(step.held.slice)
+        if where is None:
+            raise BufferLost(f"array {step.held.number} lies on slice {step.held.slice}, which has no handle any more")
+        plan = FetchPlan.of_array(step.held.type, step.held.spec, where.placed)
+        check = partial(self._driver.check_fetch, step.record)
+        self._saved.save(step.number, self._driver.data.fetch(step.held.number, plan, check))
+
+    def _load(self, step: Load, where: VirtualSlice) -> None:
+        assert self._saved is not None
+        driver, held, record = self._driver, step.held, step.record
+        value, uploaded = self._saved.load(step.number, held.type), partial(driver.uploaded, record)
+        upload = driver.data.upload(record.id, value, held.type, held.spec, where.placed, where.tag, uploaded)
+        record.upload = upload
+        with driver.sending:
+            driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
+        driver.sweep()
+        driver.wait(record)
+        if upload.failure is not None:
+            raise from_failure(upload.failure)
+
+    def _place(self, slices: Mapping[int, VirtualSlice], created: Sequence[wire.SliceCreated]) -> None:
         """Gives handles of slices their new devices."""
-        by_number = {where.id: where} | {part.id: part for part in where.parts}
-        for created in slices:
-            one = by_number[created.placed.mesh.id]
-            one.placed, one.tag = created.placed, created.slice_tag
-            ArgumentType.forget_covers(one)
+        for made in created:
+            one = slices.get(made.placed.mesh.id)
+            if one is not None:  # its last handle may have gone while the session was suspended
+                one.placed, one.tag = made.placed, made.slice_tag
+                ArgumentType.forget_covers(one)

@@ -1,4 +1,5 @@
-"""Moving a slice to other devices: the steps of its client, in order. Pure: a driver carries the steps out.
+"""Moving a slice to other devices: the steps of its client, in order. Pure: a driver carries them out, and those of
+`suspending` too.
 
 1. A slice of the same mesh is made elsewhere, with the parts that the old one has.
 2. The session's calls are held, until nothing of it is under way.
@@ -18,13 +19,16 @@ from typing import Any
 
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.errors import PathwaysError, from_failure
+from pathways_ray.errors import PathwaysError, WaitTimeout, from_failure
 from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
 from pathways_ray.ir.types import Layout, SliceType
 from pathways_ray.transport import messages as wire
 
 COPIES = 64
 """Arrays of one launch that copies."""
+
+LOOKS = 20
+"""Questions for what the session holds, until no array is missing."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Part:
 class Ask:
     """A call to the controller; its reply is sent in, the error of a refusal thrown."""
 
-    request: wire.CreateSlice | wire.ListHeld | wire.ExchangeSlices | wire.ReleaseSlice
+    request: wire.CreateSlice | wire.ListHeld | wire.ExchangeSlices | wire.Suspend | wire.ReleaseSlice
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Release:
-    """Let the session's calls go on."""
+    """Let the session's calls go on, or be refused where it is suspended."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,55 @@ class Drop:
     buffers: Sequence[BufferRecord]
 
 
-Step = Ask | Hold | Copy | Exchanged | Release | Drop
+@dataclass(frozen=True)
+class Save:
+    """Take a copy of an array's value, under a number of its own."""
+
+    number: int
+    record: BufferRecord
+    held: wire.HeldBuffer
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All arrays are saved: write down what there is."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Upload the value of that number; go on when all hosts of its slice have it."""
+
+    number: int
+    record: BufferRecord
+    held: wire.HeldBuffer
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """The session is suspended from now on, or, with None, it is not any more."""
+
+    suspension: Suspension | None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A slice of a suspended session: what another one has to be to take its place, and where it was."""
+
+    mesh: SliceType
+    name: str
+    island: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Suspension:
+    """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer."""
+
+    slices: tuple[Kept, ...]
+    arrays: dict[int, tuple[int, wire.HeldBuffer]]
+
+
+Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Suspended
 
 
 def move(
@@ -101,10 +153,10 @@ def move(
             made = yield Ask(wire.CreateSlice(session, same.shape, same.axes, -1, "", "", new.id, part.places))
             targets[same.id] = made.placed.mesh
         yield Hold()
-        held = yield Ask(wire.ListHeld(session, tuple(targets)))
+        held = [one for one in (yield from listed(core)) if one.slice in targets]
         meshes = {mesh.id: mesh} | {part.mesh.id: part.mesh for part in parts}
-        living = _living(core, held.buffers)
-        for group in (living[at : at + COPIES] for at in range(0, len(living), COPIES)):
+        found = living(core, held)
+        for group in (found[at : at + COPIES] for at in range(0, len(found), COPIES)):
             made_here = core.new_buffers(len(group))
             old = [record for record, _ in group]
             copied += zip(old, made_here, strict=True)
@@ -122,11 +174,28 @@ def move(
         yield Release()
         yield Ask(wire.ReleaseSlice(session, new.id))
         raise
-    _exchanged(core, copied, targets)
+    dropped = renumbered(core, copied, targets)
     yield Exchanged(exchanged.slices)
-    yield Drop([record for _, record in copied])
+    yield Drop([*(record for _, record in copied), *dropped])
     yield Release()
     yield Ask(wire.ReleaseSlice(session, new.id))
+
+
+def listed(core: ClientCore) -> Generator[Step, Any, Sequence[wire.HeldBuffer]]:
+    """The steps that ask for all arrays of a session.
+
+    Raises:
+        WaitTimeout: some are missing: their `Put`, which questions overtake, or the news of their loss is on its way.
+    """
+    missing: list[int] = []
+    for _ in range(LOOKS):
+        held = yield Ask(wire.ListHeld(core.session, ()))
+        there = {one.number for one in held.buffers}
+        missing = [n for n, buffer in list(core.buffers.items()) if buffer.state is READY and n not in there]
+        if not missing:
+            found: Sequence[wire.HeldBuffer] = held.buffers
+            return found
+    raise WaitTimeout(f"arrays {missing[:3]} are on their way to the controller, or were lost just now: try again")
 
 
 def is_quiet(core: ClientCore) -> bool:
@@ -137,17 +206,21 @@ def is_quiet(core: ClientCore) -> bool:
     return not any((b.upload is not None and not b.upload.done) or b.undecided for b in buffers)
 
 
-def _exchanged(core: ClientCore, copied: Sequence[tuple[BufferRecord, BufferRecord]], slices: Container[int]) -> None:
-    """Each of the first records names the copy from now on, and each of the others what it was made of."""
+def renumbered(
+    core: ClientCore, copied: Sequence[tuple[BufferRecord, BufferRecord]], slices: Container[int]
+) -> list[BufferRecord]:
+    """Each of the first records names the copy from now on, and each of the others what it was made of. Returns those
+    whose last handle has gone meanwhile, perhaps before it had the name of the copy."""
     for old, new in copied:
         old.id, new.id = new.id, old.id
         core.buffers[old.id], core.buffers[new.id] = old, new
         old.results = None
     core.renewals.moved(slices)
     core.coalescer.moved(slices)
+    return [old for old, _ in copied if old.dropped]
 
 
-def _living(core: ClientCore, held: Sequence[wire.HeldBuffer]) -> list[tuple[BufferRecord, wire.HeldBuffer]]:
+def living(core: ClientCore, held: Sequence[wire.HeldBuffer]) -> list[tuple[BufferRecord, wire.HeldBuffer]]:
     """The arrays on the slice that a handle is left to, and that are there."""
     found = [(core.buffers.get(one.number), one) for one in held]
     return [(record, one) for record, one in found if record is not None and record.state is READY]

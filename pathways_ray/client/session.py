@@ -29,13 +29,14 @@ from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.debug_calls import DebugCalls
-from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Closing, Forked, Registered, Renewing
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.proxy_process import ProxyProcess
+from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
-from pathways_ray.client.slices import VirtualSlice, island_of, mesh_of
+from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
 from pathways_ray.client.why import why
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
@@ -63,7 +64,7 @@ _EXPLAIN_LIMIT_S = 180.0
 """Explaining a registered program waits this long for it to be compiled."""
 
 
-class Session:
+class Session(SliceCalls):
     """A connection to a cluster, made by `pw.init` and `pw.connect`.
 
         with pw.connect(url, token) as session:
@@ -96,8 +97,6 @@ class Session:
         self._mover = Mover(core, connection, self._driver)
         self.move_slice = self._mover.move
         self._process = os.getpid()
-        self._default_slice: VirtualSlice | None = None
-        self._making_default_slice = False
 
     @classmethod
     def connect(
@@ -123,62 +122,7 @@ class Session:
             raise
         return session
 
-    # --- slices and status --------------------------------------------------------------------------------------------
-
-    def virtual_slice(
-        self,
-        shape: Sequence[int] | None = None,
-        axes: Sequence[str] | None = None,
-        *,
-        island: int | None = None,
-        platform: str | None = None,
-        name: str = "",
-    ) -> VirtualSlice:
-        """See `pw.virtual_slice`."""
-        sizes, names = mesh_of(shape, axes)
-        number = island_of(island)
-        if not isinstance(name, str) or not isinstance(platform, str | None):
-            raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
-        self.check_open()
-        reply = self._connection.call(wire.CreateSlice(self.id, sizes, names, number, platform or "", name))
-        assert isinstance(reply, wire.SliceCreated)
-        return self._mover.known(VirtualSlice(self, reply.placed, name, reply.slice_tag))
-
-    def part_of(
-        self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
-    ) -> VirtualSlice:
-        """A slice on devices number `places` of another one, in this order; as a mesh of any number of axes.
-
-        Raises:
-            Unschedulable: there are no such devices, or their number is not that of the shape.
-        """
-        self.check_open()
-        asked = wire.CreateSlice(self.id, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
-        reply = self._connection.call(asked)
-        assert isinstance(reply, wire.SliceCreated)
-        return self._mover.known(VirtualSlice(self, reply.placed, "", reply.slice_tag, whole, tuple(places)))
-
-    def release_slice(self, released: VirtualSlice) -> None:
-        """Gives a slice back to the cluster."""
-        if not self.closed_because:
-            self._connection.call(wire.ReleaseSlice(self.id, released.id))
-
-    def default_slice(self) -> VirtualSlice:
-        """All devices of one island on one axis `x`; made when first needed, once for all threads."""
-        with self._driver.changed:
-            while self._making_default_slice:
-                self._driver.changed.wait(WAIT_SLICE_S)
-            if self._default_slice is not None:
-                return self._default_slice
-            self._making_default_slice = True
-        made = None
-        try:
-            made = self.virtual_slice(None, ("x",), name="default")
-        finally:
-            with self._driver.changed:
-                self._default_slice, self._making_default_slice = made, False
-                self._driver.changed.notify_all()
-        return made
+    # --- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Islands, devices, slices, sessions and the number of live buffers of the whole cluster."""
@@ -244,7 +188,7 @@ class Session:
 
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         """Sends a program before its first launch; returns its number."""
-        self.check_open()
+        self._driver.check_active()
         number = self._core.new_program()
         self._driver.call(Registered(number, graph, encoded, functions))
         return number
@@ -269,6 +213,8 @@ class Session:
             self._driver.wait_for_room()
         driver = self._driver
         with driver.sending:
+            if driver.suspension is not None:
+                driver.check_not_suspended()
             if core.trace is not None:
                 core.trace.now = time.monotonic()
             made = core.new_buffers(len(results))
@@ -290,7 +236,7 @@ class Session:
 
     def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
         """Uploads an array to the devices of a slice; the handle may be used at once."""
-        self.check_open()
+        self._driver.check_active()
         if where.released:
             raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
@@ -387,6 +333,7 @@ class Session:
             if not self.closed_because:
                 self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
         self._driver.disconnected("it was shut down")
+        self._mover.close()
         self._connection.close()
 
     def __enter__(self) -> Self:

@@ -22,10 +22,12 @@ def upload(
 
     Raises:
         HostLost: a host of the slice is down and does not come back in time.
+        SessionSuspended: the session is suspended, or was while the array was on its way.
     """
     where, spec = kind.slice, kind.spec
     assert where is not None
     with driver.sending:
+        driver.check_not_suspended()
         (record,) = core.new_buffers(1)
     driver.sweep()
     buffer = Buffer(owner, record)
@@ -37,4 +39,5 @@ def upload(
             if placed is where.placed:
                 driver.handle(Placed(Put(record.id, where.id, kind.array, spec, record.upload.epochs)))
     driver.sweep()
+    driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
     return buffer

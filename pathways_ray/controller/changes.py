@@ -1,4 +1,5 @@
-"""Requests that change where things are: slices that clients exchange, islands that the operator drains or removes."""
+"""Requests that change where things are: slices that clients exchange or give back for a while, islands that the
+operator drains or removes."""
 
 from __future__ import annotations
 
@@ -72,6 +73,22 @@ class Changes:
             return wire.SlicesExchanged(tuple(map(wire.SliceCreated, moved, tags))), commands
 
         return self.ask(call, "exchange_slices", (number, request.pairs), answered)
+
+    def suspend(self, call: int, number: int) -> list[Command]:
+        """Has the resource manager take back all slices of a session, then frees what it holds.
+
+        Raises:
+            UsageError: something of it is under way.
+        """
+        quotas.enforce(self.moves.busy(self.launches.sessions[number]))
+
+        def answered(_: Any) -> tuple[wire.Reply, list[Command]]:
+            session = self.launches.sessions.get(number)
+            if session is None:
+                raise SessionClosed(f"session {number} ended while it was suspended")
+            return wire.Accepted(), [*self.moves.suspend(session)]
+
+        return self.ask(call, "release_session", (number,), answered)
 
     def island(self, call: int, request: wire.DrainIsland | wire.RemoveIsland) -> list[Command]:
         """Has the resource manager drain an island, or end it."""

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 from pathways_ray import limits
+from pathways_ray.controller import buffers
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Buffer, Send, SendClient, Session
 from pathways_ray.errors import Failure
@@ -43,35 +44,40 @@ class Moves:
     # --- moves --------------------------------------------------------------------------------------------------------
 
     def held(self, session: Session, slices: Sequence[int]) -> tuple[wire.HeldBuffer, ...]:
-        """The arrays on some slices of a session."""
-        wanted = set(slices)
+        """The arrays on some slices of a session, or on any."""
+        wanted = set(slices) or session.places.keys()
         return tuple(
             wire.HeldBuffer(number, buffer.type.slice, buffer.type.type, buffer.type.spec)
             for number, buffer in session.buffers.items()
             if buffer.type.slice in wanted and buffer.failure is None
         )
 
+    def busy(self, session: Session) -> Failure | None:
+        """The reason for which a session's slices stay as they are for now: something is under way."""
+        backlog = self.launches.backlog(session.id)
+        if session.in_flight or backlog or session.donated:
+            text = f"{session.in_flight} launches of the session are under way and {backlog} wait"
+            return Failure("UsageError", f"slices are exchanged and given back when nothing is under way; {text}")
+        return None
+
     def refusal(self, session: Session, pairs: Sequence[tuple[int, int]]) -> Failure | None:
         """The reason for which slices cannot be exchanged now."""
         named = [number for pair in pairs for number in pair]
         if len(set(named)) < len(named) or not pairs:
             return Failure("UsageError", f"slices {named} are not different ones")
-        for number in named:
-            if number not in session.slices:
-                return Failure("UsageError", f"session {session.id} has no slice {number}")
-        for one, other in pairs:
-            a, b = session.slices[one].mesh, session.slices[other].mesh
+        for one, other in pairs:  # the first one may have been given back, as those of a suspended session are
+            for number, there in ((one, session.places), (other, session.slices)):
+                if number not in there:
+                    return Failure("UsageError", f"session {session.id} has no slice {number}")
+            a, b = session.places[one].mesh, session.slices[other].mesh
             if (a.shape, a.axes) != (b.shape, b.axes):
                 return Failure("UsageError", f"slice {one} has mesh {a}, and slice {other} has {b}")
-        backlog = self.launches.backlog(session.id)
-        if session.in_flight or backlog or session.donated:
-            text = f"{session.in_flight} launches of the session are under way and {backlog} wait"
-            return Failure("UsageError", f"slices are exchanged when nothing is under way; {text}")
-        return None
+        return self.busy(session)
 
     def exchange(self, session: Session, pairs: Sequence[tuple[int, int]]) -> list[Send]:
-        """Gives each slice of a pair the devices and the arrays of the other. Programs that name one of them are
-        forgotten: the client registers them again, and they are planned for the new devices."""
+        """Gives each slice of a pair the devices and the arrays of the other; a first one that was given back is there
+        again. Programs that name one of them are forgotten: the client registers them again, and they are planned for
+        the new devices."""
         renamed = dict(pairs) | {other: one for one, other in pairs}
         commands: list[Send] = []
         for key, program in list(session.programs.items()):
@@ -84,6 +90,10 @@ class Moves:
         places = {n: session.places[n] for n in renamed}
         for one, other in renamed.items():
             session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)
+        first_of = {other: one for one, other in pairs}
+        session.parts |= {
+            first_of[o]: first_of.get(whole, whole) for o, whole in session.parts.items() if o in first_of
+        }
         session.held |= {one: session.held.get(other, 0) for one, other in renamed.items()}
         for buffer in session.buffers.values():
             rename(buffer, renamed)
@@ -91,6 +101,16 @@ class Moves:
         for one, _ in pairs:
             where = f"slice {one} to island {session.places[one].island}"
             self.launches.story.note(Entry(self.launches.tables.now, "slice moved", where, session=session.id))
+        return commands
+
+    def suspend(self, session: Session) -> list[Send]:
+        """Frees all arrays of a session, and forgets its slices. Their meshes, and its programs, stay."""
+        commands = buffers.free(session, list(session.buffers))
+        for number in [number for number in session.slices if number not in session.parts]:
+            self.launches.remove_slice(session.id, number)
+        session.suspended = True
+        self.launches.admission.memory.changed()
+        self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
         return commands
 
     # --- slices that have to move -------------------------------------------------------------------------------------

@@ -204,6 +204,8 @@ class Requests:
                 return wire.Held(self.changes.moves.held(self.launches.sessions[client.session], request.slices)), []
             case wire.ExchangeSlices():
                 return None, self.changes.exchange(event.call, client.session, request)
+            case wire.Suspend():
+                return None, self.changes.suspend(event.call, client.session)
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():

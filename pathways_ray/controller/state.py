@@ -85,6 +85,7 @@ class Session:
     `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches on islands. `refused`
     are the last buffers that are not there because they were refused, in the order of their numbers, `donated` those
     whose memory a launch may take. Buffers between the parts of a launch have negative numbers, from `own_numbers` up.
+    While it is `suspended` it has neither slices nor buffers.
     """
 
     id: int
@@ -106,6 +107,7 @@ class Session:
     array_bytes: int = 0
     charged_bytes: int = 0
     own_numbers: int = 0
+    suspended: bool = False
 
     @property
     def device_bytes(self) -> int:

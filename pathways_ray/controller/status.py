@@ -124,6 +124,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
                 "programs": len(s.programs),
                 "in_flight": s.in_flight,
                 "waiting": launches.backlog(s.id),
+                "suspended": s.suspended,
             }
             for s in sessions.values()
         ],

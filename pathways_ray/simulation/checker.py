@@ -361,7 +361,7 @@ class Checker:
         if world.clock.now >= world.deadlines.get(island, math.inf) or world.manager_lost:
             return
         for client in world.clients:
-            held = any(placed.island == island for placed in client.slices)
+            held = any(placed.island == island for placed in client.slices) and not client.mover.away
             if held and not client.over and client.session in world.controller.core.clients.known:
                 self.report(f"island {island} ends under session {client.session}")
 

@@ -64,7 +64,7 @@ class SimulatedClient:
         self.donated: dict[int, Handle] = {}
         self.refused: set[int] = set()
         self.cancelled: Counter[str] = Counter()
-        self.data = ClientData(world, self.process, 0, self._handle)
+        self.data = ClientData(world, self.process, 0, self.handle)
         self.mover = SimulatedMover(self)
         self.last_drop = self.last_failure = 0.0
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
@@ -93,7 +93,7 @@ class SimulatedClient:
 
     def _opened(self, session: int, addresses: list[wire.HostAddress], controller: SimulatedController) -> None:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
-        self.data = ClientData(self.world, self.process, session, self._handle)
+        self.data = ClientData(self.world, self.process, session, self.handle)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=COALESCED_LENGTHS, fusion=fusion)
         ended = partial(self._disconnected, "the controller's stream ended")
@@ -132,10 +132,10 @@ class SimulatedClient:
             number = self.core.new_program()
             made = drawn_program(self.random, number, f"c{self.number}p{number}", self.slices, settings)
             self.programs.append(made)
-            self._handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
+            self.handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
         if self.random.random() < settings.loops:
             self.loop = made = drawn_loop(self.random, self.core.new_program(), f"c{self.number}", self.slices)
-            self._handle(events.Registered(made.number, made.graph, wire.encode(made.graph), made.functions))
+            self.handle(events.Registered(made.number, made.graph, wire.encode(made.graph), made.functions))
         self._work()
 
     # --- the user -----------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class SimulatedClient:
         for handle in list(self.handles.values()):
             if handle.record.state is BufferState.PENDING and self.random.random() < self.world.settings.cancels:
                 before = list(self.core.pending)
-                self._handle(events.Cancelling(handle.record))
+                self.handle(events.Cancelling(handle.record))
                 self._take_back()
                 self._report(before, Failure("Cancelled", "by its user"))
 
@@ -299,12 +299,11 @@ class SimulatedClient:
 
     def _put(self, layout: Layout) -> Handle:
         (record,) = self.core.new_buffers(1)
-        value = mixed(self.session, record.id)
+        value, placed = mixed(self.session, record.id), self._slice_of(layout)
         handle = self._handle_to(record, layout, value)
-        placed = self._slice_of(layout)
         message = wire.Put(record.id, layout.slice, ARRAY, layout.spec, self.data.epochs(placed))
         self.data.upload(record, message, value, placed)
-        self._handle(events.Placed(message))
+        self.handle(events.Placed(message))
         return handle
 
     def _slice_of(self, layout: Layout) -> PlacedSlice:
@@ -318,7 +317,7 @@ class SimulatedClient:
 
     # --- the core -----------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         self._do(self.core.handle(event, self.world.clock.now))
 
     def _do(self, commands: Sequence[events.Command]) -> None:
@@ -358,7 +357,7 @@ class SimulatedClient:
                 self.refused.add(message.launch)
                 self.cancelled["late"] += 1
             covered = [launch for launch in self.core.pending if launch not in named] if named else []
-            self._handle(message)
+            self.handle(message)
             self._take_back()
             self._report([*named, *covered], getattr(message, "failure", None))
 
@@ -392,7 +391,7 @@ class SimulatedClient:
 
     def _end(self, event: events.Closing | events.Disconnected) -> None:
         before = list(self.core.pending)
-        self._handle(event)
+        self.handle(event)
         self._report(before, self.core.ended or Failure("SessionClosed", "it left"), by_client=True)
 
     def _session_over(self, failure: Failure) -> None:

@@ -143,6 +143,10 @@ class SimulatedController:
             case "release_slice":
                 session, number = command.arguments
                 manager.release_slice(self.process, session, number, partial(self._manager_answered, command.call))
+            case "release_session":
+                answer = partial(self._manager_answered, command.call)
+                (session,) = command.arguments
+                manager.release_session(self.process, session, answer)
             case "exchange_slices":
                 answer = partial(self._manager_answered, command.call)
                 session, pairs = command.arguments

@@ -104,8 +104,8 @@ class SimulatedManager:
     ) -> None:
         self._post(caller, events.SliceReleased(self._token(caller, answer), session, slice_id))
 
-    def release_session(self, caller: Process, session: int) -> None:
-        self._post(caller, events.SessionReleased(self._token(caller, lambda _: None), session))
+    def release_session(self, caller: Process, session: int, answer: Callable[[int], None] = lambda _: None) -> None:
+        self._post(caller, events.SessionReleased(self._token(caller, answer), session))
 
     def add_island(self, caller: Process, hosts: int, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.IslandAdded(self._token(caller, answer), hosts))

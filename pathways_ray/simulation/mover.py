@@ -1,4 +1,4 @@
-"""The simulated mover: the steps of `client/moving.py`, carried out over messages and moments."""
+"""The simulated mover: the steps of `client/moving.py` and `client/suspending.py`, over messages and moments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,27 @@ from typing import Any, Protocol
 
 from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release, Step, is_quiet, move
+from pathways_ray.client.events import Placed
+from pathways_ray.client.moving import (
+    Ask,
+    Copy,
+    Drop,
+    Exchanged,
+    Hold,
+    Kept,
+    Load,
+    Release,
+    Save,
+    Step,
+    Suspended,
+    Suspension,
+    is_quiet,
+    move,
+)
+from pathways_ray.client.suspending import resume, suspend
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.simulation.client_data import ClientData, Handle
+from pathways_ray.simulation.client_data import ClientData, Fetch, Handle
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import End, Process
@@ -21,6 +38,9 @@ LOOK_S = 0.01
 """Time between two looks at whether what a step waits for is there."""
 
 QUIET_LIMIT_S = 60.0
+
+SUSPENDED_S = (0.0, 0.5, 3.0, 20.0)
+"""A session stays suspended for one of these times, and tries again after as long where it could not be resumed."""
 
 
 class Movable(Protocol):
@@ -39,21 +59,30 @@ class Movable(Protocol):
     @property
     def world(self) -> Environment: ...
 
+    def handle(self, event: Any) -> None: ...
+
 
 class SimulatedMover:
-    """Moves the slices of one client, one after the other. `moved` counts those that it has, `failed` those that
-    stayed. While the client is `held` it makes no calls."""
+    """Moves the slices of one client, one after the other, and suspends its session. `moved` counts what it has done,
+    `failed` what stayed as it was. While the client is `held` it makes no calls, while it is `away` it counts on no
+    slice."""
 
     def __init__(self, client: Movable) -> None:
         self.client = client
         self.waiting: list[tuple[int, int]] = []
         self.steps: Generator[Step, Any, None] | None = None
         self.moved = self.failed = 0
-        self.held = False
+        self.holding = self.away = False
+        self.suspension: Suspension | None = None
+        self.saved: dict[int, tuple[Handle, int]] = {}
+
+    @property
+    def held(self) -> bool:
+        return self.holding or self.suspension is not None
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices, unless it is at it."""
-        if self.steps is None and not self.waiting:
+        if self.steps is None and not self.waiting and self.suspension is None:
             self.waiting = [(number, -1) for number in slices]
             self._next()
 
@@ -65,10 +94,24 @@ class SimulatedMover:
             self.waiting.append((number, random.choice([-1, *settings.islands])))
             if self.steps is None:
                 self._next()
+        if settings.suspends and self.steps is None and random.random() < settings.suspends:
+            self.steps = suspend(self.client.core, [Kept(p.mesh, "", p.island, ()) for p in self.client.slices])
+            self._go_on(None)
+
+    def _resume(self, since: float) -> None:
+        client = self.client
+        if not client.over and self.suspension is not None and self.steps is None:
+            client.world.checker.check_kept(client.core.session, set(), since)
+            self.steps = resume(client.core, self.suspension, ())
+            self._go_on(None)
 
     def _next(self) -> None:
         self.steps = None
-        if self.waiting and not self.client.over:
+        now = self.client.world.clock.now
+        if self.suspension is not None:
+            pause = self.client.world.random.choice(SUSPENDED_S)
+            self.client.world.network.after(self.client.process, pause, self._resume, now)
+        elif self.waiting and not self.client.over:
             number, island = self.waiting.pop(0)
             mesh = next(placed.mesh for placed in self.client.slices if placed.mesh.id == number)
             self.steps = move(self.client.core, mesh, "", (), island)
@@ -96,26 +139,37 @@ class SimulatedMover:
         client.world.log.say(f"{client.process} moves: {type(step).__name__}")
         match step:
             case Ask(request):
+                self.away = self.away or isinstance(request, wire.Suspend)
                 call, post = client.controller.call, client.world.network.post
                 target, session = client.controller.process, client.core.session
                 post(client.process, target, call, client.process, session, request, self._go_on)
                 return
             case Hold():
-                self.held = True
+                self.holding = True
                 self._wait_until_quiet(client.world.clock.now + QUIET_LIMIT_S)
                 return
             case Copy():
                 self._copy(step)
                 return
             case Exchanged(slices):
+                self.away = False
                 self._exchanged(slices)
             case Drop(buffers):
                 for record in buffers:
                     if (message := client.core.free(record)) is not None:
                         client.end.send(message)
                 client.last_drop = client.world.clock.now
+            case Save():
+                self._save(step)
+                return
+            case Load():
+                self._load(step)
+                return
+            case Suspended(suspension):
+                self.suspension = suspension
+                self._renumbered()
             case Release():
-                self.held = False
+                self.holding, self.away = False, self.suspension is not None
         self._go_on(None)
 
     def _wait_until_quiet(self, deadline: float) -> None:
@@ -145,6 +199,53 @@ class SimulatedMover:
             client.end.send(launch)
         self._wait_for(step.results)
 
+    def _save(self, step: Save) -> None:
+        """Fetches a value, which the hosts of its slice have."""
+        client = self.client
+        handle = next((handle for handle in client.handles.values() if handle.record is step.record), None)
+        if handle is None:
+            self._go_on(wire.Refused(Failure("BufferDeleted", "its handle has gone")))
+            return
+        client.data.fetch(handle, self._slice(step.held.slice))
+        fetch = client.data.fetches[-1] if client.data.fetches else None
+        self._saved(step, handle, fetch if fetch is not None and fetch.handle is handle else None)
+
+    def _saved(self, step: Save, handle: Handle, fetch: Fetch | None) -> None:
+        client = self.client
+        if client.over:
+            return
+        if fetch is not None and fetch in client.data.fetches:
+            client.world.network.after(client.process, LOOK_S, self._saved, step, handle, fetch)
+        elif fetch is None or fetch.waiting:
+            self._go_on(wire.Refused(Failure("HostLost", "a host of the slice is down")))
+        else:
+            self.saved[step.number] = handle, next(iter(fetch.shards.values()))
+            self._go_on(None)
+
+    def _load(self, step: Load) -> None:
+        client, held = self.client, step.held
+        handle, value = self.saved[step.number]
+        client.world.checker.expect(client.core.session, step.record.id, handle.expected, handle.doubtful)
+        placed = self._slice(held.slice)
+        message = wire.Put(step.record.id, held.slice, held.type, held.spec, client.data.epochs(placed))
+        client.data.upload(step.record, message, value, placed)
+        client.handle(Placed(message))
+        self._loaded(step.record)
+
+    def _loaded(self, record: BufferRecord) -> None:
+        client = self.client
+        if client.over:
+            return
+        if record.failure is not None:
+            self._go_on(wire.Refused(record.failure))
+        elif record.state is PENDING:
+            client.world.network.after(client.process, LOOK_S, self._loaded, record)
+        else:
+            self._go_on(None)
+
+    def _slice(self, number: int) -> PlacedSlice:
+        return next(placed for placed in self.client.slices if placed.mesh.id == number)
+
     def _wait_for(self, records: Sequence[BufferRecord]) -> None:
         client = self.client
         if client.over:
@@ -158,4 +259,8 @@ class SimulatedMover:
         client = self.client
         places = {created.placed.mesh.id: created.placed for created in slices}
         client.slices = [places.get(placed.mesh.id, placed) for placed in client.slices]
+        self._renumbered()
+
+    def _renumbered(self) -> None:
+        client = self.client
         client.handles = {handle.number: handle for handle in client.handles.values()}

@@ -17,8 +17,9 @@ class Settings:
 
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
-    of them for good. `changes` are islands that are added or drained, `moves` the chance that a user moves a slice.
-    `divergent` is the chance that a program has collectives that one of its hosts does not enter.
+    of them for good. `changes` are islands that are added or drained, `moves` the chance that a user moves a slice,
+    `suspends` that it suspends its session. `divergent` is the chance that a program has collectives that one of its
+    hosts does not enter.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -52,6 +53,7 @@ class Settings:
     decisions: float = 0.0
     changes: int = 0
     moves: float = 0.0
+    suspends: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -92,6 +94,7 @@ class Settings:
             hostile=int(random.random() < 0.2),
             divergent=divergent,
             moves=Random(f"moves {seed}").choice([0.0, 0.0, 0.0, 0.3]),
+            suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )

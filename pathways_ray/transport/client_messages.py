@@ -219,7 +219,7 @@ class ReleaseSlice(Message, tag=74):
 
 
 class ListHeld(Message, tag=198):
-    """Asks which arrays lie on some slices; answered with `Held`."""
+    """Asks which arrays lie on some slices, or, where none is named, on any; answered with `Held`."""
 
     session: int
     slices: tuple[int, ...]
@@ -250,6 +250,13 @@ class SlicesExchanged(Message, tag=201):
     """The first slice of each pair, on its new devices."""
 
     slices: tuple[SliceCreated, ...]
+
+
+class Suspend(Message, tag=202):
+    """The client has copies of what the session holds: its arrays are freed, its slices given back. Nothing of the
+    session may be under way. A slice comes back when another one of its mesh is exchanged for it."""
+
+    session: int
 
 
 class CloseSession(Message, tag=75):
@@ -356,6 +363,7 @@ Request = (
     | ReleaseSlice
     | ListHeld
     | ExchangeSlices
+    | Suspend
     | CloseSession
     | Explain
     | Status

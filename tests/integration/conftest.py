@@ -33,6 +33,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
+from pathways_ray.client.context import sessions
 from pathways_ray.transport import frames
 from pathways_ray.transport.messages import encode
 
@@ -117,6 +118,14 @@ def session(
         gc.freeze()  # what lives now lives on: the next collection need not look at it
         time.sleep(0.01)
     assert now <= before, f"{now} buffers live after the test, {before} before it: {cluster.status()['sessions']}"
+
+
+@pytest.fixture
+def tenant(session: ClusterSession) -> Iterator[pw.Session]:
+    """A session of its own, which is the current one."""
+    with pw.connect(session.url, session.token, name="tenant") as tenant:
+        yield tenant
+    sessions.remove(tenant)
 
 
 def held(cluster: ClusterSession) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pathways_ray.client import moving
+from pathways_ray.client import moving, suspending
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.controller import moves
@@ -66,7 +66,28 @@ def copies_are_made_while_launches_are_under_way(patch: Patch) -> None:
 
 @bug(faults=0, **MOVING)
 def handles_go_on_with_the_array_on_the_old_devices(patch: Patch) -> None:
-    def exchanged(original: Original, core: Any, copied: Any, slices: Any) -> None:
-        original(core, (), slices)
+    wrapped(patch, moving, "renumbered", _forgotten)
 
-    wrapped(patch, moving, "_exchanged", exchanged)
+
+def _forgotten(original: Original, core: Any, copied: Any, slices: Any) -> Any:
+    return original(core, (), slices)
+
+
+SUSPENDING = MOVING | {"moves": 0.0, "suspends": 0.5}
+"""Users suspend their sessions while they work, and resume them."""
+
+
+@bug(faults=0, **SUSPENDING)
+def what_a_suspended_session_holds_stays_on_its_devices(patch: Patch) -> None:
+    wrapped(patch, Moves, "suspend", lambda original, self, session: original(self, session) and [])
+
+
+@bug(faults=0, **SUSPENDING)
+def handles_of_a_resumed_session_name_what_was_freed(patch: Patch) -> None:
+    wrapped(patch, suspending, "renumbered", _forgotten)
+
+
+@bug(faults=0, **SUSPENDING)
+def a_session_is_suspended_while_launches_are_under_way(patch: Patch) -> None:
+    patch.setattr(mover, "is_quiet", lambda core: True)
+    patch.setattr(Moves, "busy", lambda self, session: None)

@@ -32,6 +32,7 @@ PURE = {
     "pathways_ray/client/moving.py",
     "pathways_ray/client/renewals.py",
     "pathways_ray/client/siblings.py",
+    "pathways_ray/client/suspending.py",
     "pathways_ray/controller",
     "pathways_ray/errors.py",
     "pathways_ray/executor/profiling/order_check.py",

@@ -13,6 +13,7 @@ from pathways_ray.transport.messages import (
     Accepted,
     BuffersLost,
     DrainIsland,
+    Drop,
     ExchangeSlices,
     Held,
     HeldBuffer,
@@ -22,6 +23,7 @@ from pathways_ray.transport.messages import (
     Refused,
     RemoveIsland,
     SlicesExchanged,
+    Suspend,
     Vacate,
     encode,
 )
@@ -86,6 +88,42 @@ def test_slices_that_cannot_be_exchanged_say_why() -> None:
     failure = core.core.requests.changes.moves.refusal(session, ((HERE.mesh.id, 77),))
     assert failure is not None
     assert "2 launches of the session are under way" in failure.message
+
+
+def test_a_suspended_session_has_nothing_and_gets_its_slices_back_by_an_exchange() -> None:
+    """1. The resource manager takes its slices back, then the controller frees its arrays. 2. New slices of the same
+    meshes take their place, a part with its whole. 3. While something is under way, it is not suspended."""
+    core = moving()
+    launches = core.core.launches
+    session = launches.sessions[1]
+    launches.remove_slice(1, 77)
+    launches.add_slice(1, PlacedSlice.on(SliceType(80, (1,), ("y",)), HERE.island, HERE.devices[:1]), HERE.mesh.id)
+    assert reply(core.request(1, ListHeld(1, ()))) == Held((HeldBuffer(5, HERE.mesh.id, KIND, ()),))
+    asked = core.request(1, Suspend(1))
+    (call,) = of(CallManager, asked)
+    assert (call.method, call.arguments) == ("release_session", (1,))
+    found = core.answered(asked, 2)
+    assert reply(found) == Accepted()
+    assert [m.buffers for m in sent(found) if isinstance(m, Drop)] == [(5,)]
+    assert (session.slices, session.buffers, session.suspended, session.device_bytes) == ({}, {}, True, 0)
+    core.answered(core.request(None, DrainIsland(0, HERE.island, 60.0)), encode(Accepted()))
+    assert not [message for message in sent(core.tick(1.0)) if isinstance(message, Vacate)]
+
+    launches.add_slice(1, THERE)
+    launches.add_slice(1, PlacedSlice.on(SliceType(81, (1,), ("y",)), OTHER_ISLAND, THERE.devices[:1]), 77)
+    back = reply(core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77), (80, 81)))), True))
+    assert isinstance(back, SlicesExchanged)
+    assert [one.placed.island for one in back.slices] == [OTHER_ISLAND, OTHER_ISLAND]
+    launches.remove_slice(1, 77)
+    assert (set(session.slices), session.parts, session.suspended) == (
+        {HERE.mesh.id, 80},
+        {80: HERE.mesh.id},
+        False,
+    )
+    session.in_flight = 1
+    failure = core.core.requests.changes.moves.busy(session)
+    assert failure is not None
+    assert "1 launches of the session are under way" in failure.message
 
 
 def test_clients_hear_again_and_again_what_has_to_move() -> None:

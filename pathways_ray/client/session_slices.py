@@ -1,0 +1,118 @@
+"""The slices of a session: made, given back, and, all of them at once, suspended and resumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import cast
+
+from pathways_ray.client.connection import Connection
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.mover import Mover
+from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
+from pathways_ray.errors import UsageError
+from pathways_ray.transport import messages as wire
+
+
+class SliceCalls:
+    """The part of a session (`client.session.Session`) that has its slices."""
+
+    _core: ClientCore
+    _connection: Connection
+    _driver: Driver
+    _mover: Mover
+    _default_slice: VirtualSlice | None = None
+    _making_default_slice = False
+
+    def virtual_slice(
+        self,
+        shape: Sequence[int] | None = None,
+        axes: Sequence[str] | None = None,
+        *,
+        island: int | None = None,
+        platform: str | None = None,
+        name: str = "",
+    ) -> VirtualSlice:
+        """See `pw.virtual_slice`."""
+        sizes, names = mesh_of(shape, axes)
+        number = island_of(island)
+        if not isinstance(name, str) or not isinstance(platform, str | None):
+            raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
+        self._driver.check_active()
+        reply = self._connection.call(wire.CreateSlice(self._core.session, sizes, names, number, platform or "", name))
+        assert isinstance(reply, wire.SliceCreated)
+        return self._mover.known(VirtualSlice(cast(SliceOwner, self), reply.placed, name, reply.slice_tag))
+
+    def part_of(
+        self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
+    ) -> VirtualSlice:
+        """A slice on devices number `places` of another one, in this order; as a mesh of any number of axes.
+
+        Raises:
+            Unschedulable: there are no such devices, or their number is not that of the shape.
+        """
+        self._driver.check_active()
+        asked = wire.CreateSlice(self._core.session, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
+        reply = self._connection.call(asked)
+        assert isinstance(reply, wire.SliceCreated)
+        return self._mover.known(
+            VirtualSlice(cast(SliceOwner, self), reply.placed, "", reply.slice_tag, whole, tuple(places))
+        )
+
+    def release_slice(self, released: VirtualSlice) -> None:
+        """Gives a slice back to the cluster."""
+        if not self._core.closed_because and self._driver.suspension is None:
+            self._connection.call(wire.ReleaseSlice(self._core.session, released.id))
+
+    def default_slice(self) -> VirtualSlice:
+        """All devices of one island on one axis `x`; made when first needed, once for all threads."""
+        with self._driver.changed:
+            while self._making_default_slice:
+                self._driver.changed.wait(WAIT_SLICE_S)
+            if self._default_slice is not None:
+                return self._default_slice
+            self._making_default_slice = True
+        made = None
+        try:
+            made = self.virtual_slice(None, ("x",), name="default")
+        finally:
+            with self._driver.changed:
+                self._default_slice, self._making_default_slice = made, False
+                self._driver.changed.notify_all()
+        return made
+
+    def suspend(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Copies all arrays of the session to host memory, or to a directory, and frees its devices for others.
+
+            session.suspend()  # waits for what is under way
+            session.resume()
+
+        Arrays, slices and functions stay as they are, and are of use again after `resume()`. Until then, who uses them
+        gets `SessionSuspended`.
+
+        Args:
+            path: a directory that is not there yet, or is empty; left out, the memory of this process. It has no more
+                than the values, which only this session can resume.
+
+        Raises:
+            UsageError: there is no such directory, or no room in it.
+            SessionSuspended: it is suspended already.
+            PathwaysError: an array could not be fetched, or a call did not end within 120 s. Nothing has changed then.
+        """
+        self._mover.suspend(path)
+
+    def resume(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Brings back what `suspend()` copied: each slice on the island where it was if it has room there, or else on
+        another one, and all arrays with the same bits.
+
+        Args:
+            path: the directory of the suspension, where that was moved since.
+
+        Raises:
+            UsageError: the session is not suspended.
+            SuspensionDamaged: a file of the directory is not as it was written, or it is another suspension's.
+            Unschedulable: no island can hold one of the slices.
+            PathwaysError: a host was lost meanwhile. After each of these it is suspended as before.
+        """
+        self._mover.resume(path)

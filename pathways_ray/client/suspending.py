@@ -1,0 +1,142 @@
+"""Suspending a session and resuming it: the steps of its client, in order. Pure: a driver carries the steps out.
+
+Suspending:
+
+1. The session's calls are held, until nothing of it is under way.
+2. A copy of each array that a handle is left to goes to host memory, or a file.
+3. The controller frees all arrays of the session, and takes back its slices. Until then nothing has changed.
+
+Resuming:
+
+1. A slice of the same mesh is made for each that the session had, on its island if that has room, or elsewhere.
+2. The controller exchanges each old slice for its new one; the new one is given back. Programs are registered again.
+3. Each array that a handle is left to is uploaded to the devices that its slice has now.
+4. Handles name what was uploaded, and calls go on. What fails before leaves the session suspended as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Generator, Sequence
+from typing import Any
+
+from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.moving import (
+    Ask,
+    Drop,
+    Exchanged,
+    Finish,
+    Hold,
+    Kept,
+    Load,
+    Release,
+    Save,
+    Step,
+    Suspended,
+    Suspension,
+    listed,
+    living,
+    renumbered,
+)
+from pathways_ray.errors import PathwaysError, Unschedulable
+from pathways_ray.transport import messages as wire
+
+
+def suspend(core: ClientCore, slices: Sequence[Kept]) -> Generator[Step, Any, None]:
+    """The steps that suspend a session.
+
+    Args:
+        slices: all that handles are left to, `released` ones too, since arrays may lie on them.
+
+    Raises:
+        PathwaysError: an array could not be saved, or a call did not end; nothing has changed.
+    """
+    saved: dict[int, tuple[int, wire.HeldBuffer]] = {}
+    try:
+        yield Hold()
+        held = yield from listed(core)
+        for number, (record, one) in enumerate(living(core, held)):
+            try:
+                yield Save(number, record, one)
+            except PathwaysError:
+                if record.failure is None and record.id in core.buffers:
+                    raise
+            else:
+                saved[record.id] = number, one
+        yield Finish()
+        yield Suspended(Suspension(tuple(slices), saved))  # before: should Ctrl-C come, the values are kept
+        yield Ask(wire.Suspend(core.session))
+    except PathwaysError:
+        yield Suspended(None)
+        yield Release()
+        raise
+    yield Release()
+
+
+def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -> Generator[Step, Any, None]:
+    """The steps that resume a session.
+
+    Args:
+        released: slices that the user has given back. They come for what lies on them, and go again.
+
+    Raises:
+        Unschedulable: no island can hold one of its slices now.
+        PathwaysError: it could not be resumed; it is suspended as it was.
+    """
+    new: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    loaded: list[tuple[BufferRecord, BufferRecord]] = []
+    try:
+        yield Ask(wire.Suspend(core.session))  # again, should a resumption have been interrupted
+        for kept in _needed(suspension, released):
+            yield from _made(core, kept, new, pairs)
+        if pairs:
+            found = yield Ask(wire.ExchangeSlices(core.session, tuple(pairs)))
+            yield Exchanged(found.slices)
+        for number in new:
+            yield Ask(wire.ReleaseSlice(core.session, number))
+        for buffer, (number, one) in list(suspension.arrays.items()):
+            if (record := core.buffers.get(buffer)) is None:
+                continue  # its last handle went meanwhile
+            (copy,) = core.new_buffers(1)
+            loaded.append((record, copy))
+            yield Load(number, copy, one)
+    except PathwaysError:
+        yield Drop([copy for _, copy in loaded])
+        yield Ask(wire.Suspend(core.session))  # with all slices that it has got by now
+        raise
+    dropped = renumbered(core, loaded, {one for one, _ in pairs})
+    yield Suspended(None)
+    yield Drop([*(copy for _, copy in loaded), *dropped])
+    for number, _ in pairs:
+        if number in released:
+            yield Ask(wire.ReleaseSlice(core.session, number))
+
+
+def _needed(suspension: Suspension, released: Container[int]) -> list[Kept]:
+    """The slices that have to come back, with such parts: those that were not given back, or that arrays lie on."""
+    used = {one.slice for _, one in list(suspension.arrays.values())}
+    found = []
+    for kept in suspension.slices:
+        parts = tuple(p for p in kept.parts if p.mesh.id in used or p.mesh.id not in released)
+        if kept.mesh.id not in released or kept.mesh.id in used or parts:
+            found.append(dataclasses.replace(kept, parts=parts))
+    return found
+
+
+def _made(core: ClientCore, kept: Kept, new: list[int], pairs: list[tuple[int, int]]) -> Generator[Step, Any, None]:
+    """Makes a slice for one that the session had, with its parts: on the same island, or, where that has no room, on
+    any."""
+    mesh = kept.mesh
+    try:
+        made = yield Ask(wire.CreateSlice(core.session, mesh.shape, mesh.axes, kept.island, "", kept.name))
+    except Unschedulable:
+        made = yield Ask(wire.CreateSlice(core.session, mesh.shape, mesh.axes, -1, "", kept.name))
+    whole = made.placed.mesh.id
+    new.append(whole)
+    pairs.append((mesh.id, whole))
+    for part in kept.parts:
+        same = part.mesh
+        made = yield Ask(wire.CreateSlice(core.session, same.shape, same.axes, -1, "", "", whole, part.places))
+        pairs.append((same.id, made.placed.mesh.id))

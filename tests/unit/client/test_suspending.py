@@ -1,0 +1,194 @@
+"""Suspending and resuming, as the client does it: its steps, what comes back, and that a failure changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.moving import LOOKS, Ask, Drop, Kept, Load, Part, Release, Save, Suspended, Suspension
+from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.errors import BufferLost, Failure, HostLost, PathwaysError, Unschedulable, UsageError, WaitTimeout
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import ArrayType, SliceType
+from pathways_ray.transport.messages import (
+    Accepted,
+    CreateSlice,
+    ExchangeSlices,
+    Held,
+    HeldBuffer,
+    ListHeld,
+    ReleaseSlice,
+    SliceCreated,
+    SlicesExchanged,
+    Suspend,
+)
+
+MESH, PART, OTHER = SliceType(3, (2,), ("x",)), SliceType(4, (1,), ("y",)), SliceType(5, (1,), ("x",))
+SLICES = [Kept(MESH, "mine", 1, (Part(PART, (1,)),)), Kept(OTHER, "", 0, ())]
+KIND = ArrayType((4,), "float32")
+
+
+def with_arrays(count: int) -> tuple[ClientCore, list[BufferRecord], Held]:
+    """A session with arrays on a slice, of which the last one's handle has gone."""
+    core = ClientCore(1, 100)
+    records = core.new_buffers(count)
+    for record in records:
+        record.state = READY
+    return core, records, Held(tuple(HeldBuffer(record.id, MESH.id, KIND, ()) for record in records))
+
+
+class Replies:
+    """Answers steps as controller and hosts would; `refused` are the errors of some, by name, each once."""
+
+    def __init__(self, held: Held, **refused: Exception) -> None:
+        self.held, self.refused, self.slices = held, refused, 10
+
+    def __call__(self, step: Any) -> Any:
+        what = step.request if isinstance(step, Ask) else step
+        if (error := self.refused.pop(type(what).__name__, None)) is not None:
+            raise error
+        match what:
+            case CreateSlice(_, shape, axes):
+                self.slices += 1
+                mesh = SliceType(self.slices, shape, axes)
+                return SliceCreated(PlacedSlice.on(mesh, 0, [Device(9, k) for k in range(mesh.size)]))
+            case ExchangeSlices(_, pairs):
+                return SlicesExchanged(
+                    tuple(
+                        SliceCreated(PlacedSlice.on(SliceType(one, (1,), ("x",)), 0, [Device(9, 0)]))
+                        for one, _ in pairs
+                    )
+                )
+            case Load():
+                step.record.become_ready()
+        return {"ListHeld": self.held}.get(type(what).__name__, Accepted())
+
+
+def carried_out(run: Any, replies: Replies) -> tuple[list[Any], PathwaysError | None]:
+    """The steps, and what they raised in the end."""
+    steps: list[Any] = []
+    try:
+        step = next(run)
+        while True:
+            steps.append(step)
+            try:
+                reply = replies(step)
+            except PathwaysError as error:
+                step = run.throw(error)
+            else:
+                step = run.send(reply)
+    except StopIteration:
+        return steps, None
+    except PathwaysError as error:
+        return steps, error
+
+
+def names(steps: list[Any]) -> list[str]:
+    return [type(step.request if isinstance(step, Ask) else step).__name__ for step in steps]
+
+
+def test_arrays_are_saved_before_the_one_step_that_takes_effect() -> None:
+    core, records, held = with_arrays(3)
+    del core.buffers[records[2].id]  # its last handle went, and the controller has yet to hear of it
+    steps, error = carried_out(suspend(core, SLICES), Replies(held))
+    assert error is None
+    assert names(steps) == ["Hold", "ListHeld", "Save", "Save", "Finish", "Suspended", "Suspend", "Release"]
+    assert [step.number for step in steps if isinstance(step, Save)] == [0, 1]
+    assert steps[-3] == Suspended(Suspension(tuple(SLICES), {1: (0, held.buffers[0]), 2: (1, held.buffers[1])}))
+
+
+@pytest.mark.parametrize("refused", ["Hold", "ListHeld", "Save", "Finish", "Suspend"])
+def test_a_session_that_cannot_be_suspended_goes_on(refused: str) -> None:
+    core, records, held = with_arrays(1)
+    steps, error = carried_out(suspend(core, SLICES), Replies(held, **{refused: UsageError("no room")}))
+    assert str(error) == "no room"
+    assert names(steps)[-3:] == [refused, "Suspended", "Release"]
+    assert steps[-2] == Suspended(None)
+    assert (records[0].state, records[0].failure) == (READY, None)
+
+
+def test_an_array_that_was_lost_before_is_lost_and_the_others_are_saved() -> None:
+    core, records, held = with_arrays(2)
+    steps, error = carried_out(suspend(core, SLICES), Replies(held, Save=BufferLost("its host is gone")))
+    assert isinstance(error, BufferLost), "of an array that should be there"
+    records[0].fail(Failure("BufferLost", "its host is gone"))
+    steps, error = carried_out(suspend(core, SLICES), Replies(held))
+    assert error is None
+    assert steps[-3].suspension.arrays == {2: (0, held.buffers[1])}
+
+
+def test_an_array_that_the_controller_does_not_know_yet_is_waited_for() -> None:
+    """Its `Put` went by the stream, which questions overtake."""
+    core, _, held = with_arrays(2)
+    run = suspend(core, SLICES)
+    next(run)
+    run.send(None)
+    assert run.send(Held(held.buffers[:1])) == Ask(ListHeld(1, ()))
+    assert isinstance(run.send(held), Save)
+    steps, error = carried_out(suspend(core, SLICES), Replies(Held(held.buffers[:1])))
+    assert isinstance(error, WaitTimeout)
+    assert "arrays [2] are on their way to the controller" in str(error)
+    assert names(steps).count("ListHeld") == LOOKS
+
+
+def suspended() -> tuple[ClientCore, list[BufferRecord], Suspension]:
+    core, records, held = with_arrays(2)
+    steps, _ = carried_out(suspend(core, SLICES), Replies(held))
+    return core, records, steps[-3].suspension
+
+
+def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
+    """An island has no room: the slice comes back elsewhere. One handle has gone by then, one slice was given back."""
+    core, records, suspension = suspended()
+    del core.buffers[records[0].id]
+    replies = Replies(Held(()), CreateSlice=Unschedulable("no island can hold it"))
+    steps, error = carried_out(resume(core, suspension, {OTHER.id}), replies)
+    assert error is None
+    expected = (
+        ["Suspend"] + ["CreateSlice"] * 3 + ["ExchangeSlices", "Exchanged", "ReleaseSlice", "Load", "Suspended", "Drop"]
+    )
+    assert names(steps) == expected
+    assert [step.request.island for step in steps[1:4]] == [1, -1, -1]
+    assert steps[3] == Ask(CreateSlice(1, (1,), ("y",), -1, "", "", 11, (1,)))
+    assert steps[4] == Ask(ExchangeSlices(1, ((MESH.id, 11), (PART.id, 12))))
+    (load,) = [step for step in steps if isinstance(step, Load)]
+    assert (load.number, load.held.slice) == (1, MESH.id)
+    assert steps[-2] == Suspended(None)
+    assert [record.id for record in (records[1], load.record)] == [3, 2], "the handle names what was uploaded"
+    assert core.buffers[3] is records[1]
+
+
+def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() -> None:
+    core, _, suspension = suspended()
+    steps, _ = carried_out(resume(core, suspension, {MESH.id, PART.id, OTHER.id}), Replies(Held(())))
+    assert names(steps).count("CreateSlice") == 1
+    assert steps[-1] == Ask(ReleaseSlice(1, MESH.id))
+
+
+@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load"])
+def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
+    core, records, suspension = suspended()
+    steps, error = carried_out(resume(core, suspension, ()), Replies(Held(()), **{refused: HostLost("host 9 is gone")}))
+    assert isinstance(error, HostLost)
+    assert steps[-1] == Ask(Suspend(1))
+    assert isinstance(steps[-2], Drop)
+    assert not any(isinstance(step, Suspended | Release) for step in steps)
+    assert [record.id for record in records] == [1, 2]
+    steps, error = carried_out(resume(core, suspension, ()), Replies(Held(())))
+    assert error is None
+    assert [record.state for record in records] == [READY, READY]
+
+
+def test_a_handle_that_goes_while_its_array_comes_back_is_freed() -> None:
+    core, records, suspension = suspended()
+    run = resume(core, suspension, ())
+    replies, step = Replies(Held(())), next(run)
+    while not isinstance(step, Drop):
+        if isinstance(step, Load) and step.number == 1:
+            records[0].dropped = True
+            core.free(records[0])
+        step = run.send(replies(step))
+    assert [record.id for record in step.buffers] == [1, 2, 3], "the copies under their old numbers, and its own"
