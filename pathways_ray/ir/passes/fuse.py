@@ -1,8 +1,10 @@
 """Composes chains of compute nodes on one slice into one computation.
 
-A node joins the chain before it when it is the only consumer of the chain's last node and everything else it consumes
-was there before the chain began: then running the chain as one delays no other node. A chain runs where its last
-node stood, so it ends before a node in between that takes the memory of what the chain reads. The executor puts an
+A node joins the chain before it when no other node consumes what the chain's last node makes and everything else it
+consumes was there before the chain began: then running the chain as one delays no other node. What a chain makes on
+its way may be a result of the program, as the loss of a training step is, and waits for the chain's end; not where the
+same function goes on, since a loop would hand on its last value alone. A chain runs where its last node stood, so it
+ends before a node in between that takes the memory of what the chain reads. The executor puts an
 optimisation barrier between the parts, so the bits are those of running them one by one.
 
 A chain ends before its estimated time reaches a bound, since other tenants wait behind it; and before it has too many
@@ -28,6 +30,7 @@ from pathways_ray.ir.graph import (
     Part,
     Recipe,
     Ref,
+    Result,
     estimated_us,
     functions_in,
     inputs_of,
@@ -40,20 +43,25 @@ def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
     chains = _chains(graph, most)
     recipes = list(graph.recipes)
     number = {recipe: k for k, recipe in enumerate(recipes)}
-    replaced: dict[int, Compute | None] = {}
+    replaced: dict[int, Node | None] = {}
+    places: dict[Ref, Ref] = {}
     for chain in chains:
-        recipe, node = _compose(graph, chain)
+        recipe, node = _compose(graph, chain, places)
         if recipe not in number:
             number[recipe] = len(recipes)
             recipes.append(recipe)
         replaced.update(dict.fromkeys(chain[:-1]))
         replaced[chain[-1]] = msgspec.structs.replace(node, recipe=number[recipe])
+    last = graph.nodes[-1]
+    if places and isinstance(last, Result):
+        inputs = tuple(places.get(ref, ref) for ref in last.inputs)
+        replaced[len(graph.nodes) - 1] = msgspec.structs.replace(last, inputs=inputs)
     return _without_unused_recipes(
         msgspec.structs.replace(graph, recipes=tuple(recipes), nodes=_rebuilt(graph, replaced))
     )
 
 
-def _rebuilt(graph: Graph, replaced: dict[int, Compute | None]) -> tuple[Node, ...]:
+def _rebuilt(graph: Graph, replaced: dict[int, Node | None]) -> tuple[Node, ...]:
     def kept() -> Iterator[tuple[int, Node]]:
         for index, node in enumerate(graph.nodes):
             new = replaced.get(index, node)
@@ -104,11 +112,14 @@ def _follower(
     tail = graph.nodes[last]
     assert isinstance(tail, Compute)
     users = {user for k in range(len(tail.outputs)) for user in consumers.get(Ref(last, k), ())}
-    if len(users) != 1:
+    others = {user for user in users if not isinstance(graph.nodes[user], Result)}
+    if len(others) != 1:
         return None
-    (user,) = users
+    (user,) = others
     node = graph.nodes[user]
     if not isinstance(node, Compute) or node.slice != tail.slice:
+        return None
+    if others != users and _size(graph, sizes, last).last == _size(graph, sizes, user).first:
         return None
     if any(_size(graph, sizes, index).no_fusion for index in (last, user)):
         return None
@@ -149,11 +160,14 @@ def _size(graph: Graph, sizes: list[_Size], index: int) -> _Size:
     return sizes[node.recipe]
 
 
-def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
+def _compose(graph: Graph, chain: list[int], places: dict[Ref, Ref]) -> tuple[Recipe, Compute]:
     """One recipe and one node for a chain of nodes, each with any number of parts of its own.
 
-    A value that several of them consume is one input, so that the last of them may take its memory.
+    A value that several of them consume is one input, so that the last of them may take its memory. Results of the
+    program that are made on the way are further outputs; `places` gets where each one is.
     """
+    wanted = set(inputs_of(graph.nodes[-1]))
+    kept: list[tuple[Ref, Ref]] = []
     parts: list[Part | Loop] = []
     numbers: dict[Ref, int] = {}
     layouts = []
@@ -180,19 +194,24 @@ def _compose(graph: Graph, chain: list[int]) -> tuple[Recipe, Compute]:
             moved = tuple(outer[r.output] if r.node == -1 else Ref(r.node + base, r.output) for r in part.inputs)
             parts.append(msgspec.structs.replace(part, inputs=moved))
         before, previous = index, tuple(Ref(r.node + base, r.output) for r in recipe.outputs)
+        if index != chain[-1]:
+            kept += [(Ref(index, k), inside) for k, inside in enumerate(previous) if Ref(index, k) in wanted]
     last, first = graph.nodes[chain[-1]], graph.nodes[chain[0]]
     assert isinstance(last, Compute)
     assert isinstance(first, Compute)
     name = last.name if last.name == first.name else f"{first.name}..{last.name}"
+    places.update({ref: Ref(chain[-1], len(previous) + k) for k, (ref, _) in enumerate(kept)})
     node = msgspec.structs.replace(
         last,
         name=name,
+        outputs=(*last.outputs, *(graph.type_of(ref) for ref, _ in kept)),
+        output_layouts=(*last.output_layouts, *(graph.layout_of(ref) for ref, _ in kept)),
         inputs=tuple(numbers),
         input_layouts=tuple(layouts),
         donated=tuple(sorted(donated)),
         where=first.where,
     )
-    return Recipe(tuple(parts), previous), node
+    return Recipe(tuple(parts), (*previous, *(inside for _, inside in kept))), node
 
 
 def _without_unused_recipes(graph: Graph) -> Graph:

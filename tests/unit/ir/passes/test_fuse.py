@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref
+from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, inputs_of
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.fuse import fuse
 from pathways_ray.ir.passes.prune import prune
@@ -116,12 +116,23 @@ def test_nothing_is_fused_past_another_consumer() -> None:
     assert fused_calls(build) == ["f", "g", "h"]
 
 
-def test_a_result_is_a_consumer() -> None:
+def test_a_result_of_the_program_may_be_made_on_the_way() -> None:
+    sketch = Sketch()
+    a = sketch.slice("0.0", "0.1")
+    f = sketch.call("f", sketch.argument(a), slice=a)
+    fused = verify(fuse(sketch.graph(f, sketch.call("g", f, slice=a))), lowered=True)
+    (node,) = [node for node in fused.nodes if isinstance(node, Compute)]
+    assert (node.name, len(node.outputs)) == ("f..g", 2)
+    assert fused.recipes[node.recipe].outputs == (Ref(1), Ref(0))
+    assert inputs_of(fused.nodes[-1]) == (Ref(1, 1), Ref(1, 0))
+
+
+def test_results_of_the_rounds_of_a_loop_keep_them_apart() -> None:
     def build(sketch: Sketch, a: int) -> tuple[Ref, ...]:
         f = sketch.call("f", sketch.argument(a), slice=a)
-        return f, sketch.call("g", f, slice=a)
+        return f, sketch.call("f", f, slice=a)
 
-    assert fused_calls(build) == ["f", "g"]
+    assert fused_calls(build) == ["f", "f"]
 
 
 def test_another_output_with_another_consumer_keeps_a_node_apart() -> None:
