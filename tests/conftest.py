@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -10,6 +11,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Who waits for something and is not woken hangs, here and in all processes that tests start.
 os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
+
+# What hosts compile is kept for the next run, and not in the user's home.
+os.environ.setdefault("PATHWAYS_COMPILATION_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
 # ignored.
