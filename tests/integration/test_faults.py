@@ -52,7 +52,7 @@ def test_a_hundred_strikes_under_two_tenants(python: Any, hosts_per_island: int,
     arguments = (str(table), ",".join(TOKENS), str(hosts_per_island), "100", "11")
     out = python.run("faults_two_tenants", *arguments, timeout=2900)
     print(out)
-    found = json.loads(out.strip().splitlines()[-1])
+    found = json.loads(next(line for line in out.splitlines() if line.startswith('{"struck"')))
     assert (found["wrong"], found["hung"], found["left"]) == (0, 0, 0)
     assert found["to_error"]["p99"] <= 10.0
     assert found["to_error"]["max"] <= 20.0
