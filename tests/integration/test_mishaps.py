@@ -17,6 +17,7 @@ def test_what_has_not_begun_is_cancelled_and_a_loop_without_end_holds_up_nobody_
     assert "cancelled" in python.run("mishap_cancel", timeout=140)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_a_crowded_machine_loses_nothing(python: Any) -> None:
     """Sixty processes that never rest, for 15 s: nearly twice the silence after which a process is looked at."""
