@@ -9,7 +9,9 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,19 @@ def test_the_page_shows_a_cluster_at_work_and_says_why(session, slices) -> None:
     v = pw.put(np.arange(8.0), slice=slices.a4, spec=P("x"))
     over(v).block_until_ready()
     page_process = DashboardProcess(session.url, session.token, "")
-    results = [
-        over(v) for _ in range(300)
-    ]  # more than a browser takes to start on a busy machine; what is left is cancelled
+    looked = threading.Event()
+
+    def keep_busy() -> None:
+        """Three launches at any time, for as long as the browser takes."""
+        flying = deque(over(v) for _ in range(3))
+        while not looked.is_set():
+            flying.popleft().block_until_ready()
+            flying.append(over(v))
+        for result in flying:
+            result.block_until_ready()
+
+    work = threading.Thread(target=keep_busy)
+    work.start()
 
     async def look() -> None:
         async with browser() as page:
@@ -80,9 +92,9 @@ def test_the_page_shows_a_cluster_at_work_and_says_why(session, slices) -> None:
     try:
         asyncio.run(look())
     finally:
+        looked.set()
         page_process.stop()
-        for result in results:
-            result.cancel()
+        work.join()
 
 
 def large(round: int) -> dict[str, Any]:
