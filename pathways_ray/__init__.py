@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.control import switch as switch
     from pathways_ray.client.control import while_loop as while_loop
     from pathways_ray.client.derivatives import differentiable as differentiable
+    from pathways_ray.client.host_functions import host as host
     from pathways_ray.client.jit import jit as jit
     from pathways_ray.client.padding import padded as padded
     from pathways_ray.client.placement import put as put
@@ -77,6 +78,7 @@ _HOMES = {
     "devices": "client.api",
     "fori_loop": "client.control",
     "differentiable": "client.derivatives",
+    "host": "client.host_functions",
     "init": "deployment.init",
     "islands": "client.api",
     "jit": "client.jit",

@@ -23,6 +23,8 @@
     │   ├── CompileError         XLA refused a function
     │   ├── BufferLost           the data was on a host that is gone
     │   ├── HostLost             a host died while the launch needed it
+    │   ├── HostFunctionError    a function of pw.host raised, or ended its process; the traceback is in its notes
+    │   │   └── HostFunctionTimeout  it did not return within its limit
     │   ├── LaunchTimeout        a launch kept its devices for longer than the cluster allows
     │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
     ├── Cancelled                the launch was cancelled, or one that it depends on
@@ -252,6 +254,25 @@ class LaunchTimeout(ExecutionError):
         never enters. The island's processes are killed and start again, since nothing can be taken off a device queue
     Do: the message names the program. Mend its loop, cut it into shorter launches, or start the cluster with a higher
         limit. The third time, the program that the message names is refused with `ProgramRefused`, and no other
+    """
+
+
+class HostFunctionError(ExecutionError):
+    """A function of `pw.host` gave no result.
+
+    When: the function raised, gave another tree, shape or type than `result=` says, or ended its process; a module that
+        it imports is not on the host
+    Do: the message has the exception and its line, the notes have the whole traceback. What it has printed is in the
+        log of the host's process (`pathways logs`)
+    """
+
+
+class HostFunctionTimeout(HostFunctionError):
+    """A function of `pw.host` did not return within its limit.
+
+    When: a call took longer than `limit_s` of `pw.host` (60 s). The process of the session's functions on that host is
+        killed; the next call starts another one. Devices, and launches that do not take its results, went on meanwhile
+    Do: give it a higher limit, or mend its loop
     """
 
 

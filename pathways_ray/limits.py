@@ -9,6 +9,9 @@ MAX_HOSTS = 4096
 MAX_CONSTANT_BYTES = 64 << 20
 """Constants captured by one function or program: they are copied into the compiled program on every device."""
 
+MAX_HOST_FUNCTION_BYTES = 16 << 20
+"""A host function, pickled with what it uses: it travels with its program, and is kept in each process that runs it."""
+
 MAX_PROGRAM_BYTES = 128 << 20
 """All functions of a program, exported: they travel in one message."""
 

@@ -90,7 +90,8 @@ class ProcessLog:
             entry.host,
         )
         text = msgspec.json.encode(line).decode()
-        self._handler.emit(logging.LogRecord("pathways", logging.INFO, "", 0, text, None, None))
+        # Handled, not emitted: several threads write.
+        self._handler.handle(logging.LogRecord("pathways", logging.INFO, "", 0, text, None, None))
 
     def close(self) -> None:
         if self._handler is not None:

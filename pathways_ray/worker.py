@@ -119,15 +119,12 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._stop()
-            environment = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
-            environment |= self.environment
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
                 [sys.executable, *self.command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=environment,
+                env=environment_of(self.environment),
             )
         return self._process
 
@@ -144,6 +141,13 @@ class Worker:
     def close(self) -> None:
         with self._lock:
             self._stop()
+
+
+def environment_of(variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a process beside this one: its own without secrets, where Python finds its modules, and these
+    variables."""
+    found = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
+    return found | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | variables
 
 
 def _write(file: IO[bytes], data: bytes) -> None:

@@ -55,7 +55,8 @@ class _Control:
         calls = [one.params["site"] for one in inner_equations(equation) if one.primitive is call_p]
         self.home: VirtualSlice = calls[0].slice if calls else builder._default_slice()
         self.slices = list(dict.fromkeys(site.slice for site in calls))
-        self.single = len(self.slices) < 2
+        # A host function is no part of a computation: the controller has to decide around it.
+        self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in calls)
         self.names = list(dict.fromkeys(site.exported.name for site in calls))
         self.arrays = _captured(equation)
         self.known = dict(builder.slices)

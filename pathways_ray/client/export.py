@@ -23,7 +23,7 @@ from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_o
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import PathwaysError, TooLarge, TraceError
-from pathways_ray.ir.graph import MAX_ESTIMATED_US
+from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
 
@@ -74,6 +74,20 @@ class Exported:
     effects: frozenset[Any] = frozenset()
     work: estimates.Work = estimates.NO_WORK
     moves: bool = False
+    host_limit_ms: int = 0
+    """Of a host function, whose `blob` is pickled."""
+
+    def part(self, inputs: tuple[Ref, ...]) -> Part:
+        """The function as a part of a recipe."""
+        return Part(
+            self.name,
+            self.digest,
+            inputs,
+            self.no_fusion,
+            self.estimated_us,
+            self.has_loop,
+            host_limit_ms=self.host_limit_ms,
+        )
 
 
 def export_function(

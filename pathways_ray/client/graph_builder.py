@@ -25,7 +25,7 @@ from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
-from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result, Transfer
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Recipe, Ref, Repeat, Result, Transfer
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.ir.verify import verify
 
@@ -288,8 +288,7 @@ class GraphBuilder:
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
         taken = tuple(Ref(-1, k) for k in range(len(refs)))
-        part = Part(exported.name, exported.digest, taken, exported.no_fusion, exported.estimated_us, exported.has_loop)
-        recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
+        recipe = Recipe((exported.part(taken),), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.functions[exported.digest] = exported.blob
         self.work += exported.work
         index = len(self.nodes)

@@ -15,7 +15,7 @@ from typing import Any
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.ir.exchange import exchange
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Return, Send, Step
 from pathways_ray.ir.types import item_bytes
 
 MAX_LAUNCHES = 100
@@ -60,7 +60,7 @@ class Details:
         made_by, island, before = self._made_by, plan.island, len(steps)
         while steps:
             match steps[0]:
-                case Execute() as step:
+                case Execute() | Return() as step:
                     number = self._node(plan, step)
                     for slot in step.inputs:
                         self._edge(made_by.get((island, slot), -1), number)
@@ -77,7 +77,7 @@ class Details:
             steps.popleft()
         return len(steps) < before
 
-    def _node(self, plan: IslandPlan, step: Execute) -> int:
+    def _node(self, plan: IslandPlan, step: Execute | Return) -> int:
         """The number of a node; -1 for one beyond those that are drawn."""
         number = len(self.nodes)
         if number >= MAX_NODES:

@@ -19,17 +19,16 @@ from pathways_ray.controller.programs import (
     check_size,
     decode_graph,
     lowered_program,
-    order_text,
     placed_graph,
     references,
 )
 from pathways_ray.controller.scripts import lowered_script, script_texts
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import Failure, PathwaysError, to_failure
-from pathways_ray.ir.graph import Graph, Result, bodies_in
+from pathways_ray.errors import Failure, PathwaysError, ProgramRefused, to_failure
+from pathways_ray.ir.graph import Graph, Result, bodies_in, functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.script import has_control
-from pathways_ray.ir.text import plan_text
+from pathways_ray.ir.text import order_text, plan_text
 
 CHEAP_BYTES = 1 << 16
 CHEAP_REFERENCES = 250
@@ -119,6 +118,7 @@ def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
     refused = quotas.nodes(request.tenant, count, graph.name)
     if refused is not None:
         return PlanReply(failure=refused)
+    check_trust(request.tenant, graph)
     slices = {placed.mesh.id: placed for placed in request.slices}
     if has_control(graph):
         if request.text:
@@ -130,6 +130,16 @@ def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
     if request.text:
         return PlanReply(plan=plan_text(plans), order=order_text({p.island: p for p in plans}))
     return PlanReply(lowered_program(graph, lowered, plans, slices))
+
+
+def check_trust(tenant: Tenant, graph: Graph) -> None:
+    """Raises `ProgramRefused` for a graph with host functions of a tenant that the operator does not trust."""
+    for part in (part for recipe in graph.recipes for part in functions_in(recipe.parts)):
+        if part.host_limit_ms and not tenant.trusted:
+            raise ProgramRefused(
+                f"program {graph.name!r} has the host function {part.name}, and hosts run Python only of tenants that "
+                f"the operator trusts; {tenant.name!r} is not one"
+            )
 
 
 def plan_if_cheap(request: PlanRequest) -> PlanReply | None:

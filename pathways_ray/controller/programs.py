@@ -17,8 +17,8 @@ from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
 from pathways_ray.errors import Failure, GraphError, TooLarge, WireError
 from pathways_ray.ir import passes
 from pathways_ray.ir.graph import Compute, Graph, Loop, Part, Result, functions_in, inputs_of, references_in
-from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Device, Execute, IslandPlan, PlacedSlice, Receive, Regroup, Reshard, Send
+from pathways_ray.ir.passes.plan_islands import gang_count, plan_islands
+from pathways_ray.ir.plan import Call, Device, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send
 from pathways_ray.ir.script import Script
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
@@ -59,6 +59,7 @@ class IslandPart(msgspec.Struct, frozen=True, array_like=True):
     functions: tuple[str, ...]
     devices: tuple[Device, ...]
     computations: int
+    calls: bool = False
 
 
 class Lowered(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +167,7 @@ class PlannedProgram:
                 tenant=tenant,
                 computations=part.computations,
                 trusted=trusted,
+                calls=any(one.calls for one in lowered.islands.values()),
             )
             for island, part in lowered.islands.items()
         }
@@ -348,7 +350,8 @@ def _part(island: IslandPlan) -> IslandPart:
             f"the plan of program {island.name[:100]!r} takes {len(plan)} bytes on island {island.island}; the limit "
             f"is {limits.MAX_PLAN_BYTES}. Split the program into several"
         )
-    return IslandPart(plan, tuple(sorted(digests)), tuple(devices), _computations(island))
+    calls = any(isinstance(step, Call) for step in island.steps)
+    return IslandPart(plan, tuple(sorted(digests)), tuple(devices), _computations(island), calls)
 
 
 def _computations(island: IslandPlan) -> int:
@@ -366,7 +369,7 @@ def _computations(island: IslandPlan) -> int:
 
 
 def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[int, ...], ...]:
-    gangs = sum(isinstance(node, Compute) for node in graph.nodes)
+    gangs = gang_count(graph)
     found: list[set[int]] = [set() for _ in range(max(gangs, 1))]
     for island in plans:
         for step in island.steps:
@@ -374,25 +377,3 @@ def _gang_islands(graph: Graph, plans: tuple[IslandPlan, ...]) -> tuple[tuple[in
     if not gangs:
         found[0].update(island.island for island in plans)
     return tuple(tuple(sorted(islands)) for islands in found)
-
-
-def order_text(plans: Mapping[int, IslandPlan]) -> str:
-    """The order in which gangs and transfers reach the devices, one line per gang over all islands."""
-    lines: dict[int, list[str]] = {}
-    for island in plans.values():
-        for step in island.steps:
-            match step:
-                case Execute():
-                    text = f"{island.labels[step.node].name} on island {island.island}"
-                case Send():
-                    types = [edge.type for edge in island.bundles[step.bundle].edges]
-                    size = sum(kind.nbytes for kind in types)
-                    text = f"send {', '.join(map(str, types))} ({size} bytes) from island {island.island}"
-                case Receive():
-                    text = f"receive on island {island.island}"
-                case Regroup():
-                    text = f"regroup on island {island.island}"
-                case _:
-                    text = f"reshard on island {island.island}"
-            lines.setdefault(step.gang, []).append(text)
-    return "\n".join(f"gang {gang}: {'; '.join(parts)}" for gang, parts in sorted(lines.items()))

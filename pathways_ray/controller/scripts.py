@@ -11,7 +11,6 @@ from pathways_ray.controller.programs import (
     check_size,
     check_slices,
     lowered_program,
-    order_text,
     placed_graph,
 )
 from pathways_ray.errors import TooLarge
@@ -19,7 +18,7 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.passes.split import split
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.script import Script
-from pathways_ray.ir.text import plan_text
+from pathways_ray.ir.text import order_text, plan_text
 from pathways_ray.ir.verify import verify
 
 MAX_SEGMENT_NODES = 4 * limits.MAX_NODES

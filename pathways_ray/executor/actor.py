@@ -125,7 +125,9 @@ class HostExecutor(Inspectable):
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, link_secret)
         self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
-        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self.outbox.send, members)
+        self.dispatcher = Dispatcher(
+            self.host, compiler, self.store, transfer, self.outbox.send, members, self.log.write
+        )
         self.dispatcher.core.story.sink = self.log.write
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:

@@ -40,6 +40,9 @@ MAX_NAME_CHARACTERS = 1024
 MAX_ROUNDS = 1 << 20
 """Rounds of one loop."""
 
+MAX_HOST_LIMIT_MS = 3_600_000
+"""Milliseconds for which a host function may run."""
+
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     """One exported function inside a recipe, by content digest.
@@ -50,6 +53,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     another. `estimated_us` is the client's estimate of the time that it takes on its devices, in microseconds. One that
     is compiled `as_is` brings shardings of its own, for as many devices as its slice has: the compiler gets the module
     as it came, and the layouts of the node only say what comes of it. It has `no_fusion` too.
+
+    One with a `host_limit_ms` is no exported function but a *host function*: Python of a trusted tenant, which the
+    hosts of the slice run beside the devices, for at most so many milliseconds. It stands alone in its recipe.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     estimated_us: Annotated[int, msgspec.Meta(ge=0, le=MAX_ESTIMATED_US)] = 0
     has_loop: bool = False
     as_is: bool = False
+    host_limit_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_LIMIT_MS)] = 0
 
 
 class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
@@ -90,6 +97,12 @@ def functions_in(parts: Iterable[Part | Loop]) -> Iterator[Part]:
             yield from functions_in(part.body)
         else:
             yield part
+
+
+def host_part(recipe: Recipe) -> Part | None:
+    """The host function that a recipe is; None for a computation."""
+    first = recipe.parts[0] if recipe.parts else None
+    return first if isinstance(first, Part) and first.host_limit_ms else None
 
 
 def references_in(parts: Iterable[Part | Loop]) -> int:

@@ -2,9 +2,10 @@
 
 A `PlacedSlice` maps the virtual devices of a slice to physical ones. An `IslandPlan` lists the steps of a program that
 one island takes, in the order its devices see them; all hosts of the island get the same plan and find their own part
-in it. Values live in numbered slots. Every step belongs to a gang: the position of its compute node in the program.
-The two sides of a bundle of edges meet by a transfer id that both compute from the launch, the bundle and the receiving
-host, so that neither has to ask the other. `passes/plan_islands.py` makes plans, `verify_plan.py` checks them.
+in it. Values live in numbered slots. Every step belongs to a gang: the position of its compute node in the program,
+where a host function counts twice, for its call and its return. The two sides of a bundle of edges meet by a transfer
+id that both compute from the launch, the bundle and the receiving host, so that neither has to ask the other.
+`passes/plan_islands.py` makes plans, `verify_plan.py` checks them.
 """
 
 from __future__ import annotations
@@ -128,6 +129,27 @@ class Execute(msgspec.Struct, frozen=True, tag_field="step", tag="execute"):
     drops: tuple[int, ...] = ()
 
 
+class Call(msgspec.Struct, frozen=True, tag_field="step", tag="call"):
+    """Have this host's part of a host function called, beside the devices; `Return` has what comes of it."""
+
+    gang: int
+    node: int
+    executable: int
+    inputs: tuple[int, ...]
+
+
+class Return(msgspec.Struct, frozen=True, tag_field="step", tag="return"):
+    """Take what a call gave, once it has. It has a gang of its own, the one behind that of its `Call`, whose inputs
+    stay until then: the function may still read them."""
+
+    gang: int
+    node: int
+    executable: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    drops: tuple[int, ...] = ()
+
+
 class Send(msgspec.Struct, frozen=True, tag_field="step", tag="send"):
     """Serve the shards of slots, one for each edge of a bundle, to the hosts of its target."""
 
@@ -167,7 +189,7 @@ class Regroup(msgspec.Struct, frozen=True, tag_field="step", tag="regroup"):
     drops: tuple[int, ...] = ()
 
 
-Step = Execute | Send | Receive | Reshard | Regroup
+Step = Execute | Call | Return | Send | Receive | Reshard | Regroup
 
 
 class NodeLabel(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pathways_ray.ir.graph import (
     Argument,
@@ -20,8 +20,9 @@ from pathways_ray.ir.graph import (
     Result,
     Transfer,
     calls_in,
+    host_part,
 )
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Send, Step
+from pathways_ray.ir.plan import Call, Execute, IslandPlan, Receive, Reshard, Return, Send, Step
 from pathways_ray.ir.plan import Regroup as RegroupStep
 from pathways_ray.ir.verify_control import within
 
@@ -74,7 +75,8 @@ def node_text(graph: Graph, index: int) -> str:
             donated = f" donating {', '.join(str(node.inputs[k]) for k in node.donated)}" if node.donated else ""
             parts = fusion_text(graph.recipes[node.recipe])
             where = f"    # {node.where}" if node.where else ""
-            return f"%{index} = {node.name}({_refs(node.inputs)}){parts}{donated} : {outputs}{where}"
+            host = "host " if host_part(graph.recipes[node.recipe]) is not None else ""
+            return f"%{index} = {host}{node.name}({_refs(node.inputs)}){parts}{donated} : {outputs}{where}"
 
 
 def fusion_text(recipe: Recipe) -> str:
@@ -119,6 +121,10 @@ def _step_text(plan: IslandPlan, step: Step) -> str:
         case Execute():
             label, recipe = plan.labels[step.node].name, plan.executables[step.executable].recipe
             text = f"[{step.gang}] {_slots(step.outputs)} = execute {label}({_slots(step.inputs)}){fusion_text(recipe)}"
+        case Call():
+            return f"[{step.gang}] call {plan.labels[step.node].name}({_slots(step.inputs)})"
+        case Return():
+            text = f"[{step.gang}] {_slots(step.outputs)} = return of {plan.labels[step.node].name}"
         case Send():
             text = f"[{step.gang}] send {_slots(step.sources)} {_bundle_text(plan, step.bundle)}"
         case Reshard():
@@ -138,3 +144,29 @@ def _bundle_text(plan: IslandPlan, number: int) -> str:
 
 def _slots(slots: tuple[int, ...]) -> str:
     return ", ".join(f"s{slot}" for slot in slots)
+
+
+def order_text(plans: Mapping[int, IslandPlan]) -> str:
+    """The order in which gangs and transfers reach the devices, one line per gang over all islands."""
+    lines: dict[int, list[str]] = {}
+    for island in plans.values():
+        for step in island.steps:
+            match step:
+                case Execute():
+                    text = f"{island.labels[step.node].name} on island {island.island}"
+                case Send():
+                    types = [edge.type for edge in island.bundles[step.bundle].edges]
+                    size = sum(kind.nbytes for kind in types)
+                    text = f"send {', '.join(map(str, types))} ({size} bytes) from island {island.island}"
+                case Receive():
+                    text = f"receive on island {island.island}"
+                case Call():
+                    text = f"call {island.labels[step.node].name} on hosts of island {island.island}"
+                case Return():
+                    text = f"return of {island.labels[step.node].name} on island {island.island}"
+                case RegroupStep():
+                    text = f"regroup on island {island.island}"
+                case _:
+                    text = f"reshard on island {island.island}"
+            lines.setdefault(step.gang, []).append(text)
+    return "\n".join(f"gang {gang}: {'; '.join(parts)}" for gang, parts in sorted(lines.items()))

@@ -15,12 +15,14 @@ from pathways_ray.ir.graph import (
     Graph,
     Loop,
     Part,
+    Recipe,
     Ref,
     Regroup,
     Repeat,
     Result,
     Transfer,
     bodies_in,
+    functions_in,
     inputs_of,
     output_count,
 )
@@ -135,6 +137,7 @@ def _check_recipe(graph: Graph, label: str, node: Compute, taken: dict[int, int]
         _check_parts(label, recipe.parts, len(node.inputs), limits.MAX_LOOP_DEPTH)
         if any(not _is_made(ref, recipe.parts, len(recipe.parts)) for ref in recipe.outputs):
             raise GraphError(f"{label}: an output of its recipe is made by no part of it")
+        _check_host_function(label, recipe, node)
         inputs = (ref.output for part in recipe.parts for ref in part.inputs if ref.node == -1)
         taken[node.recipe] = 1 + max(inputs, default=-1)
     if taken[node.recipe] > len(node.inputs):
@@ -143,6 +146,21 @@ def _check_recipe(graph: Graph, label: str, node: Compute, taken: dict[int, int]
         raise GraphError(f"{label} has {len(node.outputs)} outputs, its recipe {len(recipe.outputs)}")
     if any(not 0 <= k < len(node.inputs) for k in node.donated):
         raise GraphError(f"{label} donates input {max(node.donated)}; it has {len(node.inputs)}")
+
+
+def _check_host_function(label: str, recipe: Recipe, node: Compute) -> None:
+    """Checks that a host function stands alone, takes all inputs of its node in order, and gives all outputs."""
+    if not any(part.host_limit_ms for part in functions_in(recipe.parts)):
+        return
+    taken, given = (
+        tuple(Ref(of, k) for k in range(count)) for of, count in ((-1, len(node.inputs)), (0, len(node.outputs)))
+    )
+    alone = len(recipe.parts) == 1 and recipe.parts[0].inputs == taken and recipe.outputs == given
+    if not alone or isinstance(recipe.parts[0], Loop) or not node.outputs or node.donated:
+        raise GraphError(
+            f"{label}: a host function stands alone in its node, takes its inputs and gives its outputs in order, and "
+            "takes the memory of none"
+        )
 
 
 def _check_parts(label: str, parts: tuple[Part | Loop, ...], inputs: int, depth: int) -> None:

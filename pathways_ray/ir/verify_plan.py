@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send, Step
+from pathways_ray.ir.graph import host_part
+from pathways_ray.ir.plan import Call, Execute, IslandPlan, Receive, Regroup, Reshard, Return, Send, Step
 
 
 def verify_plan(plan: IslandPlan) -> IslandPlan:
@@ -33,6 +34,7 @@ class _Check:
         self.full: set[int] = set()
         self.made: set[int] = set()
         self.gang = -1
+        self.called: dict[int, Call] = {}
 
     def fail(self, what: str) -> NoReturn:
         raise GraphError(f"the plan of program {self.plan.name!r} for island {self.plan.island} is broken: {what}")
@@ -49,6 +51,8 @@ class _Check:
         for slot in [*(slot for slot, _ in plan.results), *plan.awaited]:
             if slot not in self.full:
                 self.fail(f"slot {slot} is a result or awaited, but holds no value at the end")
+        if self.called:
+            self.fail(f"calls of nodes {sorted(self.called)} never return")
         if not set(plan.decides) <= set(plan.awaited):
             self.fail(f"it says the values of slots {plan.decides}, and awaits {plan.awaited}")
         numbers = [number for _, number in plan.results]
@@ -58,7 +62,7 @@ class _Check:
     def step(self, label: str, step: Step) -> None:
         if not 0 <= step.gang < max(self.plan.gangs, 1):
             self.fail(f"{label} belongs to gang {step.gang}; there are {self.plan.gangs}")
-        if isinstance(step, Execute):
+        if isinstance(step, Execute | Call | Return):
             self.execute(label, step)
         elif isinstance(step, Regroup):
             for slot in step.sources:
@@ -66,7 +70,7 @@ class _Check:
             self.make(label, step.target)
         else:
             self.moving(label, step)
-        if not isinstance(step, Receive):
+        if not isinstance(step, Receive | Call):
             for slot in step.drops:
                 self.use(label, slot)
                 self.full.discard(slot)
@@ -82,20 +86,31 @@ class _Check:
             for slot in slots:
                 act(label, slot)
 
-    def execute(self, label: str, step: Execute) -> None:
+    def execute(self, label: str, step: Execute | Call | Return) -> None:
         plan = self.plan
-        if step.gang <= self.gang:
+        if isinstance(step, Return):  # where its values are needed, behind the call
+            call = self.called.pop(step.node, None)
+            if call is None or (call.gang + 1, call.executable, call.inputs) != (
+                step.gang,
+                step.executable,
+                step.inputs,
+            ):
+                self.fail(f"{label} returns what was not called so")
+        elif step.gang <= self.gang:
             self.fail(f"{label} runs gang {step.gang} after gang {self.gang}")
-        self.gang = step.gang
+        else:
+            self.gang = step.gang
         if not 0 <= step.executable < len(plan.executables):
             self.fail(f"{label} runs executable {step.executable}; there are {len(plan.executables)}")
         if not 0 <= step.node < len(plan.labels):
             self.fail(f"{label} is labelled as node {step.node}; there are {len(plan.labels)}")
         executable = plan.executables[step.executable]
-        for slots, layouts, act in (
-            (step.inputs, executable.input_layouts, self.use),
-            (step.outputs, executable.output_layouts, self.make),
-        ):
+        if (host_part(executable.recipe) is None) != isinstance(step, Execute):
+            self.fail(f"{label} takes a host function for a computation, or the other way round")
+        made = [(step.outputs, executable.output_layouts, self.make)] if not isinstance(step, Call) else []
+        if isinstance(step, Call):
+            self.called[step.node] = step
+        for slots, layouts, act in ((step.inputs, executable.input_layouts, self.use), *made):
             if len(slots) != len(layouts):
                 self.fail(f"{label} names {len(slots)} slots for the {len(layouts)} values of its executable")
             for slot, layout in zip(slots, layouts, strict=True):

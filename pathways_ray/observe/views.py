@@ -28,8 +28,8 @@ class View(msgspec.Struct, frozen=True, omit_defaults=True):
 class Stopped(View, frozen=True, array_like=True):
     """A launch that stands on a host. `phase` is that of `ActiveLaunch`, by name.
 
-    `producers` are the launches whose results it waits for, `senders` the hosts whose data. With `arrived` its data is
-    there, and it waits for the other hosts of its island.
+    `producers` are the launches whose results it waits for, `senders` the hosts whose data, `calls` the host functions
+    that run here. With `arrived` its data is there, and it waits for the other hosts of its island.
     """
 
     sequence: int
@@ -37,6 +37,7 @@ class Stopped(View, frozen=True, array_like=True):
     producers: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
     arrived: bool = False
+    calls: tuple[str, ...] = ()
 
 
 class Arriving(View, frozen=True, array_like=True):

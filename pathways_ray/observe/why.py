@@ -262,6 +262,10 @@ class _Walk:
         for host, stop in stops.items():
             if stop.senders and not stop.arrived:
                 return self._at_barrier(launch, island, host, stop, sent.age_s)
+            if stop.calls and not stop.arrived:
+                text = f"waits on host {host} for the host function {stop.calls[0]}{for_text(sent.age_s)}"
+                self.add(launch, text, island, host, sent.age_s)
+                return None
         earlier = [one for one in view.dispatched if one.sequence < launch.sequence and _share(one, sent)]
         if earlier and not stops:
             self.add(

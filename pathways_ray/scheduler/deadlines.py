@@ -128,8 +128,10 @@ class Deadlines:
     def _stuck(
         self, outstanding: Mapping[int, Outstanding], runs: bool, hosts: frozenset[int], now: float
     ) -> RestartIsland | None:
-        """The oldest launch waits for what never comes: no device of the island has run anything for the limit."""
+        """The oldest launch waits for what never comes: no device of the island has run anything for the limit. A host
+        function has a limit of its own, and runs on none."""
         oldest = next(iter(outstanding), 0)
+        runs = runs or any(record.program.calls for record in outstanding.values())
         if not oldest or runs or oldest != self.stuck_since[0]:
             self.stuck_since = oldest, now
         waited = now - self.stuck_since[1]
@@ -147,7 +149,7 @@ def first_in_line(outstanding: Mapping[int, Outstanding], host: int | None = Non
             continue
         for group in record.program.devices.groups:
             if host is None or host in group.hosts:
-                first.setdefault((id(group), record.program.cross_island), sequence)
+                first.setdefault((id(group), record.program.counts), sequence)
     return tuple(dict.fromkeys(first.values()))
 
 

@@ -37,6 +37,10 @@ QUANTUM_S = 0.004
 """Scheduling quantum: a session goes on for this much estimated device time, since hosts run neighbouring small
 launches as one."""
 
+MAX_CALLING = 8
+"""Launches of a session that call host functions and may be with the hosts at once. They hold no device while they
+wait, but each has a place among the launches of the island, which a function without end would keep from others."""
+
 
 class IslandOrder:
     """Programs, queues and launches of one island.
@@ -95,6 +99,7 @@ class IslandOrder:
                     message.cross_island,
                     known.seconds,
                     message.computations,
+                    message.calls,
                 )
                 return [ToHosts(message)]
             case wire.DropSession() | wire.Abort() | wire.CancelLaunch():
@@ -139,6 +144,8 @@ class IslandOrder:
         full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
+            if self._calls_enough(queue):
+                continue  # it waits for its own, not for room, so others pass it
             devices = self._program_of(queue.head).devices.devices
             if full.isdisjoint(devices) and self._has_room(queue):
                 return queue
@@ -155,9 +162,17 @@ class IslandOrder:
     def _has_room(self, queue: SessionQueue) -> bool:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
-        return program.cross_island or program.devices.has_room(
-            program.seconds, program.computations, self.ledger.active > 1
-        )
+        if not program.counts:
+            return not self._calls_enough(queue)
+        return program.devices.has_room(program.seconds, program.computations, self.ledger.active > 1)
+
+    def _calls_enough(self, queue: SessionQueue) -> bool:
+        """Whether the next launch of a session calls host functions, and `MAX_CALLING` others do already. Cross-island
+        ones are bounded by the controller."""
+        if not self._program_of(queue.head).waits_for_calls:
+            return False
+        mine = (one for one in self.outstanding.values() if one.launch.session == queue.session)
+        return sum(one.program.waits_for_calls for one in mine) >= MAX_CALLING
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
@@ -166,7 +181,7 @@ class IslandOrder:
         estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:
             self.cross_island.popleft()
-        else:
+        if program.counts:
             program.devices.add(estimate, program.computations)
         self.ledger.start(queue.usage, charge)
         if self.policy is not fifo:
@@ -249,7 +264,7 @@ class IslandOrder:
         del self.outstanding[record.launch.sequence]
         self.over.add(record.launch.sequence, record.at, self.now)
         program = record.program
-        if not program.cross_island:
+        if program.counts:
             program.devices.remove(record.estimate, program.computations)
         actual = record.estimate
         if record.failed is None:

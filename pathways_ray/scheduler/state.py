@@ -33,13 +33,26 @@ Decision = Command | RestartIsland
 
 @dataclass(slots=True)
 class ProgramState:
-    """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices."""
+    """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
+    host functions waits for them beside the devices."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
     cross_island: bool = False
     seconds: MovingAverage = field(default_factory=MovingAverage)
     computations: int = 1
+    calls: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether its launches count as work on their devices while they are with the hosts. Those that wait for other
+        islands, or for host functions, may have none there."""
+        return not (self.cross_island or self.calls)
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether launches call host functions, and run on this island alone."""
+        return self.calls and not self.cross_island
 
     @property
     def width(self) -> int:

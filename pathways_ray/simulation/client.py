@@ -79,7 +79,7 @@ class SimulatedClient:
         controller = self.world.controller
         if not (controller.process.alive if self.late else self.world.is_whole()):
             return self.world.network.after(self.process, 0.5, self._open)
-        tenant = Tenant(f"tenant{self.number % 2}", weight=1.0 + self.number % 3, priority=self.number % 3)
+        tenant = Tenant(f"tenant{self.number % 2}", 1.0 + self.number % 3, self.number % 3, trusted=True)
         network = self.world.network
         network.post(self.process, controller.process, controller.open, self.process, tenant, self._opened)
         network.after(self.process, 30.0, self._give_up)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
+
+import msgspec
 
 from pathways_ray.ir.graph import (
     Argument,
@@ -22,7 +25,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn
 from pathways_ray.simulation.settings import Settings
-from pathways_ray.simulation.values import CHOICES, DIVERGENT, FLAWS, PICK, POISON
+from pathways_ray.simulation.values import CHOICES, DIVERGENT, FLAWS, PICK, POISON, flaw_of, is_divergent, named
 
 NUMBER = ArrayType((), "int32")
 DEPTH = 2
@@ -52,8 +55,33 @@ def drawn_program(random: Random, number: int, name: str, slices: list[PlacedSli
     if settings.divergent and random.random() < settings.divergent:
         name += f".{DIVERGENT}"
     if settings.decisions and random.random() < settings.decisions:
-        return drawn_decisions(random, number, name, slices, poisoned)
-    return drawn(random, number, name, slices, poisoned, settings.apart)
+        made = drawn_decisions(random, number, name, slices, poisoned)
+    else:
+        made = drawn(random, number, name, slices, poisoned, settings.apart)
+    return with_host_functions(made, settings.calls) if settings.calls else made
+
+
+def with_host_functions(made: Drawn, share: float) -> Drawn:
+    """The same program, in which hosts run a share of the functions; which they are, their names say."""
+    graph = made.graph
+    chosen = {k for k, recipe in enumerate(graph.recipes) if named(f"calls {_function(recipe)}") % 100 < 100 * share}
+    chosen -= {k for k in chosen if flaw_of(graph.recipes[k]) or is_divergent(graph.recipes[k])}
+    recipes = tuple(_on_hosts(recipe) if k in chosen else recipe for k, recipe in enumerate(graph.recipes))
+    nodes = tuple(
+        msgspec.structs.replace(node, donated=()) if isinstance(node, Compute) and node.recipe in chosen else node
+        for node in graph.nodes
+    )
+    graph = msgspec.structs.replace(graph, recipes=recipes, nodes=nodes)
+    return replace(made, graph=graph, donated=frozenset(graph.donated_arguments))
+
+
+def _function(recipe: Recipe) -> str:
+    return next(functions_in(recipe.parts)).function
+
+
+def _on_hosts(recipe: Recipe) -> Recipe:
+    (part,) = recipe.parts
+    return Recipe((msgspec.structs.replace(part, no_fusion=True, host_limit_ms=1000),), recipe.outputs)
 
 
 class _Drawer:

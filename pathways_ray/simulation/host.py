@@ -17,6 +17,7 @@ from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
@@ -111,6 +112,7 @@ class SimulatedHost:
         group = world.group(self.island, self.epoch)
         self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
         world.checker.host_serves(self.island, self.host, self.epoch, self.devices)
+        self.calls = SimulatedCalls(network, self.process, self.host)
         self.core = HostCore(self.host, tuple(self.members))
         self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
@@ -149,7 +151,7 @@ class SimulatedHost:
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         for part in (part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)):
             functions[part.function]  # a real host would compile it
-        parts = SimulatedParts(plan.plan, self.devices, self.transfer, self._made)
+        parts = SimulatedParts(plan.plan, self.devices, self.transfer, self.calls, self._made)
         if refusal := parts.refusal():
             raise ProgramRefused(refusal)
         if parts.flaw in (UNCOMPILED, DEADLY):
@@ -193,6 +195,9 @@ class SimulatedHost:
             return InputsArrived(sequence, barrier, _failure_of(values))
         when_all_ready(values, lambda: self.process.run(self._arrived, sequence, barrier, values))
         return None
+
+    def end_calls(self, session: int) -> None:
+        self.calls.end(session)
 
     def abandon(self, sequence: int) -> None:
         """Nothing to do: values that still arrive find no launch that waits."""

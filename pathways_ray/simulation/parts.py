@@ -12,10 +12,11 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.prepared import PreparedProgram, Store
-from pathways_ray.executor.run.steps import Computation, RunnableStep, Slots, first_failure
+from pathways_ray.executor.run.steps import Computation, HostFunction, RunnableStep, Slots, first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
+from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
 from pathways_ray.simulation.values import (
@@ -73,9 +74,15 @@ class SimulatedParts:
     temporary_bytes = 0
 
     def __init__(
-        self, plan: IslandPlan, devices: Devices, transfer: Transfer, made: Callable[[int, int, Any], None]
+        self,
+        plan: IslandPlan,
+        devices: Devices,
+        transfer: Transfer,
+        calls: SimulatedCalls,
+        made: Callable[[int, int, Any], None],
     ) -> None:
         self.plan = plan
+        self.calls = calls
         self.made = made
         self.host = devices.host
         self.devices = devices
@@ -106,6 +113,10 @@ class SimulatedParts:
         missing = is_divergent(recipe) and self.host == placed.hosts[-1]
         outputs = len(executable.outputs) + 1  # and the end
         return self._computation(placed, outputs, executable.donated, compute, seconds, missing)
+
+    def host_function(self, number: int) -> HostFunction:
+        executable = self.plan.executables[number]
+        return self.calls.function(executable, self.plan.placed(executable.slice))
 
     def reshard(self, bundle: int) -> Computation:
         made = self.plan.bundles[bundle]

@@ -19,7 +19,7 @@ class Settings:
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
     of them for good. `changes` are islands that are added or drained, `moves` the chance that a user moves a slice,
     `suspends` that it suspends its session. `divergent` is the chance that a program has collectives that one of its
-    hosts does not enter.
+    hosts does not enter, `calls` that hosts run a function beside their devices.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -54,6 +54,7 @@ class Settings:
     changes: int = 0
     moves: float = 0.0
     suspends: float = 0.0
+    calls: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -93,6 +94,7 @@ class Settings:
             decisions=Random(f"decisions {seed}").choice([0.0, 0.0, 0.6]),
             hostile=int(random.random() < 0.2),
             divergent=divergent,
+            calls=Random(f"calls {seed}").choice([0.0, 0.0, 0.4]),
             moves=Random(f"moves {seed}").choice([0.0, 0.0, 0.0, 0.3]),
             suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),

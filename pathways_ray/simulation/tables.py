@@ -22,7 +22,7 @@ def check_order(order: IslandOrder) -> None:
         assert queue.head.first == 0, "a later gang waits at the head"
     assert set(order.cross_island) <= fresh
     assert list(order.cross_island) == sorted(order.cross_island)
-    local = [record.program for record in order.outstanding.values() if not record.program.cross_island]
+    local = [record.program for record in order.outstanding.values() if record.program.counts]
     for group in order.devices.groups:
         assert group.launches == sum(group in program.devices.groups for program in local), group
     for devices in order.devices:

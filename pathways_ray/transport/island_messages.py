@@ -33,7 +33,8 @@ class Program(Message, tag=21):
 
     `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
     The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
-    on other islands too, and the computations that a launch puts on one device's queue (`computations`).
+    on other islands too, the computations that a launch puts on one device's queue (`computations`), and whether it
+    `calls` host functions there, for which it leaves its devices to others.
     """
 
     program: int
@@ -45,6 +46,7 @@ class Program(Message, tag=21):
     computations: int = 1
     tenant: str = ""
     trusted: bool = False
+    calls: bool = False
 
 
 class IslandLaunch(Message, tag=22):

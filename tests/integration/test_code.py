@@ -155,6 +155,20 @@ def test_a_trusted_tenant_decides_for_itself(tenant: Any, runtime: Any) -> None:
             factor(np.eye(4, dtype=np.float32))
 
 
+def test_only_a_trusted_tenant_may_have_hosts_run_python(tenant: Any) -> None:
+    """A client that says of itself that it is trusted is not: the controller refuses, whatever the client checks."""
+    for name in ("tom", "alice"):
+        session, where = tenant(name)
+        session.trusted = True
+        like = jax.ShapeDtypeStruct(V.shape, V.dtype)
+        grade = pw.host(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"), result=like)
+        if name == "tom":
+            np.testing.assert_array_equal(value(grade(V)), V + 1)
+            continue
+        with pytest.raises(pw.errors.ProgramRefused, match="hosts run Python only of tenants that the operator trusts"):
+            value(grade(V))
+
+
 def test_status_warns_of_whom_the_operator_trusts_and_trust_can_end(tenant: Any, runtime: Any, file: Path) -> None:
     def shown(token: str) -> str:
         return CliRunner().invoke(commands, ["status", "--url", runtime.url, "--token", token]).output

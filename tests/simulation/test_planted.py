@@ -8,9 +8,10 @@ import pytest
 
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
-from tests.simulation import planted_decisions, planted_islands
+from tests.simulation import planted_calls, planted_decisions, planted_islands
 from tests.simulation.planted import BUGS, Planted
 
+assert planted_calls  # its bugs too
 assert planted_decisions  # its bugs are in the table now
 assert planted_islands  # and its
 

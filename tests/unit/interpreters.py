@@ -16,7 +16,19 @@ import numpy as np
 from pathways_ray.ir.evaluate import evaluate
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result, Transfer
-from pathways_ray.ir.plan import Edge, Execute, IslandPlan, PlacedSlice, Receive, Reshard, Send, Step, transfer_id
+from pathways_ray.ir.plan import (
+    Call,
+    Edge,
+    Execute,
+    IslandPlan,
+    PlacedSlice,
+    Receive,
+    Reshard,
+    Return,
+    Send,
+    Step,
+    transfer_id,
+)
 from pathways_ray.ir.regions import Box, relative, shard_boxes
 from pathways_ray.ir.types import ArrayType, Layout
 
@@ -164,7 +176,7 @@ class PlanRun:
     def _place_arguments(self, island: _Island) -> None:
         layouts: dict[int, tuple[ArrayType, Layout]] = {}
         for step in island.plan.steps:
-            if isinstance(step, Execute):
+            if isinstance(step, Execute | Call):
                 executable = island.plan.executables[step.executable]
                 for slot, array, layout in zip(step.inputs, executable.inputs, executable.input_layouts, strict=True):
                     layouts[slot] = (array, layout)
@@ -219,8 +231,11 @@ class PlanRun:
 
     def _do(self, island: _Island, step: Step) -> None:
         match step:
-            case Execute():
+            case Execute() | Return():
                 self._execute(island, step)
+            case Call():
+                for slot in step.inputs:
+                    island.take(slot)
             case Send():
                 served: dict[tuple[int, int], dict[int, list[Value]]] = {}
                 for k, (move, slot) in enumerate(zip(self._moves(island, step.bundle), step.sources, strict=True)):
@@ -245,10 +260,10 @@ class PlanRun:
                     value = island.take(old)
                     assert value.layout == edge.source
                     island.slots[new] = shard(gather(value, source), edge.type, edge.target, target)
-        for slot in () if isinstance(step, Receive) else step.drops:
+        for slot in () if isinstance(step, Receive | Call) else step.drops:
             island.slots[slot] = None
 
-    def _execute(self, island: _Island, step: Execute) -> None:
+    def _execute(self, island: _Island, step: Execute | Return) -> None:
         executable = island.plan.executables[step.executable]
         values = [island.take(slot) for slot in step.inputs]
         slice = island.plan.placed(executable.slice)

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from pathways_ray.ir.graph import Compute, Graph, Ref
+from pathways_ray.ir.graph import Compute, Graph, Ref, host_part
 from pathways_ray.ir.types import ArrayType, SliceType, Spec, canonical_spec
 from tests.unit.helpers import Sketch
 
@@ -72,7 +72,7 @@ def sketches_with_slices(draw: st.DrawFn, islands: int) -> Sketch:
 
 @st.composite
 def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch, Graph]:
-    """A program of up to `calls` calls, with donations where they are allowed."""
+    """A program of up to `calls` calls, some of host functions, with donations where they are allowed."""
     sketch = draw(sketches_with_slices(islands))
     numbers = sorted(sketch.placement)
     types: dict[Ref, ArrayType] = {}
@@ -86,7 +86,10 @@ def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch
         mesh = sketch.placement[home].mesh
         inputs = _inputs(draw, list(types))
         outputs = draw(st.lists(st.sampled_from(_ARRAYS), min_size=1, max_size=2))
-        name = f"f{len(inputs)}" + "".join(f"_{'x'.join(map(str, array.shape))}" for array in outputs)
+        limit_ms = draw(st.sampled_from([0, 0, 0, 0, 1000]))
+        name = f"{'h' if limit_ms else 'f'}{len(inputs)}" + "".join(
+            f"_{'x'.join(map(str, array.shape))}" for array in outputs
+        )
         call = sketch.call(
             name,
             *inputs,
@@ -94,6 +97,7 @@ def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch
             specs=[draw(specs(types[ref], mesh)) for ref in inputs],
             outputs=outputs,
             output_specs=[draw(specs(array, mesh)) for array in outputs],
+            host_limit_ms=limit_ms,
         )
         types.update({Ref(call.node, k): array for k, array in enumerate(outputs)})
     results = draw(st.lists(st.sampled_from(list(types)), min_size=1, max_size=3, unique=True))
@@ -119,7 +123,7 @@ def _allowed_donations(graph: Graph) -> dict[int, list[int]]:
     return {
         index: [k for k, ref in enumerate(node.inputs) if users[ref][-1] == index and node.inputs.count(ref) == 1]
         for index, node in enumerate(graph.nodes)
-        if isinstance(node, Compute)
+        if isinstance(node, Compute) and host_part(graph.recipes[node.recipe]) is None
     }
 
 

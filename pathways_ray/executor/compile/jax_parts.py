@@ -8,9 +8,13 @@ from typing import Any
 import jax
 
 from pathways_ray.compat import shards_of
+from pathways_ray.errors import ProgramRefused
+from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.edges import Incoming, Outgoing
-from pathways_ray.ir.plan import IslandPlan, PlacedSlice, Regroup
+from pathways_ray.executor.run.steps import HostFunction
+from pathways_ray.ir.graph import host_part
+from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
 
 
 class CompiledParts:
@@ -18,18 +22,29 @@ class CompiledParts:
 
     Raises:
         CompileError: from the constructor and every method.
+        ProgramRefused: from the constructor, for what a tenant may not run.
     """
 
     def __init__(
-        self, plan: IslandPlan, functions: Mapping[str, bytes], compiler: Compiler, trusted: bool = False
+        self,
+        plan: IslandPlan,
+        functions: Mapping[str, bytes],
+        compiler: Compiler,
+        calls: HostCalls,
+        trusted: bool = False,
     ) -> None:
         self.plan = plan
         self.compiler = compiler
+        self.calls = calls
+        self.trusted = trusted
         self.temporary_bytes = 0
         self._executables: list[Any] = []
         for executable in plan.executables:
             placed = plan.placed(executable.slice)
             here = compiler.host in placed.hosts
+            if host_part(executable.recipe) is not None:
+                self._executables.append(self._host_function(executable, functions) if here else None)
+                continue
             compiled = compiler.executable(executable, placed, functions, trusted) if here else None
             self._executables.append(compiled)
             analysis = compiled.memory_analysis() if compiled is not None else None
@@ -37,6 +52,20 @@ class CompiledParts:
 
     def executable(self, number: int) -> Any:
         return self._executables[number]
+
+    def host_function(self, number: int) -> HostFunction:
+        function: HostFunction = self._executables[number]
+        return function
+
+    def _host_function(self, executable: Executable, functions: Mapping[str, bytes]) -> HostFunction:
+        part = host_part(executable.recipe)
+        assert part is not None
+        if not self.trusted:
+            raise ProgramRefused(f"{part.name} is a host function, which only tenants that the operator trusts may run")
+        placed = self.plan.placed(executable.slice)
+        shardings = [self.compiler.sharding(placed, layout.spec) for layout in executable.output_layouts]
+        devices = [self.compiler.devices[d.index] for d in placed.devices if d.host == self.compiler.host]
+        return self.calls.function(executable, part, placed, functions[part.function], shardings, devices)
 
     def reshard(self, bundle: int) -> Any:
         return self.compiler.reshard(self.plan.bundles[bundle].edges, *self._ends(bundle))

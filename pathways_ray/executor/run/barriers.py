@@ -3,7 +3,8 @@
 A gang whose inputs come from another host is enqueued once they have arrived (or failed), never before. A device queue
 is first in, first out, so a gang that waited in it would hold up every other tenant; and if its sender died, some
 devices would get their shards and enter the gang's collective while others got errors and did not. Pulls are posted
-when the launch arrives all the same, so the data moves as soon as it exists.
+when the launch arrives all the same, so the data moves as soon as it exists. What a host function gives comes from
+another process, so its return has a barrier as well, whatever the host.
 
 A host passes a barrier by itself once the inputs have arrived. What it enqueues at a time of its own choosing must not
 be a gang of several hosts: they would enqueue it between different other gangs, and their collectives would not find
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send, Step
+from pathways_ray.ir.plan import Call, Execute, IslandPlan, Receive, Regroup, Reshard, Return, Send, Step
 
 
 class InputBarrier(NamedTuple):
@@ -36,12 +37,14 @@ class InputBarrier(NamedTuple):
         rendezvous: the scheduler releases it when all hosts of the island have reached it with their inputs;
             otherwise this host passes it by itself.
         bundles: what has to arrive on this host first.
+        calls: the nodes of host functions that have to be over on this host first.
     """
 
     gang: int
     number: int
     rendezvous: bool
     bundles: tuple[int, ...] = ()
+    calls: tuple[int, ...] = ()
 
 
 HostStep = Step | InputBarrier
@@ -57,6 +60,11 @@ def rendezvous_of(gang: int) -> int:
     return 2 * gang + 1
 
 
+def results_barrier_of(gang: int, plan: IslandPlan) -> int:
+    """The number of the barrier at which results are waited for that a gang has made in another layout."""
+    return input_barrier_of(plan.gangs + 1 + gang)
+
+
 def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host: bool) -> tuple[HostStep, ...]:
     """The steps of one host, with its barriers.
 
@@ -65,23 +73,27 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
         multi_host: whether the island has several hosts.
     """
     made: list[HostStep] = []
-    received: dict[int, tuple[int, ...]] = {}
-    for step in steps:
+    late = _late(steps)
+    received: dict[tuple[int, bool], tuple[int, ...]] = {}
+    for place, step in enumerate(steps):
         if isinstance(step, Receive) and host in hosts_of(step, plan):
-            received[step.gang] = (*received.get(step.gang, ()), step.bundle)
-    guarded: set[int] = set()
+            stand = step.gang, place in late
+            received[stand] = (*received.get(stand, ()), step.bundle)
+    guarded: set[tuple[int, bool]] = set()
     unsynchronized = False
-    for step in steps:
+    for place, step in enumerate(steps):
         hosts = hosts_of(step, plan)
         several = multi_host and len(hosts) > 1
-        if isinstance(step, Receive):
-            if step.gang not in guarded and _comes_from_another_host(step, plan):
-                guarded.add(step.gang)
+        if isinstance(step, Receive | Return):
+            stand = step.gang, place in late
+            if stand not in guarded and _comes_from_elsewhere(step, plan):
+                guarded.add(stand)
                 if several or host in hosts:
-                    bundles = received.get(step.gang, ())
-                    made.append(InputBarrier(step.gang, input_barrier_of(step.gang), several, bundles))
+                    number = results_barrier_of(step.gang, plan) if stand[1] else input_barrier_of(step.gang)
+                    calls = (step.node,) if isinstance(step, Return) and host in hosts else ()
+                    made.append(InputBarrier(step.gang, number, several, received.get(stand, ()), calls))
                 unsynchronized = multi_host and not several
-        elif several and unsynchronized and not isinstance(step, Send | Regroup):
+        elif several and unsynchronized and not isinstance(step, Send | Regroup | Call):
             made.append(InputBarrier(step.gang, rendezvous_of(step.gang), rendezvous=True))
             unsynchronized = False
         if host in hosts:
@@ -90,6 +102,19 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
         last = max(step.gang for step in steps)
         made.append(InputBarrier(last, input_barrier_of(last + 1), rendezvous=True))
     return tuple(made)
+
+
+def _late(steps: Sequence[Step]) -> set[int]:
+    """The places of the steps that receive what their own gang has made, in another layout: results that stand behind
+    it. Its inputs must not wait for them."""
+    ran: set[int] = set()
+    found: set[int] = set()
+    for place, step in enumerate(steps):
+        if isinstance(step, Execute | Return):
+            ran.add(step.gang)
+        elif isinstance(step, Receive) and step.gang in ran:
+            found.add(place)
+    return found
 
 
 def is_independent(steps: Sequence[HostStep], plan: IslandPlan) -> bool:
@@ -109,7 +134,7 @@ def _have_several_hosts(steps: Iterable[Step], plan: IslandPlan) -> bool:
 def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
     """The hosts on which a step enqueues something."""
     match step:
-        case Execute():
+        case Execute() | Call() | Return():
             return plan.placed(plan.executables[step.executable].slice).hosts
         case Regroup():
             return plan.placed(step.layout.slice).hosts
@@ -119,6 +144,9 @@ def hosts_of(step: Step, plan: IslandPlan) -> tuple[int, ...]:
             return plan.placed(plan.bundles[step.bundle].source).hosts
 
 
-def _comes_from_another_host(step: Receive, plan: IslandPlan) -> bool:
+def _comes_from_elsewhere(step: Receive | Return, plan: IslandPlan) -> bool:
+    """Whether a value comes from another host, or from another process of this one."""
+    if isinstance(step, Return):
+        return True
     bundle = plan.bundles[step.bundle]
     return len({*plan.placed(bundle.source).hosts, *plan.placed(bundle.target).hosts}) > 1

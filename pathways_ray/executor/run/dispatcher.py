@@ -22,6 +22,7 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure
+from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.compile.queue import FairQueue
@@ -37,6 +38,7 @@ from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
+from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Decided, Heartbeat, Message, Peer, Running
 
 NOTED_AFTER_S = 0.5
@@ -112,6 +114,7 @@ class Dispatcher:
     Args:
         send: puts a message on the stream to the scheduler; safe from any thread.
         members: the hosts of the island.
+        log: takes what host functions print.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Dispatcher:
         transfer: DeviceTransfer,
         send: Callable[[Message], None],
         members: tuple[int, ...],
+        log: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self.multi_host = len(members) > 1
         self.host = host
@@ -130,6 +134,7 @@ class Dispatcher:
         self.transfer = transfer
         self.send = send
         self.reports = Reports(send)
+        self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
@@ -179,7 +184,7 @@ class Dispatcher:
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
-        parts = CompiledParts(plan.plan, functions, self.compiler, trusted)
+        parts = CompiledParts(plan.plan, functions, self.compiler, self.calls, trusted)
         return PreparedProgram(plan, parts, self.store, self.transfer)
 
     def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
@@ -202,6 +207,9 @@ class Dispatcher:
             return InputsArrived(sequence, barrier, self._failure_of(values))
         self.arrivals.add(sequence, barrier, values)
         return None
+
+    def end_calls(self, session: int) -> None:
+        self.calls.end(session)
 
     def abandon(self, sequence: int) -> None:
         self.arrivals.drop(sequence)
@@ -339,6 +347,8 @@ class Dispatcher:
                 return k, value
             try:
                 value.block_until_ready()
+                if (failure := getattr(value, "failure", None)) is not None:
+                    return k, failure
             except Exception as error:
                 # Of a value that no gang made, a later launch may have taken the memory.
                 if isinstance(value, jax.Array) and value.is_deleted():

@@ -46,6 +46,9 @@ class HostIO(Protocol):
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> do.InputsArrived | None:
         """Waits for values. Returns the event if all are there, or None: it will be handled later."""
 
+    def end_calls(self, session: int) -> None:
+        """Ends the processes in which host functions of a session run."""
+
     def abandon(self, sequence: int) -> None:
         """Waits no longer for the values of `await_inputs`, if it still does."""
 
@@ -109,7 +112,7 @@ class HostDriver:
             do.Forward: self._forward,
             do.Complete: self._complete,
             do.Free: self._free,
-            do.FreeSession: lambda free: store.drop_session(free.session),
+            do.FreeSession: self._free_session,
             do.Prepare: self._prepare,
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
@@ -220,7 +223,7 @@ class HostDriver:
     def _abandon(self, abandon: do.Abandon) -> None:
         self.io.abandon(abandon.sequence)
         if abandon.sequence in self.running:
-            self.running[abandon.sequence][1].aborted = abandon.failure
+            self.running[abandon.sequence][1].abort(abandon.failure)
         program = self.programs.get(abandon.program)
         if program is not None:
             program.take_back(abandon.sequence, abandon.failure)
@@ -238,6 +241,10 @@ class HostDriver:
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)
+
+    def _free_session(self, free: do.FreeSession) -> None:
+        self.store.drop_session(free.session)
+        self.io.end_calls(free.session)
 
     def _forget(self, forget: do.Forget) -> None:
         self.programs.pop(forget.program, None)

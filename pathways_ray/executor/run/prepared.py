@@ -9,21 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.barriers import InputBarrier, input_barrier_of
+from pathways_ray.executor.run.barriers import InputBarrier, input_barrier_of, results_barrier_of
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.steps import (
+    CallStep,
     Computation,
     ExecuteStep,
+    HostFunction,
     Incoming,
     Outgoing,
     ReceiveStep,
     RegroupStep,
     ReshardStep,
+    ReturnStep,
     RunnableStep,
     SendStep,
     Slots,
 )
-from pathways_ray.ir.plan import Execute, Receive, Regroup, Reshard, Send, Step
+from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.transport.messages import IslandLaunch
 
 
@@ -37,6 +40,9 @@ class Parts(Protocol):
 
     def executable(self, number: int) -> Computation | None:
         """Executable `number` of the plan, or None when this host has no part in its slice."""
+
+    def host_function(self, number: int) -> HostFunction:
+        """Executable `number` of the plan, which is a host function on a slice that this host has a part of."""
 
     def reshard(self, bundle: int) -> Computation:
         """The computation that takes and gives one array for each edge of a bundle."""
@@ -89,6 +95,10 @@ class PreparedProgram:
                 assert compiled is not None
                 donated = plan.executables[step.executable].donated
                 return ExecuteStep(step, compiled, donated, self.transfer, plan.labels[step.node], host)
+            case Call():
+                return CallStep(step, parts.host_function(step.executable), plan.labels[step.node])
+            case Return():
+                return ReturnStep(step)
             case Send():
                 return SendStep(step, parts.outgoing(step.bundle), self.transfer)
             case Receive():
@@ -139,18 +149,19 @@ class PreparedProgram:
     def awaited(self, slots: Slots, position: int) -> list[Any]:
         """The pieces that have to arrive on this host before the launch may pass the barrier at a position: arrays, or
         failures in their place."""
-        bundles = self.plan.barrier_at(slots.launch, position).bundles
-        return [
+        barrier = self.plan.barrier_at(slots.launch, position)
+        pieces = [
             piece
-            for bundle in bundles
+            for bundle in barrier.bundles
             for pieces in slots.pulled.get(bundle, {}).values()
             for piece in ([pieces] if isinstance(pieces, Failure) else pieces)
         ]
+        return pieces + [slots.calls[node] for node in barrier.calls]
 
     def fail_inputs(self, slots: Slots, position: int, failure: Failure) -> None:
         """Has the gang behind the barrier at a position receive a failure in place of its inputs."""
         barrier = self.plan.barrier_at(slots.launch, position)
-        if barrier.number == input_barrier_of(barrier.gang):
+        if barrier.number in (input_barrier_of(barrier.gang), results_barrier_of(barrier.gang, self.plan.plan)):
             slots.failed_inputs[barrier.gang] = failure
 
     def take_back(self, launch: int, failure: Failure) -> None:

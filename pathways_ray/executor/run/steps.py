@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
-from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Regroup, Reshard, Send
+from pathways_ray.ir.plan import Call, Execute, NodeLabel, Receive, Regroup, Reshard, Return, Send
 from pathways_ray.transport.messages import IslandLaunch
 
 Computation = Callable[..., Any]
@@ -69,6 +69,29 @@ def first_failure(values: Sequence[Any] | Failure) -> Failure:
     return values if isinstance(values, Failure) else next(value for value in values if isinstance(value, Failure))
 
 
+class PendingCall(Protocol):
+    """A call of a host function that is made beside the devices. `failure` is set when it is over and has failed."""
+
+    failure: Failure | None
+
+    def is_ready(self) -> bool:
+        """Whether it is over."""
+
+    def block_until_ready(self) -> Any:
+        """Waits until it is."""
+
+    def values(self) -> list[Any]:
+        """The arrays that it gave; it is over, and has not failed."""
+
+    def abandon(self, failure: Failure) -> None:
+        """Has it fail, unless it is over. One that has begun is not stopped by that."""
+
+
+HostFunction = Callable[[int, NodeLabel, list[Any]], PendingCall]
+"""Has this host's part of a host function called, for a session, on arrays that may not be computed yet. Calls of a
+session are made one after the other, in the order in which they were asked for."""
+
+
 class Slots:
     """The values of one launch on this host.
 
@@ -77,11 +100,11 @@ class Slots:
 
     `pulled` has, by bundle and sending host, the pieces that were asked for; `local` those that stay on this host;
     `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends` the ends of gangs, by the
-    slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `aborted` is set once
-    the launch has ended elsewhere: nobody takes what it would send.
+    slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `calls` has, by node,
+    the calls of host functions. `aborted` is set once the launch has ended elsewhere: nobody takes what it would send.
     """
 
-    __slots__ = ("aborted", "consumed", "ends", "failed_inputs", "launch", "local", "pulled", "values")
+    __slots__ = ("aborted", "calls", "consumed", "ends", "failed_inputs", "launch", "local", "pulled", "values")
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
@@ -92,6 +115,14 @@ class Slots:
         self.aborted: Failure | None = None
         self.consumed: tuple[int, ...] = ()
         self.ends: dict[int, Any] = {}
+        self.calls: dict[int, PendingCall | Failure] = {}
+
+    def abort(self, failure: Failure) -> None:
+        """The launch has ended elsewhere."""
+        self.aborted = failure
+        for call in self.calls.values():
+            if not isinstance(call, Failure):
+                call.abandon(failure)
 
 
 class ExecuteStep:
@@ -151,6 +182,40 @@ class ExecuteStep:
         if isinstance(error, Cancelled):
             return to_failure(error)
         return Failure("ExecutionError", f"{type(error).__name__}: {error}", self.label, self.where, self.host)
+
+
+class CallStep:
+    """Has a host function called on slots."""
+
+    __slots__ = ("function", "gang", "inputs", "label", "node")
+
+    def __init__(self, step: Call, function: HostFunction, label: NodeLabel) -> None:
+        self.gang, self.node, self.inputs = step.gang, step.node, step.inputs
+        self.function, self.label = function, label
+
+    def run(self, slots: Slots) -> None:
+        inputs = [slots.values[slot] for slot in self.inputs]
+        ended = slots.launch.cancelled or slots.aborted
+        failed = next((value for value in inputs if isinstance(value, Failure)), ended)
+        slots.calls[self.node] = failed or self.function(slots.launch.session, self.label, inputs)
+
+
+class ReturnStep:
+    """Puts what a host function gave into slots."""
+
+    __slots__ = ("drops", "gang", "node", "outputs")
+
+    def __init__(self, step: Return) -> None:
+        self.gang, self.node, self.outputs, self.drops = step.gang, step.node, step.outputs, step.drops
+
+    def run(self, slots: Slots) -> None:
+        call = slots.calls.pop(self.node)
+        failure = slots.failed_inputs.get(self.gang) or (call if isinstance(call, Failure) else call.failure)
+        values = [failure] * len(self.outputs) if failure is not None else call.values()  # type: ignore[union-attr]
+        for slot, value in zip(self.outputs, values, strict=True):
+            slots.values[slot] = value
+        for slot in self.drops:
+            slots.values[slot] = None
 
 
 class SendStep:
@@ -245,4 +310,4 @@ class RegroupStep:
             slots.values[slot] = None
 
 
-RunnableStep = ExecuteStep | SendStep | ReceiveStep | ReshardStep | RegroupStep
+RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep

@@ -35,7 +35,8 @@ def _stopped(core: HostCore) -> Iterator[Stopped]:
         plan = active.plan.plan
         senders = {host for k in barrier.bundles for host in plan.placed(plan.bundles[k].source).hosts}
         arrived = active.arrived == barrier.number
-        yield Stopped(sequence, active.phase.name, (), tuple(sorted(senders - {core.host})), arrived)
+        calls = tuple(plan.labels[node].name for node in barrier.calls)
+        yield Stopped(sequence, active.phase.name, (), tuple(sorted(senders - {core.host})), arrived, calls)
 
 
 def _next_barrier(active: ActiveLaunch) -> InputBarrier | None:

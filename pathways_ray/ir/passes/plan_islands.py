@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Regroup, Result, Transfer, inputs_of
+from pathways_ray.ir.graph import Argument, Compute, Graph, Node, Ref, Regroup, Result, Transfer, host_part, inputs_of
 from pathways_ray.ir.passes.bundles import bundles
 from pathways_ray.ir.plan import (
     Bundle,
+    Call,
     Edge,
     Executable,
     Execute,
@@ -24,6 +25,7 @@ from pathways_ray.ir.plan import (
     PlacedSlice,
     Receive,
     Reshard,
+    Return,
     Send,
     Step,
 )
@@ -49,19 +51,30 @@ def plan_islands(graph: Graph, placement: Mapping[int, PlacedSlice]) -> tuple[Is
 
 
 def _gangs(graph: Graph) -> dict[int, int]:
-    """The gang of every node: compute nodes count up, a transfer of a computed value belongs to its producer."""
+    """The gang of every node: compute nodes count up, a transfer of a computed value belongs to its producer. A host
+    function has two gangs, of its call and of its return, and this is the second one."""
     gangs: dict[int, int] = {}
     count = 0
     for index, node in enumerate(graph.nodes):
         if isinstance(node, Compute):
-            gangs[index] = count
-            count += 1
+            gangs[index] = count + _is_host(graph, node)
+            count = gangs[index] + 1
     consumers = graph.consumers()
     for index, node in enumerate(graph.nodes):
         if isinstance(node, Transfer | Regroup):
-            first = min((gangs[u] for u in consumers.get(Ref(index), ()) if u in gangs), default=0)
+            users = [u for u in consumers.get(Ref(index), ()) if u in gangs]
+            first = min((gangs[u] - _is_host(graph, graph.nodes[u]) for u in users), default=0)
             gangs[index] = max((gangs[ref.node] for ref in inputs_of(node) if ref.node in gangs), default=first)
     return gangs
+
+
+def _is_host(graph: Graph, node: Node) -> bool:
+    return isinstance(node, Compute) and host_part(graph.recipes[node.recipe]) is not None
+
+
+def gang_count(graph: Graph) -> int:
+    """The gangs of a program; a host function has two."""
+    return sum(1 + _is_host(graph, node) for node in graph.nodes if isinstance(node, Compute))
 
 
 class _IslandPlanner:
@@ -88,6 +101,7 @@ class _IslandPlanner:
         self.steps: list[Step] = []
         self.executables: dict[Executable, int] = {}
         self.waiting: dict[Ref, int] = {}
+        self.called: dict[int, Return] = {}
 
     def build(self) -> IslandPlan:
         graph = self.graph
@@ -113,7 +127,7 @@ class _IslandPlanner:
         return IslandPlan(
             name=graph.name,
             island=self.island,
-            gangs=sum(isinstance(node, Compute) for node in graph.nodes),
+            gangs=gang_count(graph),
             slots=tuple(graph.layout_of(ref).slice for ref in self.slots),
             arguments=tuple(arguments),
             results=results,
@@ -146,6 +160,7 @@ class _IslandPlanner:
         """The steps of a bundle, where the first of its transfers stands: what the others take is there too."""
         group = self.groups[number]
         gang = self.gangs[group[0]]
+        self._return(first.input)
         source, target = self.graph.layout_of(first.input).slice, first.layout.slice
         if self._here(source):
             sources = tuple(self._slot(node.input) for node in self._nodes(group))
@@ -160,6 +175,7 @@ class _IslandPlanner:
     def _receive(self, refs: Sequence[Ref], gang: int | None) -> None:
         """Has values arrive that are still on their way: before a gang, or where they are results, before the end."""
         for ref in dict.fromkeys(refs):
+            self._return(ref)
             if ref in self.waiting:
                 at = gang if gang is not None else self.gangs[ref.node]
                 number = self.waiting[ref]
@@ -167,6 +183,12 @@ class _IslandPlanner:
                 for one in group:
                     del self.waiting[one]
                 self.steps.append(Receive(at, number, tuple(map(self._slot, group))))
+
+    def _return(self, ref: Ref) -> None:
+        """Has the call that makes a value return, if it has not: before the first who takes something of it. What is
+        sent on stands right behind its producer, so a launch never waits for data that it holds back itself."""
+        if ref.node in self.called:
+            self.steps.append(self.called.pop(ref.node))
 
     def _regroup(self, index: int, node: Regroup) -> None:
         target = self.placement[node.layout.slice]
@@ -184,7 +206,8 @@ class _IslandPlanner:
         )
 
     def _execute(self, index: int, node: Compute) -> None:
-        self._receive(node.inputs, self.gangs[index])
+        gang, is_host = self.gangs[index], _is_host(self.graph, node)
+        self._receive(node.inputs, gang - is_host)
         executable = Executable(
             recipe=self.graph.recipes[node.recipe],
             slice=node.slice,
@@ -197,7 +220,11 @@ class _IslandPlanner:
         number = self.executables.setdefault(executable, len(self.executables))
         inputs = tuple(self._slot(ref) for ref in node.inputs)
         outputs = tuple(self._slot(Ref(index, k)) for k in range(len(node.outputs)))
-        self.steps.append(Execute(self.gangs[index], index, number, inputs, outputs))
+        if is_host:
+            self.steps.append(Call(gang - 1, index, number, inputs))
+            self.called[index] = Return(gang, index, number, inputs, outputs)
+        else:
+            self.steps.append(Execute(gang, index, number, inputs, outputs))
 
     def _exclusive(self, ref: Ref) -> bool:
         """Whether the memory of a value is used by one node only, so that the node may overwrite it.
@@ -210,7 +237,7 @@ class _IslandPlanner:
     def _awaited(self, results: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
         if results:
             return tuple(dict.fromkeys(slot for slot, _ in results))
-        last = next((step for step in reversed(self.steps) if isinstance(step, Execute)), None)
+        last = next((step for step in reversed(self.steps) if isinstance(step, Execute | Return)), None)
         return last.outputs if last else ()
 
 
@@ -226,7 +253,7 @@ def _with_drops(steps: list[Step], kept: set[int]) -> tuple[Step, ...]:
     seen = set(kept)
     marked: list[Step] = []
     for step in reversed(steps):
-        if isinstance(step, Receive):
+        if isinstance(step, Receive | Call):
             marked.append(step)
             continue
         drops = (slot for slot in _slots_used(step) if slot not in seen and step.gang == last_gang[slot])
@@ -238,11 +265,11 @@ def _with_drops(steps: list[Step], kept: set[int]) -> tuple[Step, ...]:
 def _slots_used(step: Step) -> tuple[int, ...]:
     """The slots that a step may drop once it has run."""
     match step:
-        case Execute():
+        case Execute() | Return():
             return step.inputs + step.outputs
         case Send() | Reshard():
             return step.sources
         case RegroupStep():
             return step.sources
-        case Receive():
+        case Receive() | Call():
             return ()

@@ -32,6 +32,7 @@ PRINTED = {
     "docs/guide.md": [
         "restored P('x',) True 3",
         "loss 14.0 [0.",
+        "advantages [ 0.5 -0.5",
         "served (32, 2)",
         "recovered [ 0.",
         "error <lambda> (",

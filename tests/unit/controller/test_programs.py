@@ -14,13 +14,13 @@ from pathways_ray.controller.programs import (
     BufferType,
     check_functions,
     decode_graph,
-    order_text,
     placed_graph,
     plan_program,
 )
 from pathways_ray.errors import GraphError, PathwaysError, TooLarge, WireError
 from pathways_ray.ir.graph import Argument, Graph, Result
 from pathways_ray.ir.plan import IslandPlan
+from pathways_ray.ir.text import order_text
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, VECTOR, Sketch, spec

@@ -12,7 +12,7 @@ from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.plan_islands import plan_islands
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Send
+from pathways_ray.ir.plan import Call, Execute, IslandPlan, Receive, Regroup, Reshard, Return, Send
 from pathways_ray.ir.verify_plan import verify_plan
 from tests.unit.helpers import Sketch
 from tests.unit.strategies import programs, repeatable
@@ -92,10 +92,17 @@ def test_a_plan_without_one_of_its_steps_is_refused(case: tuple[Sketch, Graph]) 
     for plan in plan_islands(lower(graph), sketch.placement):
         for number, step in enumerate(plan.steps):
             without = msgspec.structs.replace(plan, steps=plan.steps[:number] + plan.steps[number + 1 :])
-            outputs = step.outputs if isinstance(step, Execute) else () if isinstance(step, Send) else _made(step)
+            if isinstance(step, Call):
+                with pytest.raises(GraphError, match="returns what was not called so"):
+                    verify_plan(without)
+                continue
+            if isinstance(step, Execute | Return):
+                outputs = step.outputs
+            else:
+                outputs = () if isinstance(step, Send) else _made(step)
             used = {slot for slot, _ in plan.results} | set(plan.awaited)
             for other in plan.steps[number + 1 :]:
-                if isinstance(other, Execute):
+                if isinstance(other, Execute | Call | Return):
                     used.update(other.inputs)
                 elif isinstance(other, Regroup) or not isinstance(other, Receive):
                     used.update(other.sources)

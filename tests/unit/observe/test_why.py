@@ -46,6 +46,14 @@ def test_the_chain_of_a_launch_behind_another_tenants_that_waits_for_data_of_a_h
     )
 
 
+def test_a_launch_waits_for_python_beside_the_devices() -> None:
+    stands = Stopped(812, "AT_BARRIER", calls=("reward",))
+    here = IslandView(0, (0,), (), (sent(ALICE, 0),), stopped=(StoppedOn(0, stands),))
+    assert chain(ALICE, here)[-1] == (
+        "launch 812 of program 'double' (alice) waits on host 0 for the host function reward, for 1.2 s"
+    )
+
+
 def test_islands_that_were_not_asked_are_wanted_with_the_launches_whose_places_matter() -> None:
     assert explained(ALICE).wanted == {0: {812}}
     assert explained(ALICE, BEHIND).wanted == {}

@@ -17,6 +17,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, Unschedulable, from_failure
+from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -117,7 +118,7 @@ class LocalSession:
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         number = next(self._numbers)
         (plan,) = plan_islands(lower(graph), self.places)
-        parts = CompiledParts(plan, functions, self.compiler, trusted=True)
+        parts = CompiledParts(plan, functions, self.compiler, HostCalls(0), trusted=True)
         self.prepared[number] = PreparedProgram(HostPlan(plan, 0, False), parts, self.store, Transfers())
         return number
 

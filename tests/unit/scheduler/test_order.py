@@ -10,6 +10,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.scheduler.core import TICK_S
 from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
+from pathways_ray.scheduler.order import MAX_CALLING
 from pathways_ray.scheduler.policies import fifo
 from pathways_ray.simulation.tables import check_order
 from pathways_ray.transport.messages import (
@@ -527,3 +528,28 @@ def test_a_launch_over_several_islands_keeps_its_place_and_computes_nothing() ->
     (message,) = dispatched(island.from_host(0, 1, Done((1,))))
     assert isinstance(message, IslandLaunch)
     assert (message.sequence, message.cancelled) == (2, CANCELLED)
+
+
+def test_launches_that_wait_for_host_functions_keep_nobody_else_waiting() -> None:
+    """
+    1. Session 1 has as many launches with the hosts as may call host functions; a further one waits.
+    2. Session 2 has a program that was never measured: it finds the devices free, and passes the one that waits.
+    3. A call that is over lets the next one go.
+    """
+    island = serving(0, window=128)
+    for session in (1, 2):
+        island.from_controller(Account(session, f"tenant {session}", 1.0, 0))
+    island.from_controller(Program(1, b"", {}, "calls", devices("0.0"), calls=True))
+    island.from_controller(Program(2, b"", {}, "computes", devices("0.0")))
+    sent = [dispatched(island.from_controller(run(k))) for k in range(1, MAX_CALLING + 2)]
+    assert sent == [[run(k)] for k in range(1, MAX_CALLING + 1)] + [[]]
+    other = IslandLaunch(100, 2, 2, (), 0)
+    assert dispatched(island.from_controller(other)) == [other]
+    assert dispatched(island.from_host(0, 1, Done((3,)))) == [run(MAX_CALLING + 1)]
+
+
+def test_an_island_that_waits_for_a_host_function_is_not_stuck() -> None:
+    island = serving(0, limit_s=1.0)
+    island.from_controller(Program(1, b"", {}, "calls", devices("0.0"), calls=True))
+    island.from_controller(run(1))
+    assert [dispatched(island.tick(float(k))) for k in range(1, 10)] == [[]] * 9

@@ -41,7 +41,7 @@ from pathways_ray.executor.run.instructions import (
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
-from pathways_ray.ir.plan import IslandPlan, Regroup
+from pathways_ray.ir.plan import IslandPlan, NodeLabel, Regroup
 from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
     Abort,
@@ -70,6 +70,30 @@ class Pull:
 
     def __init__(self) -> None:
         self.value: Any = None
+
+
+class AskedCall:
+    """A call of a host function that is under way. `value` is "done" once it is over, or a failure."""
+
+    def __init__(self, text: str, outputs: int) -> None:
+        self.text, self.outputs = text, outputs
+        self.value: Any = None
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.value if isinstance(self.value, Failure) else None
+
+    def is_ready(self) -> bool:
+        return self.value is not None
+
+    def block_until_ready(self) -> None:
+        assert self.value is not None
+
+    def values(self) -> list[Any]:
+        return [self.text] * self.outputs
+
+    def abandon(self, failure: Failure) -> None:
+        self.value = self.value or failure
 
 
 class Edges:
@@ -117,6 +141,8 @@ class Host:
         self.plan: IslandPlan | None = None
         self.compiling: list[Callable[[], Event]] = []
         self.functions: list[Mapping[str, bytes]] = []
+        self.asked: list[AskedCall] = []
+        self.ended: list[int] = []
 
     def planned(self, data: bytes) -> IslandPlan:
         """The plan of the program that is sent next."""
@@ -168,6 +194,18 @@ class Host:
 
         return run
 
+    def host_function(self, number: int) -> Callable[..., Any]:
+        """The test says when a call is over; what it gives is a text."""
+        assert self.plan is not None
+        executable = self.plan.executables[number]
+
+        def call(session: int, label: NodeLabel, inputs: list[Any]) -> AskedCall:
+            made = AskedCall(f"{label.name}({','.join(inputs)})", len(executable.outputs))
+            self.asked.append(made)
+            return made
+
+        return call
+
     def reshard(self, edge: int) -> Callable[..., Any]:
         return lambda value: [f"reshard({value})"]
 
@@ -200,11 +238,14 @@ class Host:
         self.measured.append((sequence, values))
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
-        if values and all(value.value is not None for value in values):
-            failure = next((value.value for value in values if isinstance(value.value, Failure)), None)
-            return InputsArrived(sequence, barrier, failure)
+        found = [value if isinstance(value, Failure) else value.value for value in values]
+        if values and all(value is not None for value in found):
+            return InputsArrived(sequence, barrier, next((v for v in found if isinstance(v, Failure)), None))
         self.awaited[sequence, barrier] = values
         return None
+
+    def end_calls(self, session: int) -> None:
+        self.ended.append(session)
 
     def abandon(self, sequence: int) -> None:
         self.abandoned.append(sequence)

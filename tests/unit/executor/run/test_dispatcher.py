@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import jax
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from pathways_ray.transport.messages import (
     Done,
     Drop,
     DropProgram,
+    DropSession,
     Heartbeat,
     IslandLaunch,
     IslandLaunchFailed,
@@ -341,3 +343,27 @@ def test_functions_are_forgotten_once_they_are_too_many(monkeypatch: pytest.Monk
     for digest in functions:
         compiler._function(digest, functions)
     assert len(compiler._exported) == 3
+
+
+def test_a_host_runs_python_of_trusted_programs_alone(host: Served) -> None:
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    result = sketch.call(
+        "h", sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,), host_limit_ms=60_000, where="user.py:7"
+    )
+    plan = msgspec.msgpack.encode(sketch.planned(result).plans[0])
+    functions = {"h": cloudpickle.dumps((lambda v: v + np.uint64(41), ((0,), {}), 0))}
+    for number, trusted in ((8, True), (9, False)):
+        host.receive(Program(number, plan, functions, trusted=trusted))
+        ready = host.next()
+        assert isinstance(ready, Ready)
+        if trusted:
+            assert ready.failure is None
+            host.receive(IslandLaunch(80, 1, number, (1,), 80), IslandLaunch(81, 1, number, (80,), 81))
+            assert host.ended(2) == [80, 81]
+            assert np.asarray(host.store.get(1, 81)) == 1 + 41 + 41
+            host.receive(DropSession(1))
+        else:
+            assert ready.failure is not None
+            assert ready.failure.kind == "ProgramRefused"
+            assert "only tenants that the operator trusts may run" in ready.failure.message

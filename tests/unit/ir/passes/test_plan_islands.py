@@ -15,16 +15,18 @@ from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import (
     Block,
+    Call,
     Device,
     Execute,
     IslandPlan,
     PlacedSlice,
     Receive,
     Reshard,
+    Return,
     Send,
     transfer_id,
 )
-from pathways_ray.ir.text import plan_text
+from pathways_ray.ir.text import graph_text, plan_text
 from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, Sketch
@@ -114,13 +116,13 @@ def test_a_plan_keeps_its_own_rules(case: tuple[Sketch, Graph]) -> None:
     for made in plan_islands(lower(graph), sketch.placement):
         executes = [step.gang for step in made.steps if isinstance(step, Execute)]
         assert executes == sorted(set(executes)), "each gang runs once, in order"
-        dropped = [slot for step in made.steps if not isinstance(step, Receive) for slot in step.drops]
+        dropped = [slot for step in made.steps if not isinstance(step, Receive | Call) for slot in step.drops]
         assert len(dropped) == len(set(dropped))
         kept = {slot for slot, _ in made.results} | set(made.awaited)
         assert not kept & set(dropped)
         assert all(made.placed(e.slice).island == made.island for e in made.executables)
         for step in made.steps:
-            if isinstance(step, Execute):
+            if isinstance(step, Execute | Return):
                 executable = made.executables[step.executable]
                 slices = [made.slots[slot] for slot in step.inputs + step.outputs]
                 assert slices == [layout.slice for layout in executable.input_layouts + executable.output_layouts]
@@ -321,3 +323,44 @@ def test_names_of_neighbours_differ_and_fit_into_64_bits() -> None:
     ]
     assert len(set(names)) == len(names)
     assert max(names) < 2**63
+
+
+# --- host functions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_call_returns_before_the_first_who_needs_it_and_other_work_goes_between() -> None:
+    """
+    1. `h` is a host function of what f made; g does not need it, k does.
+    2. g is enqueued while `h` runs; the input of `h` stays until it has returned.
+    """
+    sketch = Sketch()
+    a = sketch.slice("0.0", "0.1")
+    f = sketch.call("f", sketch.argument(a), slice=a)
+    h = sketch.call("h", f, slice=a, host_limit_ms=500)
+    g = sketch.call("g", sketch.argument(a), slice=a)
+    graph = sketch.graph(sketch.call("k", h, g, slice=a))
+    assert text_of(sketch, graph)[2:-2] == [
+        "  s0 = argument 0",
+        "  s3 = argument 1",
+        "  [0] s1 = execute f(s0); drop s0",
+        "  [1] call h(s1)",
+        "  [3] s4 = execute g(s3); drop s3",
+        "  [2] s2 = return of h; drop s1",
+        "  [4] s5 = execute k(s2, s4); drop s2, s4",
+    ]
+    assert "host h(%1)" in graph_text(graph)
+    assert plans_of(sketch, graph)[0].gangs == 5
+    assert [len(made.executables) for made in plans_of(sketch, graph, fusion=True).values()] == [3], (
+        "g and k are joined"
+    )
+
+
+def test_what_another_island_takes_of_a_call_is_sent_as_soon_as_it_has_returned() -> None:
+    """Otherwise an island could wait at its own barrier for what follows from what it has yet to send."""
+    sketch = Sketch()
+    a, b = sketch.slice("0.0"), sketch.slice("1.0", island=1)
+    h = sketch.call("h", sketch.argument(a), slice=a, host_limit_ms=500)
+    there = sketch.call("there", h, slice=b)
+    graph = sketch.graph(sketch.call("back", there, slice=a))
+    kinds = [type(step).__name__ for step in plans_of(sketch, graph)[0].steps]
+    assert kinds == ["Call", "Return", "Send", "Receive", "Execute"]

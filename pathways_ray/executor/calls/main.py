@@ -1,0 +1,104 @@
+"""The process in which the host functions of a session run. It alone reads what a trusted tenant has pickled.
+
+It serves one call after the other, until its host is gone or kills it. What functions leave in modules stays from call
+to call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.transport.host_calls import (
+    CALL,
+    MAX_TEXT,
+    Ended,
+    HostAnswer,
+    HostCall,
+    filled,
+    receive,
+    receive_array,
+    result_array,
+    send,
+    taken_apart,
+)
+
+MAX_CALL_BYTES = 1 << 30
+"""Of the head of a call, with its function."""
+
+_PR_SET_PDEATHSIG = 1
+
+Loaded = tuple[Callable[..., Any], Any, Any]
+"""A function, and the skeletons of its arguments and of its results."""
+
+
+def main() -> None:
+    """Serves calls from the pipes that the command line names."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a call without end must not outlive its host
+    calls, answers = (os.fdopen(int(number), mode) for number, mode in zip(sys.argv[1:3], ("rb", "wb"), strict=True))
+    known: dict[str, Loaded] = {}
+    while True:
+        try:
+            call = CALL.decode(receive(calls, MAX_CALL_BYTES))
+            inputs = [receive_array(calls, kind) for kind in call.inputs]
+        except Ended:
+            return
+        answer, results = answered(call, inputs, known)
+        del inputs
+        sys.stdout.flush()
+        sys.stderr.flush()
+        send(answers, answer, results)
+
+
+def answered(
+    call: HostCall, inputs: Sequence[np.ndarray[Any, Any]], known: dict[str, Loaded]
+) -> tuple[HostAnswer, list[np.ndarray[Any, Any]]]:
+    """Makes a call. Whatever a function raises is an answer."""
+    try:
+        if call.digest not in known:
+            known[call.digest] = pickle.loads(call.function)
+        function, arguments, results = known[call.digest]
+        positional, named = filled(arguments, inputs)
+        given = taken_apart(results, function(*positional, **named))
+        outputs = [result_array(given[k], kind, f"result {k}") for k, kind in enumerate(call.outputs)]
+    except BaseException as error:
+        text = f"{call.name} raised {type(error).__name__}: {error}"
+        return HostAnswer(text[:MAX_TEXT] + _line(error), _traceback(error)), []
+    return HostAnswer(), outputs
+
+
+def _users(found: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first frame of the user's on."""
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return found
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line of the function's own file that an exception came through."""
+    found, line, file = _users(error.__traceback__), "", ""
+    while found is not None:
+        code = found.tb_frame.f_code
+        file = file or code.co_filename
+        if code.co_filename == file:
+            line = f" ({os.path.basename(file)}:{found.tb_lineno})"
+        found = found.tb_next
+    return line
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))[-MAX_TEXT:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The process of a session's host functions, as its host has it: started at the first call, killed after a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from pathways_ray.errors import Failure
+from pathways_ray.transport.host_calls import ANSWER, Ended, HostCall, Local, receive, receive_array, send
+from pathways_ray.worker import environment_of
+
+START_LIMIT_S = 60.0
+"""A call has this much longer where its process has to start first, on a machine that may be busy."""
+
+MAX_ANSWER_BYTES = 1 << 20
+MAX_LINE = 4096
+"""Characters of a printed line that are logged."""
+
+COMMAND = ("-m", "pathways_ray.executor.calls.main")
+
+_OF_HOSTS = ("XLA_FLAGS", "JAX_ENABLE_X64")
+"""Variables that hosts set for themselves."""
+
+
+class CallFailed(Exception):
+    """A call gave nothing; `failure` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class FunctionProcess:
+    """A process that makes one call at a time. For one thread, but for `kill`.
+
+    Args:
+        printed: gets each line that functions print; called from another thread.
+    """
+
+    def __init__(self, printed: Callable[[str], None]) -> None:
+        self._printed = printed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._calls: IO[bytes] | None = None
+        self._answers: IO[bytes] | None = None
+        self._known: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 where it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    def call(
+        self,
+        name: str,
+        digest: str,
+        function: bytes,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[Local],
+        limit_s: float,
+    ) -> list[np.ndarray[Any, Any]]:
+        """The results of a function on arrays.
+
+        Raises:
+            CallFailed: it raised, gave something else than `outputs` say, ended its process, or took longer than
+                `limit_s`; then its process is killed, and the next call starts another one.
+        """
+        late = threading.Event()
+        starts = self._process is None
+
+        def end() -> None:
+            late.set()
+            self.kill()
+
+        timer = threading.Timer(limit_s + (START_LIMIT_S if starts else 0.0), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            if starts:
+                self._start()
+            assert self._calls is not None
+            assert self._answers is not None
+            kinds = tuple((array.dtype.name, array.shape) for array in inputs)
+            code = b"" if digest in self._known else function
+            send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
+            answer = ANSWER.decode(receive(self._answers, MAX_ANSWER_BYTES))
+            if answer.error:
+                story = tuple(answer.traceback.rstrip().split("\n"))
+                raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
+            self._known.add(digest)
+            return [receive_array(self._answers, kind) for kind in outputs]
+        except (Ended, OSError, ValueError) as error:
+            raise CallFailed(self._ended(name, limit_s if late.is_set() else 0.0, error)) from None
+        finally:
+            timer.cancel()
+
+    def _ended(self, name: str, limit_s: float, error: Exception) -> Failure:
+        """The reason for which a call has no answer, after which the process is gone."""
+        process = self._process
+        self.close()
+        if limit_s:
+            return Failure("HostFunctionTimeout", f"{name} did not return within {limit_s:g} s; its process was killed")
+        status = process.returncode if process is not None else None
+        how = "" if status is None else f" ({_shown(status)})"
+        return Failure("HostFunctionError", f"the process of {name} ended{how} before it returned: {error}")
+
+    def _start(self) -> None:
+        environment = environment_of({"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"})
+        for variable in _OF_HOSTS:
+            environment.pop(variable, None)
+        inside, self_writes = os.pipe()
+        self_reads, outside = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *COMMAND, str(inside), str(outside)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(inside, outside),
+                start_new_session=True,  # so that what a function starts ends with it
+                env=environment,
+            )
+        finally:
+            os.close(inside)
+            os.close(outside)
+            self._calls, self._answers = os.fdopen(self_writes, "wb"), os.fdopen(self_reads, "rb")
+        threading.Thread(target=self._log, args=(self._process.stdout,), name="printed", daemon=True).start()
+
+    def _log(self, lines: IO[bytes]) -> None:
+        with lines, contextlib.suppress(OSError, ValueError):
+            while line := lines.readline(MAX_LINE):
+                self._printed(line.decode(errors="replace").rstrip("\n"))
+
+    def kill(self) -> None:
+        """Kills the process and what it has started. For any thread."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kills the process, and waits until it is gone."""
+        self.kill()
+        process, self._process = self._process, None
+        self._known.clear()
+        if process is not None:
+            process.wait()
+        for pipe in (self._calls, self._answers):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._calls = self._answers = None
+
+
+def _shown(status: int) -> str:
+    """An exit status in words."""
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

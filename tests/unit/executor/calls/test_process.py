@@ -1,0 +1,128 @@
+"""The process of host functions: what it gives back of functions that work, raise, print, hang and end it."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from pathways_ray.executor.calls.process import CallFailed, FunctionProcess
+
+LIMIT_S = 60.0
+
+
+class Called:
+    """A process with what its functions have printed."""
+
+    def __init__(self) -> None:
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.process = FunctionProcess(self.lines.put)
+
+    def call(self, function: Callable[..., Any], *arrays: Any, limit_s: float = LIMIT_S) -> Any:
+        """What a function of arrays gives: one array, of the type of the first argument."""
+        code = cloudpickle.dumps((function, (tuple(range(len(arrays))), {}), 0))
+        digest = hashlib.sha256(code).hexdigest()
+        inputs = [np.asarray(array) for array in arrays]
+        outputs = [(inputs[0].dtype.name, inputs[0].shape)]
+        return self.process.call("f", digest, code, inputs, outputs, limit_s)[0]
+
+
+@pytest.fixture
+def called() -> Iterator[Called]:
+    found = Called()
+    yield found
+    found.process.close()
+
+
+V = np.arange(4, dtype=np.float32)
+
+
+def test_a_function_keeps_its_process_and_what_it_left_there(called: Called) -> None:
+    def total(v: Any) -> Any:
+        import builtins
+
+        builtins.total = getattr(builtins, "total", 0) + v  # type: ignore[attr-defined]
+        return builtins.total  # type: ignore[attr-defined]
+
+    np.testing.assert_array_equal(called.call(total, V), V)
+    pid = called.process.pid
+    np.testing.assert_array_equal(called.call(total, V), 2 * V)
+    assert called.process.pid == pid
+
+
+def test_what_is_raised_comes_back_with_its_line_and_traceback(called: Called) -> None:
+    def inner(v: Any) -> Any:
+        raise ValueError(f"bad token {v[3]:g}")
+
+    with pytest.raises(CallFailed) as failed:
+        called.call(lambda v: inner(v), V)
+    failure = failed.value.failure
+    assert failure.kind == "HostFunctionError"
+    assert failure.message.startswith("f raised ValueError: bad token 3 (test_process.py:")
+    assert failure.story[0] == "Traceback (most recent call last):"
+    assert any("in inner" in line for line in failure.story)
+    assert not any("main.py" in line for line in failure.story)
+    np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_a_result_that_does_not_fit_says_so(called: Called) -> None:
+    with pytest.raises(CallFailed, match=r"result 0 has shape \(2,\), and should have \(4,\) on this host"):
+        called.call(lambda v: v[:2], V)
+
+
+def test_a_function_that_hangs_is_killed_with_what_it_started(called: Called) -> None:
+    def hang(v: Any) -> Any:
+        import subprocess
+
+        print("hanging", flush=True)
+        subprocess.run(["sleep", "1000"], check=False)
+
+    called.call(lambda v: v, V)  # the limit does not count the start
+    with pytest.raises(CallFailed) as failed:
+        called.call(hang, V, limit_s=0.3)
+    assert failed.value.failure.kind == "HostFunctionTimeout"
+    assert "did not return within 0.3 s" in failed.value.failure.message
+    assert called.lines.get(timeout=10) == "hanging"
+    np.testing.assert_array_equal(called.call(lambda v: v + 1, V), V + 1)
+
+
+def test_a_function_that_ends_its_process_ends_no_other(called: Called) -> None:
+    def leave(v: Any) -> Any:
+        import os
+
+        os._exit(3)
+
+    with pytest.raises(CallFailed, match=r"the process of f ended \(exit status 3\) before it returned"):
+        called.call(leave, V)
+    with pytest.raises(CallFailed, match="f raised SystemExit"):
+        called.call(lambda v: exit(1), V)
+    np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_what_is_printed_is_handed_on_line_by_line(called: Called) -> None:
+    def speak(v: Any) -> Any:
+        import sys
+
+        print("one\ntwo")
+        print("three", file=sys.stderr)
+        return v
+
+    called.call(speak, V)
+    assert [called.lines.get(timeout=10) for _ in range(3)] == ["one", "two", "three"]
+
+
+def test_secrets_of_the_host_are_not_in_the_environment(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("XLA_FLAGS", "--of_the_host")
+
+    def found(v: Any) -> Any:
+        import os
+
+        return v * 0 + sum(name in os.environ for name in ("RAY_AUTH_TOKEN", "XLA_FLAGS"))
+
+    np.testing.assert_array_equal(called.call(found, V), 0 * V)
