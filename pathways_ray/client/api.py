@@ -55,8 +55,12 @@ def virtual_slice(
     island: int | None = None,
     platform: str | None = None,
     name: str = "",
+    topology: Sequence[int] | None = None,
+    memory: int = 0,
+    generation: str = "",
 ) -> VirtualSlice:
-    """A mesh of virtual devices, mapped by the resource manager to the least loaded devices of one island.
+    """A mesh of virtual devices, mapped by the resource manager to the least loaded devices of one island: to whole
+    hosts before parts, and with its axes along their links. `s.explain()` shows how it lies.
 
         s = pw.virtual_slice((4,), ("x",), island=0)
 
@@ -66,12 +70,24 @@ def virtual_slice(
         island: the island to use; left out, the resource manager chooses.
         platform: "cpu", "gpu" or "tpu"; left out, any.
         name: shown in status.
+        topology: the sides of the sub-grid of linked devices that it is to be, in any order, such as (2, 4); left out, any.
+        memory: bytes that each device has for arrays, at least.
+        generation: what the devices are called, by `pw.Island` or by JAX ("TPU v4"); left out, any.
 
     Raises:
         Unschedulable: no island can hold it; the message says what exists.
     """
     orbax_arrays.register()
-    return context.current_session().virtual_slice(shape, axes, island=island, platform=platform, name=name)
+    return context.current_session().virtual_slice(
+        shape,
+        axes,
+        island=island,
+        platform=platform,
+        name=name,
+        topology=topology,
+        memory=memory,
+        generation=generation,
+    )
 
 
 def islands() -> list[dict[str, Any]]:
@@ -86,7 +102,8 @@ def islands() -> list[dict[str, Any]]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, `slices`.
+    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, its `place` in the island's links, the part
+    of its time for which it was `busy` lately, `slices`.
 
         print([device["device"] for device in pw.devices() if not device["slices"]])
 
@@ -99,6 +116,8 @@ def devices() -> list[dict[str, Any]]:
             "host": host["host"],
             "platform": island["platform"],
             "up": host["up"],
+            "place": device["place"],
+            "busy": device["busy"],
             "slices": device["slices"],
         }
         for island in islands()

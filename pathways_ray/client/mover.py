@@ -88,7 +88,8 @@ class Mover:
             if where.released:
                 raise UsageError(f"{where} was released; there is nothing to move")
             parts = [part for part in where.parts if not part.released]
-            steps = move(self._core, where.type, where.name, [Part(p.type, p.places) for p in parts], island)
+            moving = [Part(part.type, part.places) for part in parts]
+            steps = move(self._core, where.type, where.name, moving, island, where.wanted)
             self._carry_out(steps, f"{where} was not moved", {one.id: one for one in (where, *parts)})
 
     # --- suspending ---------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class Mover:
             slices = dict(self._slices)  # none goes meanwhile
             wholes = [one for one in slices.values() if one.whole is None]
             kept = [
-                Kept(one.type, one.name, one.island, tuple(Part(part.type, part.places) for part in one.parts))
+                Kept(one.type, one.name, one.island, tuple(Part(p.type, p.places) for p in one.parts), one.wanted)
                 for one in wholes
             ]
             try:

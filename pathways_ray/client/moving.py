@@ -19,6 +19,7 @@ from typing import Any
 
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.errors import PathwaysError, WaitTimeout, from_failure
 from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
 from pathways_ray.ir.types import Layout, SliceType
@@ -117,6 +118,7 @@ class Kept:
     name: str
     island: int
     parts: tuple[Part, ...]
+    wanted: Wanted = ANY
 
 
 @dataclass(frozen=True)
@@ -131,19 +133,21 @@ Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | S
 
 
 def move(
-    core: ClientCore, mesh: SliceType, name: str, parts: Sequence[Part], island: int
+    core: ClientCore, mesh: SliceType, name: str, parts: Sequence[Part], island: int, wanted: Wanted = ANY
 ) -> Generator[Step, Any, None]:
     """The steps that move a slice.
 
     Args:
         island: -1 stands for any but the one where it is.
+        wanted: the devices that it is to have.
 
     Raises:
         Unschedulable: no island, or not this one, can hold it.
         PathwaysError: it could not be moved; it is where it was.
     """
     session = core.session
-    made = yield Ask(wire.CreateSlice(session, mesh.shape, mesh.axes, island, "", name, 0, (), mesh.id))
+    asked = wire.CreateSlice(session, mesh.shape, mesh.axes, island, "", name, 0, (), mesh.id)
+    made = yield Ask(wanted.added_to(asked))
     new: SliceType = made.placed.mesh
     targets = {mesh.id: new}
     copied: list[tuple[BufferRecord, BufferRecord]] = []

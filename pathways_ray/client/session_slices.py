@@ -11,6 +11,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
+from pathways_ray.client.wanted import wanted_of
 from pathways_ray.errors import UsageError
 from pathways_ray.transport import messages as wire
 
@@ -33,16 +34,20 @@ class SliceCalls:
         island: int | None = None,
         platform: str | None = None,
         name: str = "",
+        topology: Sequence[int] | None = None,
+        memory: int = 0,
+        generation: str = "",
     ) -> VirtualSlice:
         """See `pw.virtual_slice`."""
         sizes, names = mesh_of(shape, axes)
         number = island_of(island)
-        if not isinstance(name, str) or not isinstance(platform, str | None):
-            raise UsageError(f"name= and platform= of a slice are text, not {name!r} and {platform!r}")
+        wanted = wanted_of(platform, name, topology, memory, generation)
         self._driver.check_active()
-        reply = self._connection.call(wire.CreateSlice(self._core.session, sizes, names, number, platform or "", name))
+        asked = wire.CreateSlice(self._core.session, sizes, names, number, wanted.platform, name)
+        reply = self._connection.call(wanted.added_to(asked))
         assert isinstance(reply, wire.SliceCreated)
-        return self._mover.known(VirtualSlice(cast(SliceOwner, self), reply.placed, name, reply.slice_tag))
+        owner = cast(SliceOwner, self)
+        return self._mover.known(VirtualSlice(owner, reply.placed, name, reply.slice_tag, wanted=wanted))
 
     def part_of(
         self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]

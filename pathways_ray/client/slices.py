@@ -10,6 +10,8 @@ import numpy as np
 
 from pathways_ray import jax_hooks
 from pathways_ray.client import notebook
+from pathways_ray.client.slice_text import lie_of
+from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType, Spec
@@ -40,6 +42,8 @@ class SliceOwner(Protocol):
 
     def move_slice(self, where: VirtualSlice, island: int) -> None: ...
 
+    def status(self) -> dict[str, Any]: ...
+
 
 class VirtualSlice:
     """A virtual slice of a session. Release it with `release()`, or use it as a context manager.
@@ -59,8 +63,10 @@ class VirtualSlice:
         tag: str = "",
         whole: VirtualSlice | None = None,
         places: tuple[int, ...] = (),
+        wanted: Wanted = ANY,
     ) -> None:
         self.session = session
+        self.wanted = wanted
         self.whole, self.places = whole, places
         self.parts: weakref.WeakSet[VirtualSlice] = weakref.WeakSet()
         if whole is not None:
@@ -101,6 +107,14 @@ class VirtualSlice:
     def devices(self) -> tuple[str, ...]:
         """The physical devices the slice has now, as `host.index`, in row-major order of the mesh."""
         return tuple(map(str, self.placed.devices))
+
+    def explain(self) -> str:
+        """The lie of the slice: its devices, their places in the links of their island, and for each axis how many
+        hops are between neighbours. The controller is asked.
+
+            print(pw.virtual_slice((2, 2), ("x", "y")).explain())
+        """
+        return lie_of(self.type, str(self), self.island, self.devices, self.session.status()["islands"])
 
     def move(self, island: int | None = None) -> None:
         """Moves the slice to other devices, with its arrays and its parts. Handles, functions and programs stay as they

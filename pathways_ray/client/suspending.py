@@ -130,9 +130,11 @@ def _made(core: ClientCore, kept: Kept, new: list[int], pairs: list[tuple[int, i
     any."""
     mesh = kept.mesh
     try:
-        made = yield Ask(wire.CreateSlice(core.session, mesh.shape, mesh.axes, kept.island, "", kept.name))
+        asked = wire.CreateSlice(core.session, mesh.shape, mesh.axes, kept.island, "", kept.name)
+        made = yield Ask(kept.wanted.added_to(asked))
     except Unschedulable:
-        made = yield Ask(wire.CreateSlice(core.session, mesh.shape, mesh.axes, -1, "", kept.name))
+        asked = wire.CreateSlice(core.session, mesh.shape, mesh.axes, -1, "", kept.name)
+        made = yield Ask(kept.wanted.added_to(asked))
     whole = made.placed.mesh.id
     new.append(whole)
     pairs.append((mesh.id, whole))

@@ -333,8 +333,10 @@ class Controller(Inspectable):
     async def _report_to_manager(self) -> None:
         """Tells the resource manager that this controller serves. Once it knows, the controller has an address."""
         name = names.controller(self.runtime)
+        busy = tuple((device.host, device.index, share) for device, share in self.launches.device_shares())
+        serves = self.resource_manager.controller_serves
         try:
-            known: str = await self.resource_manager.controller_serves.remote(self.incarnation, self.link_address, name)
+            known: str = await serves.remote(self.incarnation, self.link_address, name, busy)
         except ray.exceptions.RayError as error:
             self.handle(events.ManagerLost(str(error)))
             return

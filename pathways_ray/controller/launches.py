@@ -15,6 +15,7 @@ from pathways_ray.controller import buffers
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.device_time import Shares
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
@@ -76,6 +77,10 @@ class Launches:
     def sequence(self) -> int:
         """The number of the last launch of the cluster."""
         return self.tables.sequence
+
+    def device_shares(self) -> Shares:
+        """The devices that computed lately, and for what part of the time, 0 to 1, since this was asked before."""
+        return self.outcomes.device_time.report(self.programs, self.tables.now)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 

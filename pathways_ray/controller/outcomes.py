@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from pathways_ray.controller.cross_island import CrossIslandWindow
+from pathways_ray.controller.device_time import DeviceTime
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
 from pathways_ray.controller.preparation import Preparation
@@ -45,6 +46,7 @@ class Outcomes:
         self.window = window
         self.preparation = preparation
         self.donations = Donations(tables)
+        self.device_time = DeviceTime()
 
     # --- reports of islands -------------------------------------------------------------------------------------------
 
@@ -61,6 +63,7 @@ class Outcomes:
                 continue
             if k < len(device_us):
                 took = device_us[k] * 1e-6 * len(record.program.messages[island].devices)
+                self.device_time.note(record.program.key, island, device_us[k])
                 record.device_seconds += took
                 busy += took
             if island in record.pending:

@@ -273,6 +273,9 @@ class Requests:
             request.within,
             request.places,
             request.instead,
+            request.topology,
+            request.memory,
+            request.generation,
             now >= asked.deadline,
         )
 

@@ -105,7 +105,7 @@ def start_island(
             processes.check_order,
             tenant,
             base,
-            island.memory,
+            island.hardware(index),
             processes.silence_limit_s,
         )
     return started

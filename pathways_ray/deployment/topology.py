@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.errors import Unschedulable, UsageError
+from pathways_ray.ir import links
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 ACCELERATORS = {"gpu": "GPU", "tpu": "TPU"}
@@ -31,12 +33,19 @@ class Island:
         hosts: how many; several form one JAX group.
         devices: for each host. Devices of platform "cpu" are virtual.
         memory: bytes of each device for arrays; 0 is what it has. CPU devices then share the memory of their machine.
+        topology: the sides of the grid of links between its devices, each host's being a block of it; () where nothing
+            is known of links. TPU cores say themselves where they are.
+        torus: whether the links of the grid are rings.
+        generation: what its devices are called; "" is what JAX calls them.
     """
 
     platform: str = "auto"
     hosts: int = 1
     devices: int = 1
     memory: int = 0
+    topology: tuple[int, ...] = ()
+    torus: bool = False
+    generation: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 0:
@@ -45,6 +54,33 @@ class Island:
         _check_number("devices", self.devices)
         if self.platform not in (*PLATFORMS, "auto"):
             raise UsageError(f"platform must be one of {', '.join(PLATFORMS)} or auto, not {self.platform!r}")
+        if not isinstance(self.generation, str) or not isinstance(self.torus, bool):
+            raise UsageError(f"generation is a text and torus True or False, not {self.generation!r}, {self.torus!r}")
+        self._check_topology()
+
+    def _check_topology(self) -> None:
+        sides = self.topology
+        if not isinstance(sides, tuple | list) or len(sides) > 3:
+            raise UsageError(f"topology has the sides of a grid of one to three dimensions, not {sides!r}")
+        for side in sides:
+            _check_number("a side of topology", side)
+        object.__setattr__(self, "topology", tuple(sides))
+        if not sides:
+            return
+        if math.prod(sides) != self.hosts * self.devices:
+            raise UsageError(
+                f"a grid of {links.text(sides)} has {math.prod(sides)} devices; "
+                f"{self.hosts} host(s) with {self.devices} each have {self.hosts * self.devices}"
+            )
+        try:
+            self.hardware(0)
+        except ValueError as error:
+            raise UsageError(f"topology: {error}") from None
+
+    def hardware(self, host: int) -> links.Hardware:
+        """The devices of its host number `host`, as far as they are declared."""
+        places = links.declared_places(self.topology, host, self.devices) if self.topology else ()
+        return links.Hardware(self.memory, self.generation, self.topology, self.torus, places)
 
     def bundle(self) -> dict[str, float]:
         """The Ray resources that one of its hosts takes."""
@@ -149,19 +185,32 @@ def fits_one_node(nodes: Resources, island: Island) -> bool:
 
 
 def parse_island(text: str) -> Island:
-    """An island from `platform:hosts=2,devices=4`, each part but the platform optional.
+    """An island from `platform:hosts=2,devices=4,topology=2x4,torus,generation=v4`, each part but the platform optional.
 
     Raises:
         UsageError: the text is not of this form.
     """
     platform, _, rest = text.partition(":")
-    numbers: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        if key not in ("hosts", "devices", "memory") or key in numbers or not value.isdecimal():
-            raise UsageError(f"an island is written like cpu:hosts=2,devices=4, not {text!r}")
-        numbers[key] = int(value)
-    return Island(platform or "auto", **numbers)
+        made = _setting(key, value)
+        if made is None or key in found:
+            raise UsageError(f"an island is written like cpu:hosts=2,devices=4,topology=2x4,torus, not {text!r}")
+        found[key] = made
+    return Island(platform or "auto", **found)
+
+
+def _setting(key: str, value: str) -> int | str | bool | tuple[int, ...] | None:
+    """The value of a part of an island's text; None where it has none."""
+    if key in ("hosts", "devices", "memory"):
+        return int(value) if value.isdecimal() else None
+    if key == "topology":
+        sides = value.split("x")
+        return tuple(map(int, sides)) if all(side.isdecimal() for side in sides) else None
+    if key == "generation":
+        return value or None
+    return True if key == "torus" and not value else None
 
 
 def _devices_of(node: Mapping[str, float]) -> tuple[str, int] | None:

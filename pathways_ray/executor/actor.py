@@ -16,10 +16,12 @@ import msgspec
 import ray
 
 from pathways_ray import names
+from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.ir.links import Hardware
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
@@ -34,6 +36,9 @@ from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
     from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
+
+UNKNOWN = Hardware()
+"""Devices of which nothing is declared."""
 
 RESTART_PAUSE_S = 0.5
 """A host that cannot join ends after this pause, so that Ray does not start it in a tight loop."""
@@ -60,10 +65,10 @@ class HostExecutor(Inspectable):
         check_order: bool = False,
         tenant: str = "",
         base: int = -1,
-        memory: int = 0,
+        hardware: Hardware = UNKNOWN,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        self.tenant, self.base, self.memory = tenant, base, memory
+        self.tenant, self.base, self.hardware = tenant, base, hardware
         self.host, self.island, self.members, self.check_order = host, island, members, check_order
         self.runtime, self.process = runtime, f"host {host}"
         self.log = ProcessLog(runtime, self.process)
@@ -107,7 +112,9 @@ class HostExecutor(Inspectable):
         offer = joined(self.bind, _free_port(self.bind))
         members, pid = tuple(self.members), os.getpid()
         place = (members, self.tenant, self.base)
-        info = HostInfo(self.host, self.island, platform, devices, node, pid, offer, *place, started_at(pid))
+        info = HostInfo(
+            self.host, self.island, platform, devices, node, pid, offer, *place, started_at(pid), self.hardware
+        )
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
         if not reply.epoch:
@@ -133,9 +140,10 @@ class HostExecutor(Inspectable):
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
         self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send)
-        shared = self.backend.shares_memory and not self.memory
+        shared = self.backend.shares_memory and not self.hardware.memory
         self.pool = node if shared else ""
-        self.memory = self.memory or self.backend.memory(local[0])
+        self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
+        ray.get(self.resource_manager.describe.remote(self.host, self.epoch, msgspec.msgpack.encode(self.hardware)))
         self._link(reply.scheduler_address, link_secret, transfer.address, devices)
         compiler.sandbox.start()
 
@@ -165,7 +173,7 @@ class HostExecutor(Inspectable):
                 devices,
                 os.getpid(),
                 self.crash,
-                self.memory,
+                self.hardware.memory,
                 self.pool,
             )
         )

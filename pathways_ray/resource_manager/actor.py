@@ -24,6 +24,8 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pathways_ray import limits, names, os_process
+from pathways_ray.ir.links import Hardware
+from pathways_ray.ir.plan import Device
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
@@ -45,6 +47,7 @@ GROUPS = {CLIENTS: 64}
 """Calls of a concurrency group that are under way at a time; none of them waits for anything."""
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
+_HARDWARE = msgspec.msgpack.Decoder(Hardware)
 _KEPT = msgspec.msgpack.Decoder(KeptIslands)
 
 
@@ -82,16 +85,20 @@ class ResourceManager(Inspectable):
         self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.ticking: asyncio.Task[None] | None = None
 
-    async def controller_serves(self, incarnation: str, address: str, name: str) -> str:
+    async def controller_serves(
+        self, incarnation: str, address: str, name: str, busy: tuple[tuple[int, int, float], ...] = ()
+    ) -> str:
         """Called by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
 
         Args:
             name: that of its actor.
+            busy: host and number of each device that computed lately, and for what part of its time.
 
         Returns:
             The incarnation of this resource manager: another one after its own restart, when it knows of no slice.
         """
-        self._handle(events.ControllerServes(incarnation, address, name))
+        shares = tuple((Device(host, index), share) for host, index, share in busy)
+        self._handle(events.ControllerServes(incarnation, address, name, shares))
         return self.incarnation
 
     async def publish(self, name: str, address: str) -> None:
@@ -114,6 +121,10 @@ class ResourceManager(Inspectable):
     async def join(self, info: bytes) -> bytes:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
         return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))
+
+    async def describe(self, host: int, epoch: int, hardware: bytes) -> None:
+        """A host that has joined says what its devices are, by an encoded `Hardware`."""
+        self._handle(events.HostDescribed(host, epoch, _HARDWARE.decode(hardware)))
 
     async def remove_island(self, island: int) -> None:
         """An island was ended for good."""
@@ -168,6 +179,9 @@ class ResourceManager(Inspectable):
         within: int,
         places: tuple[int, ...],
         instead: int,
+        topology: tuple[int, ...],
+        memory: int,
+        generation: str,
         final: bool,
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists.
@@ -176,8 +190,10 @@ class ResourceManager(Inspectable):
             tenant: the one that has islands for itself; "" where all share them.
             within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
             instead: the slice whose place it is to take, elsewhere; 0 for none.
+            topology, memory, generation: see `SliceRequest`.
         """
-        request = SliceRequest(shape, axes, island, platform, name, tenant, within, places, instead)
+        wanted = (topology, memory, generation)
+        request = SliceRequest(shape, axes, island, platform, name, tenant, within, places, instead, *wanted)
         return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
 
     @ray.method(concurrency_group=CLIENTS)

@@ -1,10 +1,12 @@
 """Devices, islands, and the mapping of virtual slices to them.
 
 The rule is the paper's first one: spread computations over all devices. A slice goes to the island whose devices carry
-the least, and there to the least loaded devices. Islands that are up come first, then those that are away; one that is
-lost, or is being drained, gets none. Several slices may share a device. Ties go to lower numbers, so the
-same requests give the same mapping. Devices of one slice are taken host by host where loads are equal, since a slice
-that spans fewer hosts sends fewer messages.
+the least, and there to the least loaded devices; among such, to whole hosts and to neighbours (`choosing`). Islands
+that are up come first, then those that are away; one that is lost, or is being drained, gets none. Several slices may
+share a device. Ties go to lower numbers.
+
+A device carries its slices, and the time that it was busy for: one that never rests carries as much as with
+`BUSY_SLICES` more. So slices that only hold devices count for less than those that use them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pathways_ray.errors import Unschedulable
+from pathways_ray.ir.links import Hardware, text
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
+from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, is_grid, links_of
+
+BUSY_SLICES = 4
+"""A device that computes all the time carries as much as with so many slices more."""
+
+Rank = tuple[bool, int, float, int, float, int]
+"""How good an island is for a slice: whether it is away, then its `choosing.Choice`, and its number."""
 
 
 class IslandState(StrEnum):
@@ -35,26 +45,6 @@ class IslandState(StrEnum):
     LOST = "lost"
 
 
-@dataclass
-class HostRecord:
-    """A host and its devices; `up` is False between its loss and its successor.
-
-    Where a tenant has the island for itself, `tenant` is its name, and `base` the island whose devices it shares.
-    """
-
-    host: int
-    island: int
-    platform: str
-    devices: int
-    node: str
-    pid: int
-    epoch: int = 1
-    up: bool = True
-    tenant: str = ""
-    base: int = -1
-    started: int = 0
-
-
 @dataclass(frozen=True)
 class SliceRequest:
     """A client's request. An empty `shape` stands for every device of one island, on one axis.
@@ -63,6 +53,9 @@ class SliceRequest:
     with; "" stands for the islands of all. With `within`, it asks for a part of that slice of the session: its devices
     number `places`, in this order. One that is to be there `instead` of another slice of the session goes to another
     island than that, unless `island` names one.
+
+    `topology` has the sides of the sub-grid that its devices are to be in the links of their island, `memory` is the bytes
+    that each has at least, `generation` what their maker calls them; (), 0 and "" leave that open.
     """
 
     shape: tuple[int, ...]
@@ -74,6 +67,14 @@ class SliceRequest:
     within: int = 0
     places: tuple[int, ...] = ()
     instead: int = 0
+    topology: tuple[int, ...] = ()
+    memory: int = 0
+    generation: str = ""
+
+    @property
+    def is_particular(self) -> bool:
+        """Whether it depends on what hosts say of their devices."""
+        return bool(self.topology or self.memory or self.generation)
 
 
 @dataclass
@@ -96,7 +97,8 @@ class Inventory:
         lost_after_s: seconds without one of its hosts after which an island is lost.
 
     `now` is the time of the event that is handled, `missed` since when islands have been without a host, `draining`
-    until when those that get no slices any more may keep what they have.
+    until when those that get no slices any more may keep what they have. `busy` is the part of its time, 0 to 1, for
+    which each device computed lately.
     """
 
     members: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Inventory:
     now: float = 0.0
     missed: dict[int, float] = field(default_factory=dict)
     draining: dict[int, float] = field(default_factory=dict)
+    busy: dict[Device, float] = field(default_factory=dict)
 
     def state_of(self, island: int) -> IslandState:
         """Whether an island serves now."""
@@ -134,8 +137,16 @@ class Inventory:
         epoch = 1 + max((self.hosts[h.host].epoch for h in hosts if h.host in self.hosts), default=self.last_epoch)
         for host in hosts:
             host.epoch = epoch
+            if (before := self.hosts.get(host.host)) is not None and host.hardware == Hardware():
+                host.hardware = before.hardware
             self.hosts[host.host] = host
         return epoch
+
+    def describe_host(self, host: int, epoch: int, hardware: Hardware) -> None:
+        """A host says what its devices are."""
+        known = self.hosts.get(host)
+        if known is not None and known.epoch == epoch:
+            known.hardware = hardware
 
     def left_behind(self, host: int) -> list[HostRecord]:
         """The others of the group that a host belonged to before it restarted: they wait for a process that is gone."""
@@ -161,6 +172,7 @@ class Inventory:
         """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""
         self.slices.clear()
         self.held.clear()
+        self.busy.clear()
         self.of_session.clear()
         for host in self.hosts.values():
             host.up = False
@@ -184,8 +196,9 @@ class Inventory:
         return gone
 
     def load(self) -> dict[Device, int]:
-        """Number of slices on each device."""
-        return {d: self.held[d] for h in self.hosts.values() for d in (Device(h.host, k) for k in range(h.devices))}
+        """Number of slices on each device, and for how many more its work counts."""
+        devices = (Device(h.host, k) for h in self.hosts.values() for k in range(h.devices))
+        return {d: self.held[d] + round(BUSY_SLICES * self.busy.get(d, 0.0)) for d in devices}
 
     def create(self, session: int, request: SliceRequest) -> PlacedSlice:
         """Maps a slice.
@@ -199,9 +212,10 @@ class Inventory:
         best = self._best(request, self._island_of(session, request.instead))
         if best is None:
             raise Unschedulable(
-                f"no island can hold {_request_text(request)}; there is {self.describe(request.tenant)}"
+                f"no island can hold {_request_text(request)}; "
+                f"there is {self.describe(request.tenant, request.is_particular)}"
             )
-        _, chosen = best
+        chosen = best[1].devices
         shape = request.shape or (len(chosen),)
         placed = self._keep(session, request, shape, self.hosts[chosen[0].host].island, chosen)
         self.held.update(placed.devices)
@@ -268,28 +282,29 @@ class Inventory:
             )
         return True
 
-    def _best(self, request: SliceRequest, avoided: int = -1) -> tuple[tuple[bool, float, int], list[Device]] | None:
-        """The devices for a slice, and the rank of their island: whether it is away, its load, its number. Not on an
+    def _best(self, request: SliceRequest, avoided: int = -1) -> tuple[Rank, Choice] | None:
+        """The devices for a slice, and the rank of their island: whether it is away, and how good they are. Not on an
         island to be `avoided`, unless the request names it."""
         load = self.load()
-        best: tuple[tuple[bool, float, int], list[Device]] | None = None
-        for island, hosts in self.islands(request.tenant).items():
-            if request.island not in (-1, island, hosts[0].base) or (
-                request.platform and hosts[0].platform != request.platform
-            ):
+        best: tuple[Rank, Choice] | None = None
+        for island, members in self.islands(request.tenant).items():
+            if request.island not in (-1, island, members[0].base) or (request.island == -1 and island == avoided):
                 continue
-            if request.island == -1 and island == avoided:
+            if request.platform and members[0].platform != request.platform:
                 continue
             if (state := self.state_of(island)) in (IslandState.LOST, IslandState.DRAINING):
                 continue
-            devices = [Device(h.host, k) for h in hosts for k in range(h.devices)]
-            size = math.prod(request.shape) if request.shape else len(devices)
-            if not 0 < size <= len(devices):
+            hosts = [host for host in members if host.has(request.memory, request.generation)]
+            whole = math.prod(request.topology) if request.topology else sum(host.devices for host in hosts)
+            shape = request.shape or (whole,)
+            size = math.prod(shape)
+            choice = choose(hosts, load, shape, request.topology) if size else None
+            if choice is None:
                 continue
-            chosen = sorted(sorted(devices, key=lambda d: (load[d], d))[:size])
-            rank = (state is not IslandState.UP, sum(load[d] for d in chosen) / size, island)
+            quality = (choice.busiest, choice.load / size, choice.parts, choice.cost / size, island)
+            rank = (state is not IslandState.UP, *quality)
             if best is None or rank < best[0]:
-                best = (rank, chosen)
+                best = (rank, choice)
         return best
 
     def release(self, session: int, slice_id: int) -> bool:
@@ -313,14 +328,15 @@ class Inventory:
         self.of_session.pop(session, None)
         return len(slices)
 
-    def describe(self, tenant: str = "") -> str:
-        """The islands of a tenant, or of all, and their devices in words."""
+    def describe(self, tenant: str = "", hardware: bool = False) -> str:
+        """The islands of a tenant, or of all, and their devices in words; with what is known of their hardware."""
         parts = []
         for island, hosts in self.islands(tenant).items():
             devices = sum(h.devices for h in hosts)
             state = self.state_of(island)
             parts.append(
                 f"island {island} with {devices} {hosts[0].platform} devices on {len(hosts)} host(s)"
+                + (hardware_text(hosts) if hardware else "")
                 + (f", which is {state}" if state is not IslandState.UP else "")
             )
         for island in sorted(self.members.keys() - self.islands().keys()) if not tenant else ():
@@ -338,10 +354,30 @@ def check_shape(request: SliceRequest) -> None:
         raise Unschedulable(f"slice shape {request.shape} and axis names {request.axes} differ in number")
     if len(set(request.axes)) != len(request.axes) or not all(request.axes):
         raise Unschedulable(f"axis names {request.axes} must be different and not empty")
+    sides = request.topology
+    if any(side < 1 for side in sides) or len(sides) > 3 or request.memory < 0:
+        raise Unschedulable(f"a topology has up to 3 sides of at least 1, not {sides}; memory is not negative")
+    if sides and request.shape and math.prod(sides) != math.prod(request.shape):
+        raise Unschedulable(f"a sub-grid {text(sides)} has not as many devices as slice shape {request.shape}")
+
+
+def hardware_text(hosts: Sequence[HostRecord]) -> str:
+    """What is known of an island's devices, in words."""
+    links, parts = links_of(hosts), []
+    if is_grid(links):
+        shape = "torus" if any(d.kind == "ring" for d in links) else "grid"
+        parts.append(f"a {text([d.size for d in links])} {shape}")
+    generations = sorted({host.hardware.generation for host in hosts} - {""})
+    least = min((host.hardware.memory for host in hosts), default=0)
+    parts += [*generations, *([f"{least} bytes each"] if least else [])]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _request_text(request: SliceRequest) -> str:
     size = f"a slice of shape {request.shape} ({math.prod(request.shape)} devices)" if request.shape else "a slice"
     island = f" on island {request.island}" if request.island != -1 else ""
     platform = f" of platform {request.platform!r}" if request.platform else ""
-    return size + island + platform
+    sub_grid = f" in a sub-grid {text(request.topology)}" if request.topology else ""
+    memory = f" with {request.memory} bytes for each device" if request.memory else ""
+    generation = f" of generation {request.generation!r}" if request.generation else ""
+    return size + island + platform + generation + sub_grid + memory

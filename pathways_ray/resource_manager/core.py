@@ -32,7 +32,8 @@ from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, IslandState, SliceRequest
+from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRequest
+from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import Accepted, JoinReply, NotYet, Refused, SliceCreated
@@ -132,6 +133,9 @@ class ManagerCore:
                 return []
             case events.JoinRequested():
                 return self._join(event, now)
+            case events.HostDescribed():
+                self.inventory.describe_host(*event)
+                return []
             case events.IslandRemoved(island):
                 return self._remove(island, now)
             case events.IslandAdded() | events.DrainRequested() | events.RemoveRequested():
@@ -173,6 +177,7 @@ class ManagerCore:
             for name in [name for name in self.addresses if name.startswith("scheduler-")]:
                 del self.addresses[name]
         self.controller = event
+        self.inventory.busy = dict(event.busy)
         self.controllers.hear(incarnation, now)
         if self.addresses.get("controller") != event.address:
             return self._publish("controller", event.address, now)
@@ -277,7 +282,9 @@ class ManagerCore:
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
         records = [
-            HostRecord(h.host, h.island, h.platform, h.devices, h.node, h.pid, 1, True, h.tenant, h.base, h.started)
+            HostRecord(
+                h.host, h.island, h.platform, h.devices, h.node, h.pid, 1, True, h.tenant, h.base, h.started, h.hardware
+            )
             for h in hosts
         ]
         epoch = self.inventory.join(records)
@@ -335,6 +342,9 @@ class ManagerCore:
         if request.tenant:  # its islands come one by one, beside those that are up
             there = {hosts[0].base for hosts in known.values()}
             return any(island not in there and state_of(island) is IslandState.UP for island in wanted)
+        if request.is_particular and not self.inventory.fits_now(request):
+            if any(not host.hardware.generation for island in wanted for host in known.get(island, ())):
+                return True  # its devices are not described yet
         away = [island for island in wanted if state_of(island) is IslandState.AWAY]
         if now < self.gathers_until:
             return bool(away)

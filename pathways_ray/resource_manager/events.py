@@ -8,19 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pathways_ray.ir.links import Hardware
+from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, NotYet, Refused, SliceCreated
+
+Busy = tuple[tuple[Device, float], ...]
+"""Devices, and for what part of its time each computed lately, 0 to 1."""
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
 class ControllerServes(NamedTuple):
-    """The controller serves schedulers at `address`; comes once a second. `actor` is the name that it is killed by."""
+    """The controller serves schedulers at `address`; comes once a second. `actor` is the name that it is killed by,
+    `busy` has the devices that computed lately."""
 
     incarnation: str
     address: str
     actor: str
+    busy: Busy = ()
 
 
 class Published(NamedTuple):
@@ -49,6 +56,14 @@ class JoinRequested(NamedTuple):
 
     token: int
     host: HostInfo
+
+
+class HostDescribed(NamedTuple):
+    """A host that has joined under `epoch` says what its devices are."""
+
+    host: int
+    epoch: int
+    hardware: Hardware
 
 
 class IslandRemoved(NamedTuple):
@@ -145,6 +160,7 @@ Event = (
     | Withdrawn
     | LookedUp
     | JoinRequested
+    | HostDescribed
     | IslandRemoved
     | IslandAdded
     | DrainRequested

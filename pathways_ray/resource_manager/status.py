@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pathways_ray.resource_manager.allocation import HostRecord, Inventory, SliceRecord
+from pathways_ray.ir.plan import Device
+from pathways_ray.resource_manager.allocation import Inventory, SliceRecord
+from pathways_ray.resource_manager.choosing import HostRecord, links_of, places_of
 
 
 def status(inventory: Inventory) -> dict[str, Any]:
     """Islands with their hosts and devices, the slices on each device, and all slices."""
-    holders: dict[tuple[int, int], list[str]] = {}
+    holders: dict[Device, list[str]] = {}
     for record in inventory.slices.values():
         for device in record.placed.devices:
-            holders.setdefault((device.host, device.index), []).append(_label(record))
+            holders.setdefault(device, []).append(_label(record))
     return {
-        "islands": [
-            {
-                "island": island,
-                "platform": hosts[0].platform,
-                "tenant": hosts[0].tenant,
-                "shares": hosts[0].base if hosts[0].tenant else None,
-                "state": inventory.state_of(island),
-                "hosts": [_host(host, holders) for host in hosts],
-            }
-            for island, hosts in inventory.islands().items()
-        ],
+        "islands": [_island(inventory, island, hosts, holders) for island, hosts in inventory.islands().items()],
         "slices": [_slice(record) for record in inventory.slices.values()],
     }
 
 
-def _host(host: HostRecord, holders: dict[tuple[int, int], list[str]]) -> dict[str, Any]:
+def _island(
+    inventory: Inventory, island: int, hosts: Sequence[HostRecord], holders: Mapping[Device, list[str]]
+) -> dict[str, Any]:
+    """`links` has size, kind and hops of each dimension of the island's links (`ir.links.Dimension`), `place` of each
+    device its coordinates there, and `busy` the part of its time for which it computed lately."""
+    links = links_of(hosts)
+    places = places_of(hosts, links)
     return {
-        "host": host.host,
-        "node": host.node,
-        "pid": host.pid,
-        "epoch": host.epoch,
-        "up": host.up,
-        "devices": [
-            {"device": f"{host.host}.{k}", "slices": holders.get((host.host, k), [])} for k in range(host.devices)
+        "island": island,
+        "platform": hosts[0].platform,
+        "tenant": hosts[0].tenant,
+        "shares": hosts[0].base if hosts[0].tenant else None,
+        "state": inventory.state_of(island),
+        "generation": hosts[0].hardware.generation,
+        "memory": min(host.hardware.memory for host in hosts),
+        "links": [(link.size, link.kind, link.hops) for link in links],
+        "hosts": [
+            {
+                "host": host.host,
+                "node": host.node,
+                "pid": host.pid,
+                "epoch": host.epoch,
+                "up": host.up,
+                "devices": [
+                    {
+                        "device": str(device),
+                        "slices": holders.get(device, []),
+                        "place": places[device],
+                        "busy": inventory.busy.get(device, 0.0),
+                    }
+                    for device in (Device(host.host, k) for k in range(host.devices))
+                ],
+            }
+            for host in hosts
         ],
     }
 

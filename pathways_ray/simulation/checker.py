@@ -16,12 +16,13 @@ from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
-from pathways_ray.ir.plan import launch_of
+from pathways_ray.ir.plan import PlacedSlice, launch_of
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.simulation import tables
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.placing import misplaced
 from pathways_ray.simulation.remains import Cluster, cycle, remains
 from pathways_ray.simulation.values import FLAWS, Future, Outcome
 from pathways_ray.transport.messages import HostDown, HostUp
@@ -30,8 +31,7 @@ T = TypeVar("T")
 
 OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
 """A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
-its new scheduler is killed, the hosts of an island need as long to find out that one of them is not coming, and then a
-launch waits for them."""
+its new scheduler is killed, the others of its island find out as late that it does not come, and a launch waits."""
 
 OVER_LIMIT_S = 10.0
 """A launch that has its outcome leaves the hosts within this time, and so does what it offered to others."""
@@ -350,10 +350,13 @@ class Checker:
 
     # --- islands that come and go -------------------------------------------------------------------------------------
 
-    def slice_mapped(self, island: int) -> None:
+    def slice_mapped(self, placed: PlacedSlice) -> None:
         """A session got a slice."""
+        island = placed.island
         if island in self.world.drained or island not in self.world.islands:
             self.report(f"a slice is mapped to island {island}, which is drained or gone")
+        elif fault := misplaced(placed, self.world.islands[island], self.world.settings):
+            self.report(fault)
 
     def island_ends(self, island: int) -> None:
         """An island is about to be ended."""

@@ -109,8 +109,7 @@ class SimulatedClient:
     def _next_slice(self) -> None:
         if len(self.slices) == (settings := self.world.settings).slices:
             return self._register()
-        islands = sorted(settings.islands)
-        island = islands[(self.number + len(self.slices)) % len(islands)]
+        island = sorted(settings.islands)[(self.number + len(self.slices)) % len(settings.islands)]
         most = len(settings.islands[island]) * settings.devices
         if self.late and settings.changes:
             island, most = -1, 1

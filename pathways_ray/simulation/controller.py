@@ -167,7 +167,7 @@ class SimulatedController:
         if not manager.process.alive:
             self.handle(events.ManagerLost("its process ended"))
             return
-        manager.controller_serves(self.process, self.incarnation)
+        manager.controller_serves(self.process, self.incarnation, self.launches.device_shares())
         knows = partial(self.handle, events.ManagerKnows(str(manager.process.number)))
         post(self.process, manager.process, lambda: post(manager.process, self.process, knows))
 

@@ -6,19 +6,22 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pathways_ray.ir.links import Hardware
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.core import TICK_S, ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.placing import ring
 from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
 
 
 class IslandObserver(Observer, Protocol):
     """An observer that checks where slices go too."""
 
-    def slice_mapped(self, island: int) -> None:
+    def slice_mapped(self, placed: PlacedSlice) -> None:
         """A session got a slice."""
 
     def island_ends(self, island: int) -> None:
@@ -32,6 +35,7 @@ class ManagerEnvironment(Environment, Protocol):
         """Ends the process of this number, if it is alive."""
 
     kept: KeptIslands
+    islands: dict[int, list[int]]
 
     def kill_host(self, host: int, why: str) -> None:
         """Ends the process of a host, whichever it is."""
@@ -62,8 +66,8 @@ class SimulatedManager:
 
     # --- calls; what comes twice in bad weather can do no harm --------------------------------------------------------
 
-    def controller_serves(self, caller: Process, incarnation: str) -> None:
-        self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation))
+    def controller_serves(self, caller: Process, incarnation: str, busy: events.Busy) -> None:
+        self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation, busy))
 
     def publish(self, caller: Process, name: str, address: str) -> None:
         self._post(caller, events.Published(name, address), twice=True)
@@ -77,7 +81,9 @@ class SimulatedManager:
 
     def join(self, caller: Process, island: int, host: int, answer: Callable[[JoinReply], None]) -> None:
         """Answers once all hosts of the island have come."""
-        info = HostInfo(host, island, "cpu", self.world.settings.devices, "node", caller.number, "")
+        settings, members = self.world.settings, self.world.islands[island]
+        hardware = ring(members, host, settings.devices) if settings.rings else Hardware()
+        info = HostInfo(host, island, "cpu", settings.devices, "node", caller.number, "", hardware=hardware)
         self._post(caller, events.JoinRequested(self._token(caller, answer), info))
 
     def serves(self, caller: Process, host: int) -> None:
@@ -141,7 +147,7 @@ class SimulatedManager:
             match command:
                 case events.Answer(token, value):
                     if isinstance(value, SliceCreated):
-                        self.world.checker.slice_mapped(value.placed.island)
+                        self.world.checker.slice_mapped(value.placed)
                     caller, answer = self.calls.pop(token)
                     self.world.network.post(self.process, caller, answer, value)
                 case events.KillProcess(pid=pid, reason=reason):

@@ -18,8 +18,9 @@ class Settings:
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
     of them for good. `changes` are islands that are added or drained, `moves` the chance that a user moves a slice,
-    `suspends` that it suspends its session. `divergent` is the chance that a program has collectives that one of its
-    hosts does not enter, `calls` that hosts run a function beside their devices.
+    `suspends` that it suspends its session. `rings` says that the devices of each island are linked to a ring,
+    `divergent` is the chance that a program has collectives that one of its hosts does not enter, `calls` that hosts
+    run a function beside their devices.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -55,6 +56,7 @@ class Settings:
     moves: float = 0.0
     suspends: float = 0.0
     calls: float = 0.0
+    rings: bool = False
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -98,6 +100,7 @@ class Settings:
             moves=Random(f"moves {seed}").choice([0.0, 0.0, 0.0, 0.3]),
             suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
+            rings=Random(f"rings {seed}").choice([False, True]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )
 

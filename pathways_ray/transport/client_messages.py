@@ -192,7 +192,8 @@ class CreateSlice(Message, tag=72):
 
     With `within`, a slice of the session, it is a part of that one: on its devices number `places`, in this order. With
     `instead`, one of the session too, it is to take the place of that one: on another island where none is named, and
-    without counting against the quota of devices.
+    without counting against the quota of devices. `topology` is the sub-grid of links that it is to be, `memory` the least
+    bytes of each device, `generation` what the devices are called; (), 0 and "" leave that open.
     """
 
     session: int
@@ -204,6 +205,9 @@ class CreateSlice(Message, tag=72):
     within: int = 0
     places: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PART_DEVICES)] = ()
     instead: int = 0
+    topology: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_DIMENSIONS)] = ()
+    memory: int = 0
+    generation: str = ""
 
 
 class SliceCreated(Message, tag=73):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.errors import Failure
+from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.observe.views import Arriving, Stopped
@@ -351,7 +352,7 @@ class HostInfo(Message):
 
     `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
     the island whose devices it shares. `started` is when its process began, as the kernel counts: no other process of
-    its machine has the same pid and that.
+    its machine has the same pid and that. `hardware` is what is known of its devices before JAX runs.
     """
 
     host: int
@@ -365,6 +366,7 @@ class HostInfo(Message):
     tenant: str = ""
     base: int = -1
     started: int = 0
+    hardware: Hardware = Hardware()
 
 
 class JoinReply(Message):

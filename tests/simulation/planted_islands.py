@@ -11,6 +11,9 @@ from pathways_ray.client.renewals import Renewals
 from pathways_ray.controller import moves
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.moves import Moves
+from pathways_ray.ir.plan import Device
+from pathways_ray.resource_manager import choosing
+from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.islands import SharedIslands
 from pathways_ray.simulation import mover
 from tests.simulation.planted import Original, Patch, bug, wrapped
@@ -91,3 +94,14 @@ def handles_of_a_resumed_session_name_what_was_freed(patch: Patch) -> None:
 def a_session_is_suspended_while_launches_are_under_way(patch: Patch) -> None:
     patch.setattr(mover, "is_quiet", lambda core: True)
     patch.setattr(Moves, "busy", lambda self, session: None)
+
+
+@bug(faults=0, islands={0: [0, 1, 2]}, rings=True, flaws=0.0)
+def slices_are_made_of_devices_here_and_there(patch: Patch) -> None:
+    """The resource manager forgets where devices are."""
+    patch.setattr(choosing, "is_grid", lambda links: False)
+    patch.setattr(choosing, "_free", lambda host, load, busiest: _every_other(host))
+
+
+def _every_other(host: HostRecord) -> list[Device]:
+    return sorted((Device(host.host, k) for k in range(host.devices)), key=lambda device: device.index % 2)

@@ -1,4 +1,5 @@
-"""A cluster with the options of `pw.init` given as JSON; it prints its tables for each line of its input."""
+"""A cluster with the options of `pw.init` given as JSON, islands by number or as a list of `pw.Island`'s fields; it
+prints its tables for each line of its input."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import ray
 
 import pathways_ray as pw
 
-with pw.init(**json.loads(sys.argv[1])) as session:
+options = json.loads(sys.argv[1])
+if isinstance(options.get("islands"), list):
+    options["islands"] = [pw.Island(**one) for one in options["islands"]]
+with pw.init(**options) as session:
     print(session.url, session.token, flush=True)
     for _ in sys.stdin:
         hosts = ray.get([h.statistics.remote() for h in session.cluster.hosts.values()])

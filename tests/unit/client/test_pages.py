@@ -19,6 +19,7 @@ ELSEWHERE = {
     "docs/schedules.md": "test_schedules_page.py",
     "docs/jax_programs.md": "starts processes",
     "docs/observe.md": "asks a cluster",
+    "docs/operations.md": "starts a cluster of two islands (integration/test_placement.py)",
     "docs/security.md": "wants certificates",
 }
 """Pages whose code does not run here, and why."""
