@@ -251,3 +251,17 @@ def exported_module(
         uses_global_constants=False,
         _get_vjp=None,
     )
+
+
+def ray_draining_nodes(now: float) -> dict[str, float]:
+    """The Ray nodes that are being drained, with the seconds until they end; infinite where that is not said.
+
+    `ray.nodes()` does not say which nodes are drained.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    from ray._private.state import state
+
+    found = state.get_draining_nodes()
+    return {node: at / 1000 - now if at else float("inf") for node, at in found.items()}

@@ -44,6 +44,11 @@ def tenant_islands(name: str) -> str:
     return f"{name}-tenant-islands"
 
 
+def keeper(name: str) -> str:
+    """The actor that has islands follow Ray's nodes."""
+    return f"{name}-keeper"
+
+
 def group(name: str, island: int) -> str:
     """The placement group of an island."""
     return f"{name}-island-{island}"
@@ -53,5 +58,5 @@ def belongs(actor_or_group: str, name: str) -> bool:
     """Whether an actor or a placement group of this name is part of the runtime `name`."""
     rest = actor_or_group.removeprefix(f"{name}-")
     return rest != actor_or_group and bool(
-        re.fullmatch(r"resource-manager|controller|tenant-islands|(scheduler|host|island)-[0-9]+", rest)
+        re.fullmatch(r"resource-manager|controller|tenant-islands|keeper|(scheduler|host|island)-[0-9]+", rest)
     )

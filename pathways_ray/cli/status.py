@@ -164,7 +164,8 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
     table = Table("island", "platform", "host", "node", "process", "devices", "held by", title="devices")
     for island in islands:
         state = island.get("state", "up")
-        named = f"{island['island']}" if state == "up" else f"{island['island']} ({state})"
+        reason = f": {island['reason']}" if island.get("reason") else ""
+        named = f"{island['island']}" if state == "up" else f"{island['island']} ({state}{reason})"
         for host in island["hosts"]:
             where = (named, island["platform"], str(host["host"]), host["node"][:8])
             process = str(host["pid"]) if host["up"] else "lost" if island.get("state") == "lost" else "down"

@@ -31,7 +31,11 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.command("up")
 @click.option("--address", default="auto", show_default=True, help="Of the Ray cluster.")
 @name_option
-@click.option("--islands", type=click.IntRange(min=1), help="How many islands, all alike.")
+@click.option(
+    "--islands",
+    metavar="N|auto",
+    help="How many islands, all alike; auto: one for each Ray node, as nodes come and go.",
+)
 @click.option("--hosts-per-island", type=click.IntRange(min=1), help="Left out, 1.")
 @click.option("--devices-per-host", type=click.IntRange(min=1), help="Left out, what Ray's nodes have.")
 @click.option("--platform", default="auto", help="cpu, gpu or tpu; left out, the best that Ray's nodes have.")
@@ -124,7 +128,7 @@ def command(exist_ok: bool, as_json: bool, **settings: Any) -> None:
 
 def up(
     address: str,
-    islands: int | None,
+    islands: str | None,
     hosts_per_island: int | None,
     devices_per_host: int | None,
     platform: str,
@@ -147,6 +151,10 @@ def up(
     from pathways_ray import names
     from pathways_ray.deployment import cluster, detached, ray_connection, topology
 
+    number = _number_of(islands)
+    auto = topology.Auto(platform, devices_per_host) if islands == "auto" else None
+    if auto is not None and hosts_per_island is not None:
+        raise UsageError("--islands auto has one host for each Ray node: leave out --hosts-per-island")
     alike = (islands, hosts_per_island, devices_per_host)
     if listed and any(alike):
         raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
@@ -155,11 +163,11 @@ def up(
     def shape_on(nodes: topology.Resources) -> topology.Topology:
         if one_by_one or any(alike) or platform != "auto":
             return topology.topology_on(
-                nodes, one_by_one or islands or 1, hosts_per_island or 1, devices_per_host, platform
+                nodes, one_by_one or number or 1, hosts_per_island or 1, devices_per_host, platform
             )
         return topology.shape_of_nodes(nodes)
 
-    options = _options(**settings)
+    options = _options(auto=auto, **settings)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
     _end_on_signals()
     try:
@@ -227,6 +235,15 @@ def show(found: dict[str, Any]) -> None:
     if found.get("metrics"):
         click.echo(f"  metrics {found['metrics']} (Authorization: Bearer <token>)")
     click.echo("clients call pw.connect(url, token); 'pathways status' shows the runtime, 'pathways down' ends it")
+
+
+def _number_of(islands: str | None) -> int | None:
+    """The number of islands that are alike; None where there is no word of it, or they follow the nodes."""
+    if islands is None or islands == "auto":
+        return None
+    if not (islands.isdecimal() and int(islands) >= 1):
+        raise UsageError(f"--islands takes a number of at least 1, or auto, not {islands!r}")
+    return int(islands)
 
 
 def _ports(text: str) -> tuple[int, int]:

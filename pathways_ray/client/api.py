@@ -70,7 +70,7 @@ def virtual_slice(
         island: the island to use; left out, the resource manager chooses.
         platform: "cpu", "gpu" or "tpu"; left out, any.
         name: shown in status.
-        topology: the sides of the sub-grid of linked devices that it is to be, in any order, such as (2, 4); left out, any.
+        topology: the sides of the sub-grid of linked devices that it is to be, in any order, as (2, 4); left out, any.
         memory: bytes that each device has for arrays, at least.
         generation: what the devices are called, by `pw.Island` or by JAX ("TPU v4"); left out, any.
 
@@ -102,8 +102,8 @@ def islands() -> list[dict[str, Any]]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, its `place` in the island's links, the part
-    of its time for which it was `busy` lately, `slices`.
+    """All devices, one entry each: `device`, `island`, `host`, `platform`, `up`, its `place` in the island's links, the
+    part of its time for which it was `busy` lately, `slices`.
 
         print([device["device"] for device in pw.devices() if not device["slices"]])
 
@@ -217,11 +217,13 @@ class ClusterSession(Session):
         """The address of the live page, with its token; "" without one."""
         return self.dashboard.url if self.dashboard is not None else ""
 
-    def add_island(self, platform: str = "auto", hosts: int = 1, devices: int = 1, memory: int = 0) -> int:
+    def add_island(
+        self, platform: str = "auto", hosts: int = 1, devices: int = 1, memory: int = 0, **further: Any
+    ) -> int:
         """Starts another island, waits until its hosts have joined, and returns its number.
 
         Args:
-            platform, hosts, devices, memory: see `pw.Island`.
+            platform, hosts, devices, memory: see `pw.Island`; `further` are the other fields that it has.
 
         Raises:
             UsageError: a bad value, or `isolation="process"`.
@@ -229,8 +231,22 @@ class ClusterSession(Session):
             PathwaysError: it did not come up in time; nothing of it stays.
         """
         self.check_open()
-        added: int = self.cluster.add_island(platform, hosts, devices, memory)
+        added: int = self.cluster.add_island(platform, hosts, devices, memory, **further)
         return added
+
+    def spread_islands(self, deadline_s: float = changing.DRAIN_LIMIT_S) -> list[tuple[int, int]]:
+        """Replaces islands that share a Ray node while another one has fewer, such as one that has come back: another
+        island like each of them is started there, takes its slices within `deadline_s` seconds, and it is removed.
+
+        Returns:
+            The number of each island that was replaced, and of its successor.
+
+        Raises:
+            PathwaysError: an island could not be started, drained or removed; those before it have been replaced.
+        """
+        self.check_open()
+        replaced: list[tuple[int, int]] = self.cluster.spread(deadline_s)
+        return replaced
 
     def drain_island(self, island: int, deadline_s: float = changing.DRAIN_LIMIT_S) -> list[dict[str, Any]]:
         """Has an island get no slices any more, and waits until it has none, for at most `deadline_s` seconds.
@@ -243,6 +259,15 @@ class ClusterSession(Session):
         """
         self.check_open()
         return changing.drain(self.url, self.token, island, deadline_s, self.cluster.ca)
+
+    def undrain_island(self, island: int) -> None:
+        """Has a drained island get slices again. Those that have left it stay where they are.
+
+        Raises:
+            UsageError: the island is not draining.
+        """
+        self.check_open()
+        changing.undrain(self.url, self.token, island, self.cluster.ca)
 
     def remove_island(self, island: int) -> None:
         """Ends an island for good.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pathways_ray.client.asking import call
 from pathways_ray.errors import UsageError
-from pathways_ray.transport.messages import DrainIsland, RemoveIsland, Status, StatusReply
+from pathways_ray.transport.messages import DrainIsland, RemoveIsland, Status, StatusReply, UndrainIsland
 
 DRAIN_LIMIT_S = 60.0
 """A drain waits this long for slices to go, and keeps them this long, where the caller says nothing else."""
@@ -38,6 +38,16 @@ def drain(url: str, token: str, island: int, deadline_s: float, ca: str = "") ->
         if not left or time.monotonic() >= until:
             return left
         time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+
+
+def undrain(url: str, token: str, island: int, ca: str = "") -> None:
+    """Has a drained island get slices again. Those that have left it stay where they are.
+
+    Raises:
+        UsageError: the island is not draining.
+        AuthenticationError: the token is not the operator's.
+    """
+    call(url, token, UndrainIsland(0, checked(island)), ca=ca)
 
 
 def remove(url: str, token: str, island: int, ca: str = "") -> None:

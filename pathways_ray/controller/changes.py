@@ -20,6 +20,12 @@ from pathways_ray.transport.capabilities import slice_tag
 Continuation: TypeAlias = Callable[[Any], tuple[wire.Reply | None, list[Command]]]
 """The rest of a request, once the resource manager has answered; without a reply, it will be asked again."""
 
+IslandChange: TypeAlias = wire.DrainIsland | wire.UndrainIsland | wire.RemoveIsland
+"""Requests of the operator that change which islands take slices."""
+
+MAX_REASON = 256
+"""Characters of a drain's reason that are kept."""
+
 _CHANGED = msgspec.msgpack.Decoder(wire.Accepted | wire.Refused)
 
 
@@ -90,8 +96,8 @@ class Changes:
 
         return self.ask(call, "release_session", (number,), answered)
 
-    def island(self, call: int, request: wire.DrainIsland | wire.RemoveIsland) -> list[Command]:
-        """Has the resource manager drain an island, or end it."""
+    def island(self, call: int, request: IslandChange) -> list[Command]:
+        """Has the resource manager drain an island, take that back, or end it."""
 
         def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
             reply = _CHANGED.decode(answer)
@@ -99,9 +105,15 @@ class Changes:
                 return reply, []
             if isinstance(request, wire.RemoveIsland):
                 return reply, self.forget_island(request.island)
-            self.moves.drained(request.island)
+            if isinstance(request, wire.UndrainIsland):
+                self.moves.draining.discard(request.island)
+            else:
+                self.moves.drained(request.island)
             return reply, []
 
         if isinstance(request, wire.DrainIsland):
-            return self.ask(call, "drain_island", (request.island, request.deadline_s), answered)
+            arguments = (request.island, request.deadline_s, request.reason[:MAX_REASON])
+            return self.ask(call, "drain_island", arguments, answered)
+        if isinstance(request, wire.UndrainIsland):
+            return self.ask(call, "undrain_island", (request.island,), answered)
         return self.ask(call, "end_island", (request.island,), answered)

@@ -13,7 +13,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
-from pathways_ray.controller.changes import Changes, Continuation, is_replacement
+from pathways_ray.controller.changes import Changes, Continuation, IslandChange, is_replacement
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, AskForLog, Caller, CallManager, Command, Requested
 from pathways_ray.controller.explaining import Explanations
@@ -189,7 +189,7 @@ class Requests:
             return self._lift(request, now), []
         if isinstance(request, wire.ReadLog) and caller is None:
             return None, [AskForLog(event.call, request)]
-        if isinstance(request, wire.DrainIsland | wire.RemoveIsland) and caller is None:
+        if isinstance(request, IslandChange) and caller is None:
             return None, self.changes.island(event.call, request)
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
@@ -213,7 +213,7 @@ class Requests:
                 return reply, [*commands, *self.launches.prepare(client.session, request.program)]
             case wire.Status() | wire.Look():
                 return self._look(event.call, client.tenant if client.token else None, request, now)
-            case wire.LiftRefusal() | wire.ReadLog() | wire.DrainIsland() | wire.RemoveIsland():
+            case wire.LiftRefusal() | wire.ReadLog() | wire.DrainIsland() | wire.UndrainIsland() | wire.RemoveIsland():
                 raise AuthenticationError("that takes the runtime's own token, the operator's")
 
     # --- sessions and slices ------------------------------------------------------------------------------------------

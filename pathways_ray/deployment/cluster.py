@@ -23,7 +23,7 @@ import ray
 from pathways_ray import names
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
-from pathways_ray.deployment import detached, growing, placement, tracing
+from pathways_ray.deployment import detached, growing, keeper, placement, tracing
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, connect_ray
@@ -65,13 +65,24 @@ class Cluster:
         """The actors of the hosts, by number."""
         return {number: host for island in self.islands for number, host in island.hosts.items()}
 
-    def add_island(self, platform: str, hosts: int, devices: int, memory: int) -> int:
-        """Starts another island and waits for it; returns its number. The errors are those of `growing.add_island`."""
-        added, group = growing.add_island(self.processes, Island(platform, hosts, devices, memory))
+    def add_island(self, platform: str, hosts: int, devices: int, memory: int = 0, **links: Any) -> int:
+        """Starts another island and waits for it; returns its number. `links` are the further fields of `Island`, the
+        errors those of `growing.add_island`."""
+        return self._add(Island(platform, hosts, devices, memory, **links))
+
+    def _add(self, island: Island, node: str = "") -> int:
+        added, group = growing.add_island(self.processes, island, node=node)
         self.islands.append(added)
         self.actors += added.all()
         self.groups.append(group)
         return added.number
+
+    def spread(self, deadline_s: float) -> list[tuple[int, int]]:
+        """Replaces islands that share a Ray node while another one has fewer; see `keeper.spread`."""
+        replaced = keeper.spread(self.processes, (self.url, self.token, self.ca), deadline_s, self._add)
+        for old, _ in replaced:
+            self.forget_island(old)
+        return replaced
 
     def forget_island(self, number: int) -> None:
         """Lets go of an island that was removed."""
@@ -161,7 +172,9 @@ class Starting:
         """
         options, runtime = self.options, self.runtime
         common = msgspec.msgpack.encode(self.common)
-        settings = (runtime, self.members, *self.link_secrets, options.silence_limit_s, options.lost_after_s, common)
+        limits = (options.silence_limit_s, options.lost_after_s)
+        specs = {k: msgspec.msgpack.encode(island) for k, island in enumerate(self.topology.islands)}
+        settings = (runtime, self.members, *self.link_secrets, *limits, common, specs)
         groups = dict(GROUPS)
         try:
             self._actor(
@@ -176,9 +189,9 @@ class Starting:
                 f"a runtime named {runtime!r} is on this Ray cluster; 'pathways status' shows it, 'pathways down' "
                 "ends it, and --name starts another one beside it"
             ) from error
-        islands = dict(enumerate(self.topology.islands))
+        islands, nodes = dict(enumerate(self.topology.islands)), dict(enumerate(self.topology.nodes))
         self.groups += placement.place(
-            islands, runtime, options.placement, self.common.detached, options.limit_s
+            islands, runtime, options.placement, self.common.detached, options.limit_s, nodes
         ).values()
 
     def controller(self) -> None:
@@ -222,6 +235,8 @@ class Starting:
         url = _await(controller.start.remote(), "the controller did not start", deadline)
         answers = [answer for island in self.started for answer in island.started()]
         _await(answers, "an island did not start", deadline)
+        if self.common.detached and (self.options.auto is not None or len(placement.alive_nodes()) > 1):
+            self._actor(keeper.IslandKeeper, names.keeper(self.runtime), self.common, self.options.auto)
         return Cluster(
             listen.scheme + url,
             self.token,
@@ -266,7 +281,8 @@ def start(
     options.check()
     leave_ray = connect_ray(address, ray_options)
     try:
-        topology = topology_on([node["Resources"] for node in placement.alive_nodes()])
+        nodes = {node["NodeID"]: node["Resources"] for node in placement.alive_nodes()}
+        topology = options.auto.topology(nodes) if options.auto is not None else topology_on(list(nodes.values()))
         others = ", ".join({island.platform for island in topology.islands} - {"cpu"})
         if options.isolation == "process" and others:
             raise UsageError(f"isolation='process' is there for platform cpu only, and the runtime has {others}")

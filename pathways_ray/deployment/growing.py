@@ -39,13 +39,14 @@ def processes_of(runtime: str) -> Processes:
 
 
 def add_island(
-    processes: Processes, island: Island, limit_s: float = START_LIMIT_S
+    processes: Processes, island: Island, limit_s: float = START_LIMIT_S, node: str = ""
 ) -> tuple[IslandActors, PlacementGroup]:
     """Starts another island of a runtime, and waits until its hosts have joined. Nothing of one that fails stays.
 
     Args:
         island: platform "auto" is the best that the Ray nodes have.
         limit_s: seconds for room on Ray's nodes, and as many for the start.
+        node: the Ray node to put it on, if that has room; "" is any.
 
     Raises:
         UsageError: each tenant of the runtime has islands of its own, which are what it began with.
@@ -63,12 +64,13 @@ def add_island(
             f"no Ray node has {island.devices} devices of platform {island.platform}; {island} has no place"
         )
     manager = ray.get_actor(names.resource_manager(processes.runtime), names.NAMESPACE)
-    found = _answer(manager.add_island.remote(island.hosts))
+    found = _answer(manager.add_island.remote(island.hosts, msgspec.msgpack.encode(island)))
     if isinstance(found, bytes):
         raise from_failure(_REFUSED.decode(found).failure)
     number, members = found
     with _undone(manager, number) as made:
-        groups = placement.place({number: island}, processes.runtime, processes.placement, processes.detached, limit_s)
+        settings = (processes.runtime, processes.placement, processes.detached, limit_s)
+        groups = placement.place({number: island}, *settings, {number: node} if node else None)
         made.append(groups[number])
         started = start_island(processes, number, members, island, groups[number])
         made += started.all()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pathways_ray import limits, names
 from pathways_ray.controller.tenants_file import TenantsFile
-from pathways_ray.deployment.topology import PLACEMENTS
+from pathways_ray.deployment.topology import PLACEMENTS, Auto
 from pathways_ray.errors import UsageError
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.scheduler.plugins import policy_named
@@ -46,6 +46,7 @@ class Options:
         insecure: listen beyond loopback although TLS or tenants are missing.
         metrics_port: serve Prometheus metrics there; 0 is a free one, None is not to serve them.
         metrics_bind: at this address; beyond loopback with TLS.
+        auto: has an island for each Ray node, and islands follow the nodes; needs a name.
         limit_s: how long to wait for room, and again for the processes.
     """
 
@@ -70,6 +71,7 @@ class Options:
     insecure: bool = False
     metrics_port: int | None = None
     metrics_bind: str = LOOPBACK
+    auto: Auto | None = None
     limit_s: float = START_LIMIT_S
 
     def check(self) -> None:
@@ -83,6 +85,8 @@ class Options:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
         if self.isolation not in ("shared", "process"):
             raise UsageError(f"isolation must be 'shared' or 'process', not {self.isolation!r}")
+        if self.auto is not None and (self.isolation == "process" or not self.name):
+            raise UsageError("islands follow nodes in a runtime that has a name, and islands that all tenants share")
         if self.isolation == "process" and not self.tenants:
             raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
         for name in ("launch_limit_s", "compile_limit_s", "silence_limit_s"):

@@ -38,7 +38,12 @@ def bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrateg
 
 
 def place(
-    islands: Mapping[int, Island], runtime: str, placement: str, detached: bool, limit_s: float
+    islands: Mapping[int, Island],
+    runtime: str,
+    placement: str,
+    detached: bool,
+    limit_s: float,
+    nodes: Mapping[int, str] | None = None,
 ) -> dict[int, PlacementGroup]:
     """Reserves room for islands.
 
@@ -46,16 +51,20 @@ def place(
         islands: by their numbers.
         placement: "pack" puts the hosts of an island on one node if they fit, "spread" on as many as there are.
         limit_s: for all of them, seconds.
+        nodes: the Ray nodes for some islands, whose hosts are together there; elsewhere, where it has no room.
 
     Raises:
         Unschedulable: there is no room; what was reserved is free again.
     """
     deadline = time.monotonic() + limit_s
     groups: dict[int, PlacementGroup] = {}
-    nodes = [node["Resources"] for node in alive_nodes()]
+    there = [node["Resources"] for node in alive_nodes()]
     try:
         for number, island in islands.items():
-            packed = placement == "pack" and island.hosts > 1 and fits_one_node(nodes, island)
+            if nodes is not None and number in nodes:
+                groups[number] = _group(runtime, number, island, "STRICT_PACK", detached, nodes[number])
+                continue
+            packed = placement == "pack" and island.hosts > 1 and fits_one_node(there, island)
             strategy = "SPREAD" if placement == "spread" else "STRICT_PACK" if packed else "PACK"
             groups[number] = _group(runtime, number, island, strategy, detached)
             if packed and not groups[number].wait(PACK_LIMIT_S):
@@ -65,7 +74,7 @@ def place(
             if not group.wait(max(0.0, deadline - time.monotonic())):
                 raise Unschedulable(
                     f"Ray has no room for island {number}, {islands[number]}, within {limit_s:.0f} s; "
-                    f"its nodes have {_text(nodes)}, of which {ray.available_resources()} is free"
+                    f"its nodes have {_text(there)}, of which {ray.available_resources()} is free"
                 )
         return groups
     except BaseException:
@@ -80,12 +89,15 @@ def free(groups: Iterable[PlacementGroup]) -> None:
             remove_placement_group(group)
 
 
-def _group(runtime: str, number: int, island: Island, strategy: str, detached: bool) -> PlacementGroup:
+def _group(
+    runtime: str, number: int, island: Island, strategy: str, detached: bool, node: str | None = None
+) -> PlacementGroup:
     return placement_group(
         [island.bundle()] * island.hosts,
         strategy=strategy,
         name=names.group(runtime, number),
         lifetime="detached" if detached else None,
+        _soft_target_node_id=node,
     )
 
 

@@ -65,17 +65,11 @@ class Island:
         for side in sides:
             _check_number("a side of topology", side)
         object.__setattr__(self, "topology", tuple(sides))
-        if not sides:
-            return
-        if math.prod(sides) != self.hosts * self.devices:
+        if sides and math.prod(sides) != self.hosts * self.devices:
             raise UsageError(
                 f"a grid of {links.text(sides)} has {math.prod(sides)} devices; "
                 f"{self.hosts} host(s) with {self.devices} each have {self.hosts * self.devices}"
             )
-        try:
-            self.hardware(0)
-        except ValueError as error:
-            raise UsageError(f"topology: {error}") from None
 
     def hardware(self, host: int) -> links.Hardware:
         """The devices of its host number `host`, as far as they are declared."""
@@ -92,9 +86,11 @@ class Island:
 
 @dataclass(frozen=True)
 class Topology:
-    """All islands of a runtime. Hosts are numbered through, island after island."""
+    """All islands of a runtime. Hosts are numbered through, island after island. `nodes` has the Ray node for each
+    island; () is wherever there is room."""
 
     islands: tuple[Island, ...]
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.islands:
@@ -121,6 +117,40 @@ class Topology:
 
 Resources = Sequence[Mapping[str, float]]
 """The resources of each Ray node that is alive."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """An island for each Ray node that has what one takes: a host with all devices of the node.
+
+    Args:
+        platform: of the nodes that count; "auto" is the best that each has.
+        devices: of each island; None is what its node has.
+    """
+
+    platform: str = "auto"
+    devices: int | None = None
+
+    def __post_init__(self) -> None:
+        Island(self.platform, 1, self.devices if self.devices is not None else 1)
+
+    def island_of(self, node: Mapping[str, float]) -> Island | None:
+        """The island of a node with these resources; None where it gets none."""
+        found = _devices_of(node)
+        if found is None or self.platform not in ("auto", found[0]):
+            return None
+        return Island(found[0], 1, self.devices or found[1])
+
+    def topology(self, nodes: Mapping[str, Mapping[str, float]]) -> Topology:
+        """The islands of these nodes.
+
+        Raises:
+            Unschedulable: none of them has what an island takes.
+        """
+        found = {node: island for node, has in nodes.items() if (island := self.island_of(has)) is not None}
+        if not found:
+            raise Unschedulable("no Ray node has what an island takes; islands follow nodes, and one has to be there")
+        return Topology(tuple(found.values()), tuple(found))
 
 
 def topology_on(
@@ -185,7 +215,7 @@ def fits_one_node(nodes: Resources, island: Island) -> bool:
 
 
 def parse_island(text: str) -> Island:
-    """An island from `platform:hosts=2,devices=4,topology=2x4,torus,generation=v4`, each part but the platform optional.
+    """An island from `platform:hosts=2,devices=8,topology=4x4,torus,generation=v4`; parts may be left out.
 
     Raises:
         UsageError: the text is not of this form.

@@ -67,6 +67,7 @@ class ResourceManager(Inspectable):
         silence_limit_s: float = SILENCE_LIMIT_S,
         lost_after_s: float = limits.LOST_AFTER_S,
         settings: bytes = b"",
+        specs: dict[int, bytes] | None = None,
     ) -> None:
         self.runtime, self.process, self.settings = runtime, "resource manager", settings
         self.data_secret = data_secret
@@ -75,7 +76,8 @@ class ResourceManager(Inspectable):
         last_epoch = int(time.time()) if restarted else 0
         controller = names.controller(runtime) if restarted else ""
         kept = self._kept() if restarted else None
-        self.core = ManagerCore(kept or islands, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
+        first = kept or KeptIslands.first(islands, specs)
+        self.core = ManagerCore(first, data_secret, last_epoch, silence_limit_s, lost_after_s, controller)
         self.core.story.sink = ProcessLog(runtime, self.process).write
         self.incarnation = secrets.token_hex(8)
         self.link_secret = link_secret
@@ -130,9 +132,9 @@ class ResourceManager(Inspectable):
         """An island was ended for good."""
         self._handle(events.IslandRemoved(island))
 
-    async def add_island(self, hosts: int) -> tuple[int, tuple[int, ...]] | bytes:
+    async def add_island(self, hosts: int, spec: bytes = b"") -> tuple[int, tuple[int, ...]] | bytes:
         """The numbers of another island and of its hosts, which the caller starts; or an encoded `Refused`."""
-        found = await self._answer(lambda token: events.IslandAdded(token, hosts))
+        found = await self._answer(lambda token: events.IslandAdded(token, hosts, spec))
         return encode(found) if isinstance(found, Refused) else found
 
     async def islands(self) -> dict[int, tuple[int, ...]]:
@@ -140,14 +142,24 @@ class ResourceManager(Inspectable):
         with self.lock:
             return self.core.shared.kept().members
 
+    async def specs(self) -> dict[int, bytes]:
+        """What each island that all share is, as who started it encoded it."""
+        with self.lock:
+            return dict(self.core.shared.specs)
+
     async def described(self) -> bytes:
         """The settings that the processes of all islands have in common, as who started the runtime encoded them."""
         return self.settings
 
     @ray.method(concurrency_group=CLIENTS)
-    async def drain_island(self, island: int, deadline_s: float) -> bytes:
+    async def drain_island(self, island: int, deadline_s: float, reason: str) -> bytes:
         """An encoded `Accepted`, or `Refused`. The island gets no slices any more."""
-        return encode(await self._answer(lambda token: events.DrainRequested(token, island, deadline_s)))
+        return encode(await self._answer(lambda token: events.DrainRequested(token, island, deadline_s, reason)))
+
+    @ray.method(concurrency_group=CLIENTS)
+    async def undrain_island(self, island: int) -> bytes:
+        """An encoded `Accepted`, or `Refused`. The island gets slices again."""
+        return encode(await self._answer(lambda token: events.UndrainRequested(token, island)))
 
     @ray.method(concurrency_group=CLIENTS)
     async def end_island(self, island: int) -> bytes:

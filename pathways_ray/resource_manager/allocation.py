@@ -54,8 +54,8 @@ class SliceRequest:
     number `places`, in this order. One that is to be there `instead` of another slice of the session goes to another
     island than that, unless `island` names one.
 
-    `topology` has the sides of the sub-grid that its devices are to be in the links of their island, `memory` is the bytes
-    that each has at least, `generation` what their maker calls them; (), 0 and "" leave that open.
+    `topology` has the sides of the sub-grid that its devices are to be in the links of their island, `memory` is the
+    bytes that each has at least, `generation` what their maker calls them; (), 0 and "" leave that open.
     """
 
     shape: tuple[int, ...]
@@ -97,8 +97,8 @@ class Inventory:
         lost_after_s: seconds without one of its hosts after which an island is lost.
 
     `now` is the time of the event that is handled, `missed` since when islands have been without a host, `draining`
-    until when those that get no slices any more may keep what they have. `busy` is the part of its time, 0 to 1, for
-    which each device computed lately.
+    until when those that get no slices any more may keep what they have, `drained_for` why. `busy` is the part of its
+    time, 0 to 1, for which each device computed lately.
     """
 
     members: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -114,6 +114,7 @@ class Inventory:
     now: float = 0.0
     missed: dict[int, float] = field(default_factory=dict)
     draining: dict[int, float] = field(default_factory=dict)
+    drained_for: dict[int, str] = field(default_factory=dict)
     busy: dict[Device, float] = field(default_factory=dict)
 
     def state_of(self, island: int) -> IslandState:
@@ -362,7 +363,7 @@ def check_shape(request: SliceRequest) -> None:
 
 
 def hardware_text(hosts: Sequence[HostRecord]) -> str:
-    """What is known of an island's devices, in words."""
+    """The hardware of an island, as far as it is known, in words."""
     links, parts = links_of(hosts), []
     if is_grid(links):
         shape = "torus" if any(d.kind == "ring" for d in links) else "grid"

@@ -138,7 +138,9 @@ class ManagerCore:
                 return []
             case events.IslandRemoved(island):
                 return self._remove(island, now)
-            case events.IslandAdded() | events.DrainRequested() | events.RemoveRequested():
+            case (
+                events.IslandAdded() | events.DrainRequested() | events.UndrainRequested() | events.RemoveRequested()
+            ):
                 return self._change_islands(event, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
@@ -301,20 +303,21 @@ class ManagerCore:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
         return events.KillProcess(record.node, record.pid, reason, record.host, record.started)
 
-    def _change_islands(
-        self, event: events.IslandAdded | events.DrainRequested | events.RemoveRequested, now: float
-    ) -> list[events.Command]:
+    def _change_islands(self, event: events.IslandChange, now: float) -> list[events.Command]:
         """Adds, drains or removes an island of all; the answer says why it cannot."""
         ended: list[events.Command] = []
         answer: tuple[int, tuple[int, ...]] | Accepted = Accepted()
         try:
             match event:
-                case events.IslandAdded(_, hosts):
-                    answer = self.shared.add(hosts)
+                case events.IslandAdded(_, hosts, spec):
+                    answer = self.shared.add(hosts, spec)
                     self.story.note(Entry(now, "island added", f"island {answer[0]}, hosts {list(answer[1])}"))
-                case events.DrainRequested(_, island, deadline_s):
-                    self.shared.drain(island, now + checked_deadline(deadline_s))
-                    self.story.note(Entry(now, "island drained", f"island {island}, within {deadline_s:.0f} s"))
+                case events.DrainRequested(_, island, deadline_s, reason):
+                    self.shared.drain(island, now + checked_deadline(deadline_s), reason)
+                    self.story.note(Entry(now, "island drained", f"island {island}, within {deadline_s:.0f} s", reason))
+                case events.UndrainRequested(_, island):
+                    self.shared.undrain(island)
+                    self.story.note(Entry(now, "drain taken back", f"island {island}"))
                 case events.RemoveRequested(_, island):
                     ended = [events.EndIsland(island, self.shared.remove(island, now)), *self._remove(island, now)]
         except PathwaysError as error:

@@ -73,10 +73,12 @@ class IslandRemoved(NamedTuple):
 
 
 class IslandAdded(NamedTuple):
-    """The operator starts another island of so many hosts; answered with its number and theirs, or `Refused`."""
+    """The operator starts another island of so many hosts; answered with its number and theirs, or `Refused`. `spec`
+    says to who starts islands what it is."""
 
     token: int
     hosts: int
+    spec: bytes = b""
 
 
 class DrainRequested(NamedTuple):
@@ -86,6 +88,14 @@ class DrainRequested(NamedTuple):
     token: int
     island: int
     deadline_s: float
+    reason: str = ""
+
+
+class UndrainRequested(NamedTuple):
+    """An island is to get slices again; answered with `Accepted` or `Refused`."""
+
+    token: int
+    island: int
 
 
 class RemoveRequested(NamedTuple):
@@ -164,6 +174,7 @@ Event = (
     | IslandRemoved
     | IslandAdded
     | DrainRequested
+    | UndrainRequested
     | RemoveRequested
     | HostServes
     | HostLeft
@@ -174,6 +185,8 @@ Event = (
     | SessionReleased
     | Ticked
 )
+
+IslandChange = IslandAdded | DrainRequested | UndrainRequested | RemoveRequested
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

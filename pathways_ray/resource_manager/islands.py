@@ -21,19 +21,20 @@ MAX_ISLAND_HOSTS = 512
 
 class KeptIslands(msgspec.Struct, frozen=True):
     """The list of islands that a resource manager finds after its own restart: the hosts of those that all share, those
-    that are to be emptied, and the numbers of the next island and host."""
+    that are to be emptied, the numbers of the next island and host, and what islands are, to who starts them."""
 
     members: dict[int, tuple[int, ...]]
     draining: tuple[int, ...] = ()
     next_island: int = 0
     next_host: int = 0
+    specs: dict[int, bytes] = {}
 
     @classmethod
-    def first(cls, members: Mapping[int, Sequence[int]]) -> KeptIslands:
+    def first(cls, members: Mapping[int, Sequence[int]], specs: Mapping[int, bytes] | None = None) -> KeptIslands:
         """The islands that a runtime begins with."""
         hosts = [host for of_island in members.values() for host in of_island]
         found = {island: tuple(of_island) for island, of_island in members.items()}
-        return cls(found, (), max(found, default=-1) + 1, max(hosts, default=-1) + 1)
+        return cls(found, (), max(found, default=-1) + 1, max(hosts, default=-1) + 1, dict(specs or {}))
 
 
 class SharedIslands:
@@ -50,15 +51,17 @@ class SharedIslands:
         self.members = members
         self.inventory = inventory
         self.next_island, self.next_host = kept.next_island, kept.next_host
+        self.specs = dict(kept.specs)
         inventory.draining.update(dict.fromkeys(kept.draining, math.inf))
 
     def kept(self) -> KeptIslands:
         """The list for the successor of this resource manager."""
         members = {island: tuple(self.members[island]) for island in sorted(self.numbers)}
-        return KeptIslands(members, tuple(sorted(self.inventory.draining)), self.next_island, self.next_host)
+        draining = tuple(sorted(self.inventory.draining))
+        return KeptIslands(members, draining, self.next_island, self.next_host, dict(self.specs))
 
-    def add(self, hosts: int) -> tuple[int, tuple[int, ...]]:
-        """Another island; its number, and those of its hosts.
+    def add(self, hosts: int, spec: bytes = b"") -> tuple[int, tuple[int, ...]]:
+        """Another island; its number, and those of its hosts. A `spec` is kept for who starts islands.
 
         Raises:
             UsageError: no island has so many hosts.
@@ -73,6 +76,8 @@ class SharedIslands:
         numbers = tuple(range(first, first + hosts))
         self.members[island] = numbers
         self.numbers.add(island)
+        if spec:
+            self.specs[island] = spec
         return island, numbers
 
     def _free_hosts(self, count: int) -> int:
@@ -85,15 +90,30 @@ class SharedIslands:
             f"the runtime has {len(taken)} hosts; {count} more would be over the {limits.MAX_HOSTS} it can have"
         )
 
-    def drain(self, island: int, until: float) -> None:
+    def drain(self, island: int, until: float, reason: str = "") -> None:
         """The island gets no slices from now on. Those that are there at time `until` do not keep it from being
         removed.
+
+        Args:
+            reason: for who looks at the status.
 
         Raises:
             UsageError: there is no such island, or no other one that takes slices.
         """
         self._check(island, "drained")
         self.inventory.draining[island] = until
+        self.inventory.drained_for[island] = reason
+
+    def undrain(self, island: int) -> None:
+        """The island gets slices again.
+
+        Raises:
+            UsageError: it is not draining.
+        """
+        if island not in self.inventory.draining:
+            raise UsageError(f"island {island} is not draining; there is nothing to take back")
+        del self.inventory.draining[island]
+        self.inventory.drained_for.pop(island, None)
 
     def remove(self, island: int, now: float) -> tuple[int, ...]:
         """The island is no more; its hosts, whose processes are to be ended.
@@ -122,7 +142,9 @@ class SharedIslands:
         """An island has ended, perhaps a tenant's."""
         self.numbers.discard(island)
         self.members.pop(island, None)
+        self.specs.pop(island, None)
         self.inventory.draining.pop(island, None)
+        self.inventory.drained_for.pop(island, None)
 
     def _check(self, island: int, change: str) -> None:
         if island not in self.numbers:

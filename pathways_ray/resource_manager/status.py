@@ -35,6 +35,7 @@ def _island(
         "tenant": hosts[0].tenant,
         "shares": hosts[0].base if hosts[0].tenant else None,
         "state": inventory.state_of(island),
+        "reason": inventory.drained_for.get(island, ""),
         "generation": hosts[0].hardware.generation,
         "memory": min(host.hardware.memory for host in hosts),
         "links": [(link.size, link.kind, link.hops) for link in links],

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pathways_ray.controller import events, planning
+from pathways_ray.controller.changes import IslandChange
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
@@ -151,7 +152,7 @@ class SimulatedController:
                 answer = partial(self._manager_answered, command.call)
                 session, pairs = command.arguments
                 manager.exchange_slices(self.process, session, pairs, answer)
-            case "drain_island" | "end_island":
+            case "drain_island" | "undrain_island" | "end_island":
                 answer = partial(self._manager_answered, command.call)
                 ask = getattr(manager, command.method)
                 ask(self.process, *command.arguments, lambda reply: answer(wire.encode(reply)))
@@ -222,9 +223,7 @@ class SimulatedController:
         """A call whose reply nobody looks at."""
         self._request(session, request, lambda reply: None)
 
-    def of_operator(
-        self, caller: Process, request: wire.DrainIsland | wire.RemoveIsland, answer: Callable[[wire.Reply], None]
-    ) -> None:
+    def of_operator(self, caller: Process, request: IslandChange, answer: Callable[[wire.Reply], None]) -> None:
         """A call of the operator."""
         self._request(None, request, lambda reply: self.world.network.post(self.process, caller, answer, reply))
 

@@ -121,8 +121,13 @@ class SimulatedManager:
     ) -> None:
         self._post(caller, events.SlicesExchanged(self._token(caller, answer), session, pairs))
 
-    def drain_island(self, caller: Process, island: int, deadline_s: float, answer: Callable[[Any], None]) -> None:
-        self._post(caller, events.DrainRequested(self._token(caller, answer), island, deadline_s))
+    def drain_island(
+        self, caller: Process, island: int, deadline_s: float, reason: str, answer: Callable[[Any], None]
+    ) -> None:
+        self._post(caller, events.DrainRequested(self._token(caller, answer), island, deadline_s, reason))
+
+    def undrain_island(self, caller: Process, island: int, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.UndrainRequested(self._token(caller, answer), island))
 
     def end_island(self, caller: Process, island: int, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.RemoveRequested(self._token(caller, answer), island))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Protocol
 
+from pathways_ray.controller.changes import IslandChange
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.faults import FAULT_SPAN_S
@@ -13,6 +14,9 @@ from pathways_ray.transport import messages as wire
 
 DEADLINES_S = (0.0, 3.0, 60.0)
 """Times that the slices of a drained island may stay."""
+
+CHANGED_MIND = 0.3
+"""The chance that the operator takes a drain back."""
 
 AGAIN_S, TRIES = 1.0, 30
 """A drained island is removed again and again until it is gone, by an operator with some patience."""
@@ -64,15 +68,27 @@ class SimulatedOperator:
             if isinstance(reply, wire.Accepted):
                 self.world.drained.add(island)
                 self.world.come_late(1)
-                self._remove(island)
+                if self.random.random() < CHANGED_MIND:
+                    self.world.network.after(self.process, deadline_s / 2, self._undrain, island)
+                else:
+                    self._remove(island)
 
         self._ask(wire.DrainIsland(0, island, deadline_s), answered)
+
+    def _undrain(self, island: int) -> None:
+        def answered(reply: wire.Reply) -> None:
+            if isinstance(reply, wire.Accepted):
+                self.world.deadlines.pop(island, None)
+
+        if self.world.controller.process.alive and island in self.world.islands:
+            self.world.drained.discard(island)  # it may get slices as soon as the resource manager knows
+            self._ask(wire.UndrainIsland(0, island), answered)
 
     def _remove(self, island: int, again: int = TRIES) -> None:
         if again and island in self.world.islands:
             self._ask(wire.RemoveIsland(0, island), lambda reply: None)
             self.world.network.after(self.process, AGAIN_S, self._remove, island, again - 1)
 
-    def _ask(self, request: wire.DrainIsland | wire.RemoveIsland, answered: Any) -> None:
+    def _ask(self, request: IslandChange, answered: Any) -> None:
         if self.world.controller.process.alive:
             self.world.controller.of_operator(self.process, request, answered)

@@ -192,8 +192,8 @@ class CreateSlice(Message, tag=72):
 
     With `within`, a slice of the session, it is a part of that one: on its devices number `places`, in this order. With
     `instead`, one of the session too, it is to take the place of that one: on another island where none is named, and
-    without counting against the quota of devices. `topology` is the sub-grid of links that it is to be, `memory` the least
-    bytes of each device, `generation` what the devices are called; (), 0 and "" leave that open.
+    without counting against the quota of devices. `topology` is the sub-grid of links that it is to be, `memory` the
+    least bytes of each device, `generation` what the devices are called; (), 0 and "" leave that open.
     """
 
     session: int
@@ -335,11 +335,20 @@ class LiftRefusal(Message, tag=170):
 
 
 class DrainIsland(Message, tag=195):
-    """The operator has an island get no slices any more; those that it has may stay for `deadline_s`."""
+    """The operator has an island get no slices any more; those that it has may stay for `deadline_s`. `reason` is for
+    who looks at the status."""
 
     session: int
     island: int
     deadline_s: float
+    reason: str = ""
+
+
+class UndrainIsland(Message, tag=210):
+    """The operator takes a drain back."""
+
+    session: int
+    island: int
 
 
 class RemoveIsland(Message, tag=196):
@@ -375,6 +384,7 @@ Request = (
     | Look
     | ReadLog
     | DrainIsland
+    | UndrainIsland
     | RemoveIsland
 )
 Reply = SessionOpened | SliceCreated | Held | SlicesExchanged | Explained | StatusReply | LogPart | Accepted | Refused

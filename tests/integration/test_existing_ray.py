@@ -90,3 +90,17 @@ def test_no_ray_at_the_address(python, apart, within, address: str) -> None:
     assert kind == "UsageError"
     assert f"no Ray cluster at '{address}'" in message
     assert message.endswith("start one with 'ray start --head'")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_islands_follow_nodes_that_come_are_drained_and_go(python, apart) -> None:
+    """1. A node that comes gives an island. 2. One that Ray drains loses its slices to others before its deadline, and
+    status says why. 3. One that is lost takes its island along. 4. In a runtime with islands of the operator's, another
+    island takes the place of one whose node is drained. 5. A node comes, and islands are spread on request."""
+    found = last_line(python.run("following_nodes", timeout=380.0, **apart))
+    print(found)
+    assert found["lost"] is True
+    assert found["spread"] == 2
+    assert_our_actors_are_gone(python)
+    python.assert_none_left()

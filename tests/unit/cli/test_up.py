@@ -16,7 +16,10 @@ NOWHERE = "127.0.0.1:1"
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--island", "cpu:host=2"), "an island is written like cpu:hosts=2,devices=4, not 'cpu:host=2'"),
+        (
+            ("--island", "cpu:host=2"),
+            "an island is written like cpu:hosts=2,devices=4,topology=2x4,torus, not 'cpu:host=2'",
+        ),
         (("--island", "cpu", "--islands", "2"), "--island says all of an island"),
         (("--bind", "0.0.0.0"), "0.0.0.0 is no address to connect to"),
         (("--bind", "192.0.2.77"), "the runtime would listen at 192.0.2.77 without TLS"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pathways_ray import names
@@ -15,6 +17,7 @@ from pathways_ray.deployment.topology import (
     topology_on,
 )
 from pathways_ray.errors import Unschedulable, UsageError
+from pathways_ray.ir.links import Hardware
 
 CPUS = {"CPU": 4.0, "memory": 1e9, "node:10.0.0.1": 1.0}
 GPUS = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
@@ -86,7 +89,7 @@ def test_an_island_as_text(text: str, island: Island) -> None:
     "text", ["cpu:host=2", "cpu:hosts", "cpu:hosts=", "cpu:hosts=-1", "cpu:hosts=1,hosts=2", "cpu:hosts=2;devices=1"]
 )
 def test_text_that_is_no_island(text: str) -> None:
-    with pytest.raises(UsageError, match=r"an island is written like cpu:hosts=2,devices=4, not"):
+    with pytest.raises(UsageError, match=r"an island is written like cpu:hosts=2,devices=4,topology=2x4,torus, not"):
         parse_island(text)
 
 
@@ -133,3 +136,26 @@ def test_names(name: str) -> None:
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="a runtime's name has 1 to 40 lower-case letters"):
         names.check_name(name)
+
+
+def test_an_island_may_say_how_its_devices_are_linked() -> None:
+    made = parse_island("cpu:hosts=2,devices=4,topology=2x4,torus,generation=v4")
+    assert made == Island("cpu", 2, 4, topology=(2, 4), torus=True, generation="v4")
+    assert made.hardware(1) == Hardware(0, "v4", (2, 4), True, ((0, 2), (0, 3), (1, 2), (1, 3)))
+    assert Island("cpu", 1, 2).hardware(0) == Hardware()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"topology": (2, 2)}, r"a grid of 2x2 has 4 devices; 1 host\(s\) with 2 each have 2"),
+        ({"topology": (0,)}, "a side of topology must be a whole number of at least 1, not 0"),
+        ({"topology": (1, 1, 1, 2)}, "one to three dimensions"),
+        ({"topology": "2"}, "one to three dimensions, not '2'"),
+        ({"torus": 1}, "torus True or False"),
+        ({"generation": 4}, "generation is a text"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Island(**{"platform": "cpu", "devices": 2, **fields})

@@ -20,6 +20,7 @@ from pathways_ray.resource_manager.events import (
     Keep,
     Published,
     RemoveRequested,
+    UndrainRequested,
 )
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, Refused, SliceCreated
@@ -70,6 +71,28 @@ def test_an_island_with_slices_is_removed_when_the_deadline_of_its_drain_is_over
     assert commands == [kept, EndIsland(1, (2,)), Answer(4, Accepted())]
     assert core.inventory.slices == {}
     assert 2 not in core.inventory.hosts
+
+
+def test_a_drain_can_be_taken_back() -> None:
+    core = running()
+    core.handle(DrainRequested(1, 1, 60.0, "its node is drained"), 1.0)
+    assert core.inventory.drained_for == {1: "its node is drained"}
+    assert answer(core, UndrainRequested(2, 1)) == Accepted()
+    assert (core.inventory.state_of(1), core.inventory.drained_for) == (IslandState.UP, {})
+    assert answer(core, request(3, size=2, island=1)).placed.island == 1
+    refused = answer(core, UndrainRequested(4, 1))
+    assert isinstance(refused, Refused)
+    assert refused.failure.message == "island 1 is not draining; there is nothing to take back"
+
+
+def test_what_an_island_was_started_as_is_kept_for_a_successor() -> None:
+    core = ManagerCore(KeptIslands.first({0: [0]}, {0: b"a"}))
+    (kept,) = [c.islands for c in core.handle(IslandAdded(1, 1, b"b"), 1.0) if isinstance(c, Keep)]
+    assert kept.specs == {0: b"a", 1: b"b"}
+    assert ManagerCore(kept).shared.kept().specs == kept.specs
+    core.handle(DrainRequested(2, 0, 1.0), 1.0)
+    core.handle(RemoveRequested(3, 0), 1.0)
+    assert core.shared.specs == {1: b"b"}
 
 
 def test_what_was_removed_does_not_join_again_and_numbers_go_on() -> None:
