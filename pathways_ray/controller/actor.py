@@ -23,7 +23,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pathways_ray import limits, names, process_log
+from pathways_ray import limits, names, os_process, process_log
 from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
@@ -100,6 +100,7 @@ class Controller(Inspectable):
         self.listen = listen
         data_secret, self.link_secret = link_secrets
         self.incarnation = secrets.token_hex(8)
+        self.own_process = os.getpid(), os_process.started_at(os.getpid())
         self.restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self.token = token
         window = CrossIslandWindow(policy_named(policy))
@@ -162,6 +163,7 @@ class Controller(Inspectable):
         self.loop = asyncio.get_running_loop()
         self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
+        self.resource_manager.controller_starts.remote(*self.own_process)
         if self.restarted:
             await self._take_over()
         self.planner = Planner()
@@ -336,7 +338,7 @@ class Controller(Inspectable):
         busy = tuple((device.host, device.index, share) for device, share in self.launches.device_shares())
         serves = self.resource_manager.controller_serves
         try:
-            known: str = await serves.remote(self.incarnation, self.link_address, name, busy)
+            known: str = await serves.remote(self.incarnation, self.link_address, name, busy, self.own_process)
         except ray.exceptions.RayError as error:
             self.handle(events.ManagerLost(str(error)))
             return

@@ -88,20 +88,30 @@ class ResourceManager(Inspectable):
         self.ticking: asyncio.Task[None] | None = None
 
     async def controller_serves(
-        self, incarnation: str, address: str, name: str, busy: tuple[tuple[int, int, float], ...] = ()
+        self,
+        incarnation: str,
+        address: str,
+        name: str,
+        busy: tuple[tuple[int, int, float], ...],
+        process: tuple[int, int],
     ) -> str:
         """Called by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
 
         Args:
             name: that of its actor.
             busy: host and number of each device that computed lately, and for what part of its time.
+            process: its pid, and when it began, see `HostInfo`.
 
         Returns:
             The incarnation of this resource manager: another one after its own restart, when it knows of no slice.
         """
         shares = tuple((Device(host, index), share) for host, index, share in busy)
-        self._handle(events.ControllerServes(incarnation, address, name, shares))
+        self._handle(events.ControllerServes(incarnation, address, name, shares, *process))
         return self.incarnation
+
+    async def controller_starts(self, pid: int, started: int) -> None:
+        """Called by the controller as soon as its process runs, which may be long before it serves."""
+        self._handle(events.ControllerStarts(pid, started))
 
     async def publish(self, name: str, address: str) -> None:
         """A process says where it serves."""
@@ -143,7 +153,7 @@ class ResourceManager(Inspectable):
             return self.core.shared.kept().members
 
     async def specs(self) -> dict[int, bytes]:
-        """What each island that all share is, as who started it encoded it."""
+        """The spec of each island that all share, as who started it encoded it."""
         with self.lock:
             return dict(self.core.shared.specs)
 
@@ -321,6 +331,8 @@ class ResourceManager(Inspectable):
                     threading.Thread(target=self._end_island, args=(command,), daemon=True).start()
                 case events.Keep(islands):
                     self._keep(islands)
+                case events.KillController(pid=pid, started=started) if pid:
+                    os_process.kill(pid, started)  # it is on this node
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)

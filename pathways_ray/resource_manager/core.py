@@ -53,6 +53,10 @@ MAX_CONTROLLER_SILENCE_S = 30.0
 """A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
 with a big program; clients of one that is stopped have seen it before, by its missing answers to their pings."""
 
+MAX_CONTROLLER_START_S = 120.0
+"""A controller that does not serve for this long after it began is stuck, and is killed: on a busy machine a start
+takes a minute."""
+
 
 class Joining(NamedTuple):
     """A host that waits for the others of its island, and the scheduler that it will use."""
@@ -98,6 +102,7 @@ class ManagerCore:
         self.awaited = bool(controller)
         self.past_controllers: set[str] = set()
         self.controllers: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
+        self.controller_starts: Liveness[tuple[int, int]] = Liveness(MAX_CONTROLLER_START_S, TICK_S)
         self.rejoining: Liveness[int] = Liveness(max(silence_limit_s, MAX_REJOIN_S), TICK_S)
         self.starting: Liveness[int] = Liveness(lost_after_s, TICK_S)
         self.schedulers: dict[int, str] = {}
@@ -114,6 +119,8 @@ class ManagerCore:
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
+            case events.ControllerStarts():
+                return self._controller_starts(event, now)
             case events.HostServes(host):
                 self.starting.forget(host)
                 return []
@@ -138,9 +145,7 @@ class ManagerCore:
                 return []
             case events.IslandRemoved(island):
                 return self._remove(island, now)
-            case (
-                events.IslandAdded() | events.DrainRequested() | events.UndrainRequested() | events.RemoveRequested()
-            ):
+            case events.IslandAdded() | events.DrainRequested() | events.UndrainRequested() | events.RemoveRequested():
                 return self._change_islands(event, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
@@ -181,19 +186,30 @@ class ManagerCore:
         self.controller = event
         self.inventory.busy = dict(event.busy)
         self.controllers.hear(incarnation, now)
+        self.controller_starts.forget((event.pid, event.started))
         if self.addresses.get("controller") != event.address:
             return self._publish("controller", event.address, now)
         return []
 
+    def _controller_starts(self, event: events.ControllerStarts, now: float) -> list[events.Command]:
+        self.controllers.forget("")  # it is the one that was awaited
+        self.controller_starts.hear((event.pid, event.started), now)
+        return []
+
     def _silent_controller(self, now: float, slowness: float) -> list[events.Command]:
-        """Kills a controller that has been silent for too long, once."""
-        commands: list[events.Command] = []
+        """Kills a controller that has been silent for too long, or does not come to serve, once: that process, and not
+        one that is about to take its place."""
+        silent: list[tuple[str, int, int]] = []
+        known = self.controller
         for incarnation in self.controllers.silent(now, slowness):
             self.controllers.forget(incarnation)
-            reason = f"it did not answer for {self.controllers.limit_s:.0f} s"
+            silent.append((f"it did not answer for {self.controllers.limit_s:.0f} s", known.pid, known.started))
+        for process in self.controller_starts.silent(now, slowness):
+            self.controller_starts.forget(process)
+            silent.append((f"it did not serve {self.controller_starts.limit_s:.0f} s after its start", *process))
+        for reason, _, _ in silent:
             self.story.note(Entry(now, "controller killed", reason))
-            commands.append(events.KillController(self.controller.actor, reason))
-        return commands
+        return [events.KillController(known.actor, *one) for one in silent]
 
     def _silent_hosts(self, now: float, slowness: float) -> list[events.Command]:
         """Kills hosts that have not joined the successor of their scheduler in time, again and again until they do."""
@@ -345,9 +361,9 @@ class ManagerCore:
         if request.tenant:  # its islands come one by one, beside those that are up
             there = {hosts[0].base for hosts in known.values()}
             return any(island not in there and state_of(island) is IslandState.UP for island in wanted)
-        if request.is_particular and not self.inventory.fits_now(request):
-            if any(not host.hardware.generation for island in wanted for host in known.get(island, ())):
-                return True  # its devices are not described yet
+        described = all(host.hardware.generation for island in wanted for host in known.get(island, ()))
+        if request.is_particular and not described and not self.inventory.fits_now(request):
+            return True
         away = [island for island in wanted if state_of(island) is IslandState.AWAY]
         if now < self.gathers_until:
             return bool(away)

@@ -22,12 +22,21 @@ Busy = tuple[tuple[Device, float], ...]
 
 class ControllerServes(NamedTuple):
     """The controller serves schedulers at `address`; comes once a second. `actor` is the name that it is killed by,
-    `busy` has the devices that computed lately."""
+    `busy` has the devices that computed lately. Its process is `pid`, which began at `started`, see `HostInfo`."""
 
     incarnation: str
     address: str
     actor: str
     busy: Busy = ()
+    pid: int = 0
+    started: int = 0
+
+
+class ControllerStarts(NamedTuple):
+    """A process has begun to be the controller; it serves when it is ready."""
+
+    pid: int
+    started: int
 
 
 class Published(NamedTuple):
@@ -166,6 +175,7 @@ class Ticked(NamedTuple):
 
 Event = (
     ControllerServes
+    | ControllerStarts
     | Published
     | Withdrawn
     | LookedUp
@@ -222,10 +232,13 @@ class KillHost:
 
 @dataclass(frozen=True, slots=True)
 class KillController:
-    """Kill the controller's actor; Ray restarts it."""
+    """Kill this process of the controller, and not one that has taken its place; where `pid` is 0, the one that its
+    actor has. Ray restarts it."""
 
     actor: str
     reason: str
+    pid: int = 0
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True)

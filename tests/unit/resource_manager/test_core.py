@@ -11,6 +11,7 @@ from pathways_ray.resource_manager.events import (
     Answer,
     Command,
     ControllerServes,
+    ControllerStarts,
     HostLeft,
     HostServes,
     IslandRemoved,
@@ -173,6 +174,29 @@ def test_a_controller_that_falls_silent_is_killed_once() -> None:
     assert core.handle(Ticked(), 91.0) == [KillController("controller", "it did not answer for 30 s")]
     assert silent(core, 91.0, 200.0) == []
     assert serving(core, 260.0, "second", start=200.0) == []
+
+
+def test_the_successor_of_a_silent_controller_is_not_killed_for_being_slow() -> None:
+    """
+    1. The first controller dies. Its successor begins at once, and takes a minute to start.
+    2. After the limit the first one's process is killed, should it be there still; and nothing else.
+    3. One that does not come to serve at all is killed two minutes after it began.
+    """
+    core = running()
+    core.handle(ControllerServes("first", "c:1", "controller", (), 70, 1), 0.0)
+    core.handle(ControllerStarts(80, 5), 2.0)
+    assert silent(core, 2.0, 70.0) == [KillController("controller", "it did not answer for 30 s", 70, 1)]
+    assert serving(core, 80.0, "second", start=70.0) == []
+    core = running()
+    core.handle(ControllerStarts(80, 5), 2.0)
+    killed = [c for c in silent(core, 2.0, 130.0) if isinstance(c, KillController)]
+    assert [command.pid for command in killed] == [0, 80]
+
+
+def test_a_controller_that_starts_with_its_resource_manager_gets_its_time() -> None:
+    core = ManagerCore(ISLANDS, controller="controller")
+    core.handle(ControllerStarts(80, 5), 1.0)
+    assert [c for c in silent(core, 1.0, 100.0) if isinstance(c, KillController)] == []
 
 
 def test_the_watch_over_a_new_controller_is_over_that_controller() -> None:
