@@ -12,7 +12,6 @@ from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
 from pathways_ray.client.wanted import wanted_of
-from pathways_ray.errors import UsageError
 from pathways_ray.transport import messages as wire
 
 

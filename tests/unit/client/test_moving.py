@@ -11,6 +11,7 @@ from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import MoveSlices, Registered, ReleaseQueue, Renewing
 from pathways_ray.client.moving import COPIES, Ask, Copy, Drop, Exchanged, Hold, Part, Release, is_quiet, move
+from pathways_ray.client.wanted import Wanted
 from pathways_ray.errors import Failure, Unschedulable, UsageError
 from pathways_ray.ir.graph import Argument, Graph, Ref, Result, Transfer
 from pathways_ray.ir.plan import Device, PlacedSlice
@@ -128,6 +129,13 @@ def test_a_step_that_fails_leaves_the_slice_where_it_was(refused: str) -> None:
     assert names(steps)[-3:] == ["Drop", "Release", "ReleaseSlice"]
     assert records[0].id == 1
     assert not any(isinstance(step, Exchanged) for step in steps)
+
+
+def test_a_slice_moves_to_devices_such_as_were_asked_for() -> None:
+    core, _ = with_buffers(0)
+    wanted = Wanted("tpu", (2,), 1 << 30, "v4")
+    step = next(move(core, SliceType(3, (2,), ("x",)), "mine", [], 1, wanted))
+    assert step == Ask(CreateSlice(1, (2,), ("x",), 1, "tpu", "mine", 0, (), 3, (2,), 1 << 30, "v4"))
 
 
 def test_an_island_that_is_too_small_is_refused_before_anything_is_held() -> None:
