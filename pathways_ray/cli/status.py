@@ -165,7 +165,7 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
     for island in islands:
         state = island.get("state", "up")
         reason = f": {island['reason']}" if island.get("reason") else ""
-        named = f"{island['island']}" if state == "up" else f"{island['island']} ({state}{reason})"
+        named = f"{island['island']}" if state == "up" and not reason else f"{island['island']} ({state}{reason})"
         for host in island["hosts"]:
             where = (named, island["platform"], str(host["host"]), host["node"][:8])
             process = str(host["pid"]) if host["up"] else "lost" if island.get("state") == "lost" else "down"

@@ -163,10 +163,9 @@ class Following:
         return added + self._drain(one, max(0.0, leaves_in_s - MARGIN_S), reason, now)
 
     def _drain(self, one: IslandSeen, deadline_s: float, reason: str, now: float) -> list[Command]:
-        if one.state == "draining":
-            self.leaving.setdefault(one.island, now + deadline_s)  # by the one before this, or by the operator
+        self.leaving[one.island] = min(self.leaving.get(one.island, math.inf), now + deadline_s)
+        if one.state == "draining":  # since the look before this, by a keeper before this one, or by the operator
             return []
-        self.leaving[one.island] = now + deadline_s
         return [Drain(one.island, deadline_s, reason)]
 
     def _is_over(self, one: IslandSeen, now: float) -> bool:

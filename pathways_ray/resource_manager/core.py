@@ -306,6 +306,8 @@ class ManagerCore:
             for h in hosts
         ]
         epoch = self.inventory.join(records)
+        if island not in self.inventory.draining:  # what it was to be drained for was its place before
+            self.inventory.drained_for.pop(island, None)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""
         commands: list[events.Command] = []
         for number, joining in members:

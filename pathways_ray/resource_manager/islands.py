@@ -95,11 +95,13 @@ class SharedIslands:
         removed.
 
         Args:
-            reason: for who looks at the status.
+            reason: for who looks at the status, also where the island cannot be drained.
 
         Raises:
             UsageError: there is no such island, or no other one that takes slices.
         """
+        if island in self.numbers and reason:
+            self.inventory.drained_for[island] = reason
         self._check(island, "drained")
         self.inventory.draining[island] = until
         self.inventory.drained_for[island] = reason

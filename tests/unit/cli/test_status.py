@@ -123,6 +123,8 @@ def test_an_island_that_is_not_up_says_its_state() -> None:
     drained = {**STATUS, "islands": [{**STATUS["islands"][0], "state": "draining"}]}
     assert "0 (draining)" in printed({"url": "u", **drained})
     assert "0 (" not in printed({"url": "u", **STATUS})
+    last = {**STATUS, "islands": [{**STATUS["islands"][0], "reason": "its node ends"}]}
+    assert "(up: its node ends)" in " ".join(printed({"url": "u", **last}).split())
 
 
 @contextmanager

@@ -90,6 +90,14 @@ def test_an_island_that_could_not_be_started_is_tried_again_later() -> None:
     assert [type(command) for command in look(core, leaving, islands, 5.0 + RETRY_S)] == [Add]
 
 
+def test_an_island_that_is_lost_while_it_is_drained_is_removed_at_its_time() -> None:
+    core = Following()
+    lost = island(0, state="lost", slices=1)
+    look(core, [node("a", 10.0), node("b")], [island(0, "a", slices=1), island(1, "b")], 0.0)
+    assert Remove(0) not in look(core, [node("a", 5.0), node("b")], [lost, island(1, "b")], 5.0)
+    assert Remove(0) in look(core, [node("b"), node("a", 1.0)], [lost, island(1, "b")], 9.0)
+
+
 def test_a_keeper_that_starts_again_goes_on_with_a_drain() -> None:
     core = Following()
     assert look(core, [node("a", 20.0), node("b")], [island(0, "a", state="draining"), island(1, "b")])[-1] == Remove(0)

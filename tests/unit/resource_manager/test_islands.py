@@ -144,9 +144,12 @@ def test_what_cannot_be_says_why(event: Any, why: str) -> None:
 def test_the_last_island_that_takes_slices_stays() -> None:
     core = running()
     core.handle(DrainRequested(1, 0, 1.0), 1.0)
-    for event in (DrainRequested(2, 1, 1.0), RemoveRequested(2, 1)):
+    for event in (DrainRequested(2, 1, 1.0, "its node ends"), RemoveRequested(2, 1)):
         refused = answer(core, event)
         assert isinstance(refused, Refused)
         assert "island 1 is the last one that takes slices" in refused.failure.message
+    assert core.inventory.drained_for == {0: "", 1: "its node ends"}, "status says so all the same"
+    core.handle(JoinRequested(3, HostInfo(2, 1, "cpu", 2, "another node", 300, "")), 2.0)
+    assert core.inventory.drained_for == {0: ""}, "it is elsewhere now"
     with pytest.raises(UsageError):
         core.shared.drain(1, 1.0)
