@@ -18,6 +18,7 @@ from megatron_ptdp.errors import ConfigError
 Kind: TypeAlias = Literal["gpt", "t5"]
 Activation: TypeAlias = Literal["gelu", "relu"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float64"]
+Experts: TypeAlias = Literal["dispatched", "dense"]
 Scatter: TypeAlias = Literal["psum_scatter", "psum"]
 
 BUCKETS, FARTHEST = 32, 128
@@ -33,6 +34,8 @@ class ModelConfig(Dimensions):
         vocabulary: number of tokens. It need not divide: members of TENSOR pad it, which no result shows.
         experts: feed-forward parts of each layer, of which every token goes through `top_k`; 0 for an ordinary layer.
         balance: weight of the loss that keeps experts equally busy.
+        capacity: tokens that an expert takes, as a multiple of the number that all would have if they were equally
+            busy; the others go past it. 0: all that choose it.
     """
 
     kind: Kind
@@ -51,6 +54,7 @@ class ModelConfig(Dimensions):
     experts: int = 0
     top_k: int = 2
     balance: float = 0.01
+    capacity: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -59,7 +63,7 @@ class ModelConfig(Dimensions):
             raise ConfigError.unknown("activation", self.activation, get_args(Activation))
         if fault := self.fault():
             raise ConfigError(f"model {self.kind!r}: {fault}")
-        for name in ("experts", "balance"):
+        for name in ("experts", "balance", "capacity"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model {self.kind!r}: {name} is {getattr(self, name)}, must not be negative")
         encoder = (self.encoder_layers > 0, self.encoder_sequence > 0)
@@ -72,9 +76,9 @@ class ModelConfig(Dimensions):
             raise ConfigError(f"top_k is {self.top_k} of {self.experts} experts, must be 1 to {self.experts}")
         self.complete()
 
-    def planned(self, experts: int | None = None) -> Planned:
-        """The planner's model of these sizes, with as many experts as a token goes through, or as said."""
-        times = (self.top_k if experts is None else experts) if self.experts else 1
+    def planned(self) -> Planned:
+        """The planner's model of these sizes, with as many experts as a token goes through."""
+        times = self.top_k if self.experts else 1
         sizes = {**self.common(), "ffn": self.ffn * times}
         return Planned(self.kind, **sizes, positions=self.kind == "gpt", dropout=False)
 
@@ -91,6 +95,7 @@ class Compute:
             in float32 at least. "float64" needs `jax_enable_x64`.
         scatter: "psum" sums everywhere and takes a part, for devices with a wrong reduce-scatter: the
             runtime refuses it between hosts of a CPU island.
+        experts: whether an expert computes the tokens that chose it, or all, as a reference, without a capacity.
         unroll: whether layers are written out one by one: larger programs, that run faster when layers are small.
     """
 
@@ -99,12 +104,13 @@ class Compute:
     recompute: Recompute = "none"
     dtype: DType = "float32"
     scatter: Scatter = "psum_scatter"
+    experts: Experts = "dispatched"
     unroll: bool = False
 
     def __post_init__(self) -> None:
         if self.tensor < 1:
             raise ConfigError(f"tensor is {self.tensor}, must be at least 1")
-        for name, known in (("recompute", Recompute), ("dtype", DType), ("scatter", Scatter)):
+        for name, known in (("recompute", Recompute), ("dtype", DType), ("scatter", Scatter), ("experts", Experts)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError.unknown(f"{name} setting", str(getattr(self, name)), get_args(known))
 
@@ -190,8 +196,9 @@ def flops_per_token(config: ModelConfig, recompute: Recompute = "none") -> Flops
     """FLOPs in both conventions of MFU. Only predicted tokens count, as `Model.tokens` counts them.
 
     For GPT, per token: 72 l h² (1 + s/(6h) + V/(12lh)) of the model; 96 l h² (1 + s/(6h) + V/(16lh)) of the hardware
-    with full recomputation (PTD-P eq. 3). With experts the model needs those a token goes through; all of them run.
+    with full recomputation (PTD-P eq. 3). With experts the model needs those a token goes through, and those run; rows
+    that only pad them are not counted.
     """
     model = config.planned().model_flops(1)
-    hardware = config.planned(config.experts).hardware_flops(1, recompute)
+    hardware = config.planned().hardware_flops(1, recompute)
     return Flops(model / config.sequence, hardware / config.sequence)

@@ -124,7 +124,11 @@ class Transformer:
 
     def feed_forward(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
         """The second half of a layer: x + FFN(norm(x)), and the balance [B] of its experts."""
-        inside = layers.enter(layers.norm(x, params["ffn_norm"]), self.compute)
+        normed = layers.norm(x, params["ffn_norm"])
+        if moe.by_parts(self.config, self.compute):
+            y, balance = moe.experts_of_parts(normed, params["ffn"], self.config)
+            return x + y, balance
+        inside = layers.enter(normed, self.compute)
         if self.config.experts:
             y, balance = moe.experts(inside, params["ffn"], self.config, self.compute)
             return x + y, balance

@@ -204,16 +204,18 @@ class _Routing:
 
     def _send(self, send: Send) -> None:
         source, k = self.sources[send.source], send.destination
-        table = np.zeros((2, source.shards), np.int32)
-        table[0] = np.cumsum(source.counts, 1)[:, k] - source.counts[:, k]
-        table[1] = self._admitted(send.source)[:, k]
+        admitted = self._admitted(send.source)[:, k]
+        layout: Spec = self.specs[k]
         if self._is_whole():
             rows = self.capacity or rounded(send.rows, self._multiple(k))
-            move = _mover(source, self.slices[k], self.specs[k], rows, True)
         else:
-            rows = rounded(int(table[1].max()), self._multiple(k))
-            move = _mover(source, self.slices[k], ((), *self.specs[k]) if self.specs[k] else (), rows, False)
-        self.pieces[send.source, k] = move(source.x, source.order, table)
+            rows = rounded(int(admitted.max()), self._multiple(k))
+            layout = ((), *layout) if layout else ()
+        move = _mover(source, self.slices[k], layout, rows, self._is_whole(), k)
+        if (admitted == source.counts[:, k]).all():
+            self.pieces[send.source, k] = move(source.x, source.order, source.said)
+        else:
+            self.pieces[send.source, k] = move(source.x, source.order, source.said, admitted.astype(np.int32))
 
     def _start(self, start: Start) -> Part:
         k = start.destination
@@ -278,8 +280,8 @@ def _combined(source: _Source, arrays: Sequence[Any], starts: np.ndarray[Any, An
 
 
 def _sorted(x: Any, destination: Any, count: int) -> _Source:
-    if not isinstance(x, Array) or not x.shape:
-        raise UsageError(f"pw.route takes rows of an array on a slice (pw.put places one), not {x!r}")
+    if not isinstance(x, Array) or not x.shape or not x.shape[0]:
+        raise UsageError(f"pw.route takes an array with rows, on a slice (pw.put places one), not {x!r}")
     if np.shape(destination) != x.shape[:1] or not jnp.issubdtype(destination.dtype, jnp.integer):
         found = f"{getattr(destination, 'dtype', type(destination))}{np.shape(destination)}"
         raise UsageError(f"destination= has a whole number for each of {x.shape[0]} rows, not {found}")
@@ -299,41 +301,52 @@ def _sorted(x: Any, destination: Any, count: int) -> _Source:
 
 def _sort(destination: Any, shards: int, count: int) -> tuple[Any, ...]:
     """The order of rows by destination in each shard, their bins and ranks; and what is said of them: how many rows
-    each bin has (the last two: nowhere, and out of range), and a value that is out of range."""
+    each bin has (the last two: nowhere, and out of range), and a value that is out of range.
+
+    Nothing is compared but with the few destinations: sums over the rows take a fifth of the time of a sort.
+    """
     given = destination.reshape(shards, -1)
     inside = (given >= 0) & (given < count)
     nowhere = jnp.zeros_like(inside) if jnp.issubdtype(given.dtype, jnp.unsignedinteger) else given == NOWHERE
     bins = jnp.where(inside, given, jnp.where(nowhere, count, count + 1)).astype(jnp.int32)
-    order = jnp.argsort(bins, axis=1, stable=True).astype(jnp.int32)
-    counts = (bins[:, :, None] == jnp.arange(count + 2)).sum(1, dtype=jnp.int32)
-    starts = jnp.cumsum(counts, 1) - counts
-    rank = jnp.argsort(order, axis=1).astype(jnp.int32) - jnp.take_along_axis(starts, bins, 1)
+    sums = jnp.cumsum((bins[:, None, :] == jnp.arange(count + 2)[:, None]).astype(jnp.int32), axis=2)
+    counts = sums[:, :, -1]
+    rank = jnp.take_along_axis(sums, bins[:, None, :], 1)[:, 0] - 1
+    place = jnp.take_along_axis(jnp.cumsum(counts, 1) - counts, bins, 1) + rank
+    row = jnp.arange(given.shape[1], dtype=jnp.int32)
+    order = jax.vmap(lambda at: jnp.zeros_like(row).at[at].set(row, unique_indices=True))(place)
     wrong = jnp.where(inside | nowhere, jnp.iinfo(given.dtype).min, given).max(1, keepdims=True)
     return order, jnp.minimum(bins, count), rank, jnp.concatenate([counts, wrong.astype(jnp.int32)], 1)
 
 
-def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole: bool) -> Any:
-    """Cuts pieces of `rows` rows, one from each shard, and takes them to a slice; `whole`: the one piece by itself."""
+def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole: bool, number: int) -> Any:
+    """Cuts pieces of `rows` rows for destination `number`, one from each shard, and takes them to its slice; `whole`:
+    the one piece by itself. The function takes the admitted rows of each shard where they are not all."""
     where, axes, spec = source.where, source.axes, source.x._type.spec
-    key = ("route cut", spec, target, layout, rows, whole)
+    key = ("route cut", spec, target, layout, rows, whole, number)
     if key not in where.functions:
         shards = source.shards
 
-        def cut(x: Any, order: Any, table: Any) -> Any:
+        def cut(x: Any, order: Any, said: Any, *admitted: Any) -> Any:
             apart = x.reshape(shards, -1, *x.shape[1:])
-            places = jnp.minimum(table[0][:, None] + jnp.arange(rows), max(apart.shape[1] - 1, 0))
+            places = jnp.minimum(said[:, :number].sum(1)[:, None] + jnp.arange(rows), apart.shape[1] - 1)
             taken = jnp.take_along_axis(order, places, 1)
             pieces = jax.vmap(lambda shard, which: shard[which])(apart, taken)
-            there = jnp.arange(rows) < table[1][:, None]
+            there = jnp.arange(rows) < (admitted[0] if admitted else said[:, number])[:, None]
             pieces = jnp.where(there.reshape(*there.shape, *(1,) * (x.ndim - 1)), pieces, jnp.zeros((), x.dtype))
             return pieces[0] if whole else pieces
 
         left = spec[1:]
         made: Spec = ((), *left) if whole else (axes, (), *left)
         by_row = partition_spec((axes,) if axes else ())
-        here = compiled(cut, slice=where, in_specs=(partition_spec(spec), by_row, None), out_specs=partition_spec(made))
+        here = [
+            compiled(
+                cut, slice=where, in_specs=(partition_spec(spec), by_row, by_row, *more), out_specs=partition_spec(made)
+            )
+            for more in ((), (None,))
+        ]
         to = partition_spec(layout)
-        where.functions[key] = program(lambda x, order, table: reshard(here(x, order, table), target, to), name="route")
+        where.functions[key] = program(lambda *given: reshard(here[len(given) - 3](*given), target, to), name="route")
     return where.functions[key]
 
 

@@ -42,6 +42,7 @@ CONFIGS = {
     "gpt": preset("gpt-tiny", **{**TINY_GPT, "layers": 4, "vocabulary": 9}),
     "gpt-untied": preset("gpt-tiny", **TINY_GPT, tied=False, bias=False),
     "gpt-experts": preset("gpt-tiny", **TINY_GPT, experts=4),
+    "gpt-experts-capacity": preset("gpt-tiny", **TINY_GPT, experts=4, capacity=1.25),
     "t5": preset("t5-tiny", **TINY_T5),
     "t5-experts": preset("t5-tiny", **{**TINY_T5, "layers": 1, "encoder_layers": 1}, experts=4, top_k=1),
 }

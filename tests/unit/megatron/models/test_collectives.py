@@ -69,6 +69,13 @@ def test_four_gathers_and_four_scatters_in_a_layer_with_sequence_parallelism() -
         ("gpt", "layers", Compute(sequence_parallel=True, scatter="psum"), {"all-gather": 4, "all-reduce": 4}),
         ("gpt-experts", "layers", Compute(), {"all-reduce": 4}),
         ("gpt-experts", "layers", Compute(sequence_parallel=True), {"all-gather": 4, "reduce-scatter": 4}),
+        # Tokens go to their experts and back, forward and backward; the balance is summed. Attention gathers as before.
+        (
+            "gpt-experts-capacity",
+            "layers",
+            Compute(sequence_parallel=True),
+            {"all-gather": 2, "reduce-scatter": 2, "all-to-all": 4, "all-reduce": 2},
+        ),
         ("t5", "encoder_layers", Compute(), {"all-reduce": 4}),
         # Attention over the encoder's output is a third block; that output enters all layers at once.
         ("t5", "layers", Compute(), {"all-reduce": 6}),

@@ -76,10 +76,11 @@ def test_kinds_of_distance(causal: bool) -> None:
 
 def test_routing() -> None:
     logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2, 0.0001], [0.1, 0.2, 0.3, 0.4]]]))
-    weights, balance = route(logits, 2)
+    weights, chosen, balance = route(logits, 2)
+    assert chosen.tolist() == [[[0, 1], [3, 2]]]
     assert np.allclose(weights[0], [[0.625, 0.375, 0, 0], [0, 0, 3 / 7, 4 / 7]], atol=1e-4)
     assert np.allclose(route(logits, 1)[0][0, 1], [0, 0, 0, 0.4], atol=1e-4)
     assert balance.shape == (1,)
     even = jnp.zeros((1, 3, 4))
-    assert np.allclose(route(even, 4)[1], 1)
-    assert np.allclose(route(even.at[..., 0].set(50.0), 1)[1], 4)  # all to one expert of four
+    assert np.allclose(route(even, 4).balance, 1)
+    assert np.allclose(route(even.at[..., 0].set(50.0), 1).balance, 4)  # all to one expert of four
