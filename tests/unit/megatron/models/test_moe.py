@@ -131,6 +131,7 @@ def test_operations_are_proportional_to_the_chosen_experts() -> None:
     assert dense >= 16
 
 
+@pytest.mark.long
 def test_a_model_with_a_capacity_for_all_is_that_without() -> None:
     config = replace(members.CONFIGS["gpt-experts"], capacity=2.0)
     how = Compute(tensor=2, sequence_parallel=True, dtype="float64")
