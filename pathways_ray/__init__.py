@@ -51,12 +51,15 @@ if TYPE_CHECKING:
     from pathways_ray.client.placement import put as put
     from pathways_ray.client.placement import reshard as reshard
     from pathways_ray.client.program import program as program
+    from pathways_ray.client.retrying import retry as retry
     from pathways_ray.client.routing import combine as combine
     from pathways_ray.client.routing import route as route
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
     from pathways_ray.client.transfers import TransferBytes as TransferBytes
     from pathways_ray.client.transfers import transfer_bytes as transfer_bytes
+    from pathways_ray.client.utilization import utilization as utilization
+    from pathways_ray.client.versioned import versioned as versioned
     from pathways_ray.client.warmup import like as like
     from pathways_ray.client.warmup import warmup as warmup
     from pathways_ray.deployment.init import init as init
@@ -90,11 +93,14 @@ _HOMES = {
     "recording": "client.api",
     "reshard": "client.placement",
     "route": "client.routing",
+    "retry": "client.retrying",
     "scan": "client.control",
     "shutdown": "client.api",
     "switch": "client.control",
     "trace": "client.api",
     "transfer_bytes": "client.transfers",
+    "utilization": "client.utilization",
+    "versioned": "client.versioned",
     "virtual_slice": "client.api",
     "wait": "client.completion",
     "warmup": "client.warmup",

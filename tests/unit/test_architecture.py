@@ -32,6 +32,7 @@ PURE = {
     "pathways_ray/client/moving.py",
     "pathways_ray/client/renewals.py",
     "pathways_ray/client/siblings.py",
+    "pathways_ray/client/versions.py",
     "pathways_ray/client/suspending.py",
     "pathways_ray/client/wanted.py",
     "pathways_ray/controller",

@@ -31,7 +31,7 @@ OUTPUTS = re.compile(r"checkpoints/|events/|.*\.jsonl?")
 OTHERS = {"AllocateBuffer", "PartitionSpec", "Software", "jax", "jnp", "np", "pydoc_data/topics.py", "pytest", "torch"}
 """Names of Python, libraries and other systems."""
 
-VARIABLES = {"error", "f", "host", "y"}
+VARIABLES = {"error", "f", "host", "weights", "y"}
 """First parts of names in examples that the text itself introduces."""
 
 

@@ -34,6 +34,7 @@ PRINTED = {
         "restored P('x',) True 3",
         "loss 14.0 [0.",
         "advantages [ 0.5 -0.5",
+        "answers [",
         "served (32, 2)",
         "recovered [ 0.",
         "error <lambda> (",

@@ -1,0 +1,215 @@
+"""`pw.versioned`: values that are copied to another slice again and again, such as weights from learner to sampler."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import jax
+
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, FAILED, PENDING
+from pathways_ray.client.compiled import compiled
+from pathways_ray.client.placement import reshard
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.versions import Act, Versions
+from pathways_ray.errors import BufferDeleted, BufferLost, UsageError
+
+
+class Version(NamedTuple):
+    """A version of a tree, on the slice to which it was copied."""
+
+    tree: Any
+    version: int
+
+
+class Versioned:
+    """The result of `pw.versioned`. Any thread may use it."""
+
+    def __init__(self, tree: Any, slice: VirtualSlice, spec: Any, max_lag: int | None) -> None:
+        if not isinstance(slice, VirtualSlice):
+            raise UsageError(f"slice= takes what pw.virtual_slice returns, not {slice!r}")
+        if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int) or max_lag < 0):
+            raise UsageError(f"max_lag= is a number of versions from 0 on, or None for any; not {max_lag!r}")
+        self.slice, self.spec, self.max_lag = slice, spec, max_lag
+        self._keep: dict[Any, Any] = {}
+        self._versions = Versions()
+        self._copies: dict[int, Any] = {}
+        self._kept: Any = None
+        self._source: Any = None
+        self._lock = threading.RLock()
+        self.push(tree)
+
+    def push(self, tree: Any) -> int:
+        """Copies another version of the tree, and returns its number at once.
+
+        While a copy is under way a version waits, as a copy of its own where it lies now, and the next one takes its
+        place. So the arrays may be donated right after the call.
+
+        Raises:
+            UsageError: it is another tree than the first one, or a leaf is no `pw.Array`.
+        """
+        leaves, structure = _leaves(tree), jax.tree.structure(tree)
+        with self._lock:
+            before: Any = jax.tree.structure(self._source)
+            if self._source is not None and structure != before:
+                raise UsageError("another tree than the first version: pw.versioned copies one tree again and again")
+            self._settle()
+            self._source = jax.tree.unflatten(structure, leaves)
+            if self._versions.push() is Act.SEND:
+                self._send(self._versions.pushed, tree)
+            else:
+                self._kept = self._snapshot(tree)
+            return self._versions.pushed
+
+    def latest(self) -> Version:
+        """The newest version that has arrived, unless that is more than `max_lag` behind: then the oldest that is not,
+        which is still to arrive. Launches may take it all the same, and wait for it. Never waits.
+
+        Raises:
+            BufferLost: nothing is left of any version: the slice has lost its hosts. `restore` copies the last one
+                again.
+        """
+        with self._lock:
+            self._settle()
+            versions = self._versions
+            found = versions.take(self.max_lag)
+            if found < 0:
+                raise BufferLost(
+                    f"the version on {self.slice} was lost with its hosts, and no other is under way: call restore(), "
+                    "or push another one"
+                )
+            if found == versions.waits:
+                self._send(versions.release(), self._kept)
+                self._kept = None
+            return Version(self._copies[found], found)
+
+    def restore(self) -> Version:
+        """Copies the version that was pushed last again, unless it is there or under way, and returns the latest.
+
+        Raises:
+            BufferDeleted: its arrays are gone, such as by donation: push another version.
+        """
+        with self._lock:
+            self._settle()
+            if self._versions.again():
+                if {DELETED, FAILED} & _states(self._source):
+                    self._versions.failed(self._versions.pushed)
+                    raise BufferDeleted(
+                        f"version {self._versions.pushed} cannot be copied again, since its arrays are gone; push "
+                        "another one"
+                    )
+                self._send(self._versions.pushed, self._source)
+            return self.latest()
+
+    @property
+    def version(self) -> int:
+        """The number of the newest version that has arrived; -1 for none."""
+        with self._lock:
+            self._settle()
+            return self._versions.there
+
+    @property
+    def pushed(self) -> int:
+        """The number of the version that was pushed last; the first one is 0."""
+        return self._versions.pushed
+
+    @property
+    def lag(self) -> int:
+        """Versions by which the newest that has arrived is behind the one that was pushed last."""
+        with self._lock:
+            self._settle()
+            return self._versions.lag
+
+    @property
+    def skipped(self) -> int:
+        """Versions that were never copied, since a newer one came first."""
+        return self._versions.skipped
+
+    def _send(self, version: int, tree: Any) -> None:
+        moved = reshard(tree, self.slice, self.spec)
+        leaves, structure = jax.tree.flatten(moved)
+        here = [one._buffer is other._buffer for one, other in zip(leaves, jax.tree.leaves(tree), strict=True)]
+        if any(here):  # what lies there already is handed back; a version is memory of its own
+            kept = jax.tree.leaves(self._snapshot(tree))
+            moved = jax.tree.unflatten(structure, [k if h else m for k, m, h in zip(kept, leaves, here, strict=True)])
+        self._copies[version] = moved
+
+    def _snapshot(self, tree: Any) -> Any:
+        """Copies of arrays where they lie: one launch for each slice that has some."""
+        leaves, structure = jax.tree.flatten(tree)
+        places = tuple((leaf._type.slice, leaf._type.spec) for leaf in leaves)
+        made: list[Any] = [None] * len(leaves)
+        for where in dict.fromkeys(place for place, _ in places):
+            mine = [k for k, (place, _) in enumerate(places) if place is where]
+            specs = [leaves[k].sharding.spec for k in mine]
+            key = (where, tuple(specs))
+            if key not in self._keep:
+                self._keep[key] = compiled(_copied, slice=where, in_specs=(specs,), out_specs=specs)
+            for k, one in zip(mine, self._keep[key]([leaves[k] for k in mine]), strict=True):
+                made[k] = one
+        return jax.tree.unflatten(structure, made)
+
+    def _settle(self) -> None:
+        """Notes what has arrived or failed since the last look."""
+        versions = self._versions
+        if versions.there >= 0 and FAILED in _states(self._copies[versions.there]):
+            versions.lost()
+        for version in list(versions.under_way):
+            states = _states(self._copies[version])
+            if FAILED in states:
+                released = versions.failed(version)
+            elif PENDING in states:
+                continue
+            else:
+                released = versions.arrived(version)
+            if released >= 0:
+                self._send(released, self._kept)
+                self._kept = None
+        held = {versions.there, *versions.under_way}
+        self._copies = {version: copy for version, copy in self._copies.items() if version in held}
+
+    def __repr__(self) -> str:
+        return f"pw.versioned({self.slice}, version {self._versions.there} of {self._versions.pushed})"
+
+
+def _copied(leaves: Any) -> Any:
+    # A result that is an argument handed through would be the argument's own memory until the launch has ended.
+    return [jax.numpy.copy(leaf) for leaf in leaves]
+
+
+def _states(tree: Any) -> set[Any]:
+    return {leaf._buffer.record.state for leaf in jax.tree.leaves(tree)}
+
+
+def _leaves(tree: Any) -> list[Array]:
+    """The leaves of a tree. Raises `UsageError` where one is no array of a slice."""
+    leaves = jax.tree.leaves(tree)
+    for leaf in leaves:
+        if not isinstance(leaf, Array):
+            raise UsageError(f"pw.versioned copies pw.Arrays from slice to slice, not {type(leaf).__name__}: pw.put it")
+    if not leaves:
+        raise UsageError("pw.versioned copies a tree of pw.Arrays; this one has none")
+    return leaves
+
+
+def versioned(tree: Any, *, slice: VirtualSlice, spec: Any = None, max_lag: int | None = None) -> Versioned:
+    """Copies of a tree on another slice, made again at every push: weights on their way from a learner to a sampler.
+
+        weights = pw.versioned(params, slice=sampler, spec=P(), max_lag=1)
+        tokens = sample(weights.latest().tree, prompts)
+        weights.push(params)
+
+    A push is one launch, whatever the number of leaves, and returns at once; values go from device to device. One copy
+    is under way at a time, and the latest version wins: those in between are not sent.
+
+    Args:
+        tree: `pw.Array`s, the first version.
+        slice: the slice that gets copies.
+        spec: a `PartitionSpec` for them there, or a pytree prefix; None is replicated.
+        max_lag: versions by which `latest` may be behind what was pushed last. 0 is on-policy; None, any.
+
+    Raises:
+        UsageError: a leaf is no `pw.Array`, or an option of the wrong kind.
+    """
+    return Versioned(tree, slice, spec, max_lag)

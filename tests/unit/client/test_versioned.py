@@ -1,0 +1,221 @@
+"""`pw.versioned` and its rules: which version is sent, which is taken; `pw.retry`; `pw.utilization`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client.buffer import FAILED, PENDING, READY
+from pathways_ray.client.utilization import shares
+from pathways_ray.client.versions import Act, Versions
+from tests.unit.client.local import LocalSession, opened
+from tests.unit.strategies import repeatable
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    found = opened()
+    yield found
+    found.close()
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_versions_in_between_are_never_sent() -> None:
+    """
+    1. Version 0 is under way. 1, 2 and 3 are pushed: each waits in place of the one before.
+    2. 0 arrives: 3 is sent.
+    """
+    versions = Versions()
+    assert [versions.push() for _ in range(4)] == [Act.SEND, Act.KEEP, Act.KEEP, Act.KEEP]
+    assert versions.arrived(0) == 3
+    assert (versions.skipped, versions.there, versions.under_way, versions.lag) == (2, 0, [3], 3)
+    assert versions.arrived(3) == -1
+    assert versions.lag == 0
+
+
+def test_a_taker_gets_the_oldest_version_that_will_do() -> None:
+    versions = Versions()
+    versions.push()
+    versions.arrived(0)
+    versions.push()
+    versions.push()
+    assert [versions.take(lag) for lag in (None, 2, 1, 0)] == [0, 0, 1, 2]
+    versions.lost()
+    assert versions.take(None) == 1
+    assert Versions().take(None) == -1
+
+
+def test_the_last_version_is_sent_again_only_where_it_is_not() -> None:
+    versions = Versions()
+    versions.push()
+    assert not versions.again()
+    versions.arrived(0)
+    assert not versions.again()
+    versions.lost()
+    assert versions.again()
+    assert versions.under_way == [0]
+
+
+@repeatable(200)
+@given(st.lists(st.sampled_from(["push", "arrive", "fail", "lose", "again", "release"]), max_size=40))
+def test_rules_of_versions(events: list[str]) -> None:
+    """Whatever happens: one version waits at most, and only behind one that is under way; a taker is never further
+    behind than it may be; and while nothing was lost there is always something to take."""
+    versions, lost = Versions(), False
+    for event in events:
+        match event:
+            case "push":
+                versions.push()
+            case "arrive" if versions.under_way:
+                versions.arrived(versions.under_way[0])
+            case "fail" if versions.under_way:
+                versions.failed(versions.under_way[0])
+                lost = True
+            case "lose":
+                versions.lost()
+                lost = True
+            case "again" if versions.pushed >= 0:
+                versions.again()
+            case "release":
+                versions.release()
+        assert versions.waits < 0 or versions.under_way
+        assert versions.waits in (-1, versions.pushed)
+        for lag in range(3):
+            found = versions.take(lag)
+            assert found == -1 or versions.pushed - lag <= found <= versions.pushed
+            assert found >= 0 or lost or versions.pushed < 0
+
+
+# --- pw.versioned -----------------------------------------------------------------------------------------------------
+
+
+def states(tree: Any, state: Any) -> None:
+    for leaf in jax.tree.leaves(tree):
+        leaf._buffer.record.state = state
+
+
+def test_weights_move_by_one_launch_and_survive_donation(session: LocalSession) -> None:
+    """
+    1. A tree of two leaves is copied by one launch. While that is under way, the next version is kept as a copy, and
+       its arrays are donated to an update.
+    2. It is sent when the first one has arrived.
+    """
+    learner, sampler = session.virtual_slice((2,), ("t",)), session.virtual_slice((4,), ("x",))
+    update = pw.compiled(
+        lambda p: jax.tree.map(lambda v: v + 1, p), slice=learner, in_specs=P("t"), out_specs=P("t"), donate_argnums=0
+    )
+    params = pw.put({"w": np.zeros((4, 2), np.float32), "b": np.zeros(2, np.float32)}, learner, P("t"))
+    weights = pw.versioned(params, slice=sampler, spec={"w": P("x"), "b": P()}, max_lag=1)
+    assert len(session.launched) == 1
+    states(weights._copies[0], PENDING)
+    first = weights.latest()
+    assert first.version == 0
+    assert first.tree["w"].sharding.spec == P("x")
+    params = update(params)
+    assert weights.push(params) == 1
+    params = update(params)
+    assert (weights.version, weights.pushed, weights.lag) == (-1, 1, 2)
+    states(first.tree, READY)
+    assert weights.version == 0
+    found = weights.latest()  # it was sent then, and launches of this session are over at once
+    assert found.version == 1
+    np.testing.assert_array_equal(np.asarray(found.tree["w"]), np.full((4, 2), 1.0))
+
+
+def test_on_policy_is_never_behind(session: LocalSession) -> None:
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    weights = pw.versioned(pw.put(np.zeros(2), a), slice=b, max_lag=0)
+    for k in range(1, 4):
+        states(weights.latest().tree, PENDING)
+        weights.push(pw.put(np.full(2, float(k)), a))
+        found = weights.latest()
+        assert found.version == k
+        np.testing.assert_array_equal(np.asarray(found.tree), np.full(2, k))
+    assert weights.skipped == 0
+
+
+def test_a_version_that_was_lost_is_copied_again(session: LocalSession) -> None:
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    params = pw.put(np.arange(2.0), a)
+    weights = pw.versioned(params, slice=b)
+    states(weights.latest().tree, FAILED)
+    with pytest.raises(pw.errors.BufferLost, match=r"was lost with its hosts.*call restore\(\)"):
+        weights.latest()
+    assert weights.lag == 1
+    found = weights.restore()
+    assert found.version == 0
+    np.testing.assert_array_equal(np.asarray(found.tree), np.arange(2.0))
+    launched = len(session.launched)
+    assert weights.restore().version == 0
+    assert len(session.launched) == launched, "it is there"
+    states(found.tree, FAILED)
+    params.delete()
+    with pytest.raises(pw.errors.BufferDeleted, match="version 0 cannot be copied again"):
+        weights.restore()
+
+
+def test_what_cannot_be_versioned(session: LocalSession) -> None:
+    a = session.virtual_slice((1,), ("x",))
+    v = pw.put(np.arange(2.0), a)
+    trees: list[Any] = [np.arange(2), {}]
+    for tree in trees:
+        with pytest.raises(pw.errors.UsageError, match=r"pw.versioned copies"):
+            pw.versioned(tree, slice=a)
+    with pytest.raises(pw.errors.UsageError, match="max_lag= is a number of versions from 0 on"):
+        pw.versioned(v, slice=a, max_lag=-1)
+    with pytest.raises(pw.errors.UsageError, match=r"slice= takes what pw.virtual_slice returns"):
+        pw.versioned(v, slice="a")  # type: ignore[arg-type]
+    with pytest.raises(pw.errors.UsageError, match="another tree than the first version"):
+        pw.versioned(v, slice=a).push([v])
+
+
+# --- pw.retry ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_made_again_after_what_was_lost_is_rebuilt() -> None:
+    done: list[str] = []
+
+    @pw.retry(on=pw.errors.HostLost, rebuild=lambda: done.append("rebuild"))
+    def step(value: int) -> int:
+        done.append("call")
+        if len(done) < 4:
+            raise pw.errors.HostLost("host 3")
+        return value
+
+    assert step(7) == 7
+    assert done == ["call", "rebuild", "call", "rebuild", "call"]
+    assert step.__name__ == "step"
+
+
+def test_other_errors_and_the_last_attempt_come_out() -> None:
+    def lost() -> None:
+        raise pw.errors.BufferLost("gone")
+
+    with pytest.raises(pw.errors.BufferLost, match="gone") as error:
+        pw.retry(lost, attempts=2)()
+    assert error.value.__notes__ == ["pw.retry called it 2 times"]
+    with pytest.raises(pw.errors.BufferLost):
+        pw.retry(lost, on=pw.errors.HostLost)()
+    wrong: list[dict[str, Any]] = [{"on": 3}, {"attempts": 0}, {"rebuild": 1}]
+    for options in wrong:
+        with pytest.raises(pw.errors.UsageError, match=f"{next(iter(options))}= of pw.retry"):
+            pw.retry(lost, **options)
+
+
+# --- pw.utilization ---------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_time_in_which_devices_computed() -> None:
+    before, now = (10.0, {0: 4.0}), (14.0, {0: 8.0, 1: 100.0})
+    assert shares(before, now, {0: 2, 1: 4, 2: 1}) == {0: 0.5, 1: 1.0, 2: 0.0}
+    assert shares(now, now, {0: 2}) == {0: 0.0}
