@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client import orbax_arrays
 from pathways_ray.client.api import ClusterSession
-from tests.integration.conftest import Slices
+from pathways_ray.client.data import DataLinks
+from tests.integration.conftest import Cluster, Slices
 
 Equal = Callable[[Any, Any], None]
 
@@ -62,13 +63,46 @@ def test_ahead_of_time_and_few_sizes(session: ClusterSession, slices: Slices) ->
 
 
 def test_a_checkpoint_goes_from_slice_to_slice(
-    session: ClusterSession, slices: Slices, equal: Equal, tmp_path: Path
+    session: ClusterSession, slices: Slices, equal: Equal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts write and read it; an array that is overwritten after the save is saved as it was."""
+
+    def fetched(*_: Any, **__: Any) -> Any:
+        raise AssertionError("values go through the client")
+
+    orbax_arrays.register()
+    m = np.arange(24, dtype=np.float32).reshape(4, 6)
+    double = pw.compiled(lambda v: v * 2, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    state = {
+        "w": pw.put(V, slices.a4, P("x")),
+        "m": pw.put(m, slices.a22, P("x", "y")),
+        "n": pw.put(7, slices.a1),
+        "step": 3,
+    }
+    with ocp.StandardCheckpointer() as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(DataLinks, "fetch", fetched)
+        checkpoints.save(tmp_path / "3", state)
+        twice = double(state["w"])
+        checkpoints.wait_until_finished()
+        targets = pw.like({"w": V}, slices.b4, P("x")) | pw.like({"m": m}, slices.b2, P(None, "x")) | {"n": state["n"]}
+        found = checkpoints.restore(tmp_path / "3", targets | {"step": 3})
+    assert (found["w"].slice, found["m"].slice, found["step"]) == (slices.b4, slices.b2, 3)
+    equal(found["w"], V)
+    equal(found["m"], m)
+    equal(found["n"], np.asarray(state["n"]))
+    equal(twice, V * 2)
+
+
+def test_hosts_write_and_read_the_parts_of_a_checkpoint_that_they_have(
+    pairs: Cluster, equal: Equal, tmp_path: Path
 ) -> None:
     orbax_arrays.register()
-    state = {"w": pw.put(V, slices.a4, P("x")), "step": 3}
-    with ocp.StandardCheckpointer() as checkpoints:
-        checkpoints.save(tmp_path / "3", state)
+    m = np.arange(24, dtype=np.float32).reshape(4, 6)
+    with pw.connect(pairs.url, pairs.token) as session, ocp.StandardCheckpointer() as checkpoints:
+        there, here = (session.virtual_slice((2, 2), ("x", "y"), island=k) for k in (0, 1))
+        checkpoints.save(tmp_path / "1", {"m": pw.put(m, there, P("x", "y")), "v": pw.put(V, there, P(("x", "y")))})
         checkpoints.wait_until_finished()
-        found = checkpoints.restore(tmp_path / "3", state | pw.like({"w": V}, slices.b4, P("x")))
-    assert (found["w"].slice, found["step"]) == (slices.b4, 3)
-    equal(found["w"], V)
+        targets = pw.like({"m": m}, here, P(None, "y")) | pw.like({"v": V}, here, P("x"))
+        found = checkpoints.restore(tmp_path / "1", targets)
+        equal(found, {"m": m, "v": V})
+        assert found["m"].slice is here

@@ -27,13 +27,17 @@ def session() -> Iterator[LocalSession]:
 
 # A save that is refused leaves Orbax's own tasks behind.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path, trusted: bool) -> None:
+    """Through the hosts where they may run Python, and else through the client."""
+    session.trusted = trusted
     a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2,), ("x",))
     w = np.arange(8, dtype=np.float32)
     state = {"w": pw.put(w, a, P("x")), "b": pw.put(jnp.ones(3, jnp.bfloat16), a), "n": np.arange(3), "step": 3}
     checkpoints = ocp.StandardCheckpointer()
     checkpoints.save(tmp_path / "state", state)
     checkpoints.wait_until_finished()
+    assert (session.fetched > 0) is not trusted
     for target in (state, jax.tree.map(ocp.utils.to_shape_dtype_struct, state)):
         found = checkpoints.restore(tmp_path / "state", target)
         assert (found["w"].slice, found["w"].sharding.spec, found["b"].dtype) == (a, P("x"), jnp.bfloat16)

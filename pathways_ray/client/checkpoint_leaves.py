@@ -1,0 +1,75 @@
+"""What hosts do with the leaves of a checkpoint: write their parts by TensorStore, and read them.
+
+The functions that are made here run in a host's process for Python, which loads this file and nothing else of a client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Leaf(NamedTuple):
+    """An array in a checkpoint: TensorStore's description of it and of its context, and how many blocks it has along
+    each dimension."""
+
+    store: dict[str, Any]
+    context: dict[str, Any]
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    def box(self, numbers: Sequence[Any]) -> tuple[slice, ...]:
+        """Where the part of a host lies, from the numbers of its blocks along each dimension that has several."""
+        rest = iter(numbers)
+        found = []
+        for size, count in zip(self.shape, self.blocks, strict=True):
+            mine = next(rest) if count > 1 else (0,)
+            found.append(slice(int(mine[0]) * size // count, (int(mine[-1]) + 1) * size // count))
+        return tuple(found)
+
+
+def looker(folder: str) -> Callable[[Any], Any]:
+    """A function that raises where a folder is not seen."""
+
+    def look(_: Any) -> Any:
+        return np.int32(bool(os.listdir(folder)))
+
+    return look
+
+
+def writer(leaves: Sequence[Leaf]) -> Callable[..., Any]:
+    """A function of a host's parts, and of the numbers of their blocks, that writes them."""
+
+    def write(parts: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        import tensorstore as ts
+
+        stores = [
+            ts.open(ts.Spec(leaf.store), create=True, open=True, context=ts.Context(leaf.context)) for leaf in leaves
+        ]
+        written = [
+            store.result()[leaf.box(mine)].write(part)
+            for store, leaf, part, mine in zip(stores, leaves, parts, numbers, strict=True)
+        ]
+        for one in written:
+            one.result()
+        return np.int32(len(written))
+
+    return write
+
+
+def reader(leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> Callable[..., Any]:
+    """A function of the numbers of a host's blocks that gives its parts, as arrays of these types."""
+
+    def read(numbers: Sequence[Any]) -> Any:
+        import tensorstore as ts
+
+        stores = [ts.open(ts.Spec(leaf.store), open=True, context=ts.Context(leaf.context)) for leaf in leaves]
+        coming = [
+            store.result()[leaf.box(mine)].read() for store, leaf, mine in zip(stores, leaves, numbers, strict=True)
+        ]
+        return [np.asarray(one.result()).astype(dtype) for one, dtype in zip(coming, dtypes, strict=True)]
+
+    return read

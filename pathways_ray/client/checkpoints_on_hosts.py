@@ -1,0 +1,85 @@
+"""Leaves of an Orbax checkpoint, written and read by the hosts that have them, for tenants that the operator trusts.
+
+What the client does is Orbax's: the folder, the names, TensorStore's description of each leaf. The bytes go from each
+host to the file system by a host function, and come by one; so the folder has to be one that all hosts see, as Orbax
+asks of programs on several machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from pathways_ray.client.array import Array
+from pathways_ray.client.checkpoint_leaves import Leaf, looker, reader, writer
+from pathways_ray.client.host_functions import host
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import HostFunctionError
+from pathways_ray.ir.types import Spec
+from pathways_ray.jax_types import partition_spec
+
+LIMIT_S = 1800.0
+"""Seconds for the leaves of one slice."""
+
+_COUNT = jax.ShapeDtypeStruct((), np.int32)
+
+
+def leaf_of(
+    store: dict[str, Any], context: dict[str, Any], shape: tuple[int, ...], where: VirtualSlice, spec: Spec
+) -> Leaf:
+    """A leaf that lies on a slice in the layout `spec`."""
+    sizes = [math.prod(where.type.axis_size(axis) for axis in axes) for axes in spec]
+    return Leaf(store, context, shape, (*sizes, *(1,) * (len(shape) - len(sizes))))
+
+
+def all_see(folder: str, where: VirtualSlice) -> bool:
+    """Whether all hosts of a slice see a folder."""
+    try:
+        host(looker(folder), slice=where, result=_COUNT)(np.int32(0)).block_until_ready()
+    except HostFunctionError:
+        return False
+    return True
+
+
+def save(where: VirtualSlice, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
+    """Has the hosts of a slice write their parts, behind what makes the arrays, and before anything takes their memory.
+
+    Returns:
+        A number that is there when all is written.
+    """
+    specs = [array._type.spec for array in arrays]
+    in_specs = ([partition_spec(spec) for spec in specs], _specs_of_numbers(leaves, specs))
+    run = host(writer(leaves), slice=where, in_specs=in_specs, result=_COUNT, limit_s=LIMIT_S)
+    done: Array = run(list(arrays), [_numbers(leaf) for leaf in leaves])
+    return done
+
+
+def restore(where: VirtualSlice, leaves: Sequence[Leaf], specs: Sequence[Spec], dtypes: Sequence[Any]) -> list[Array]:
+    """Has the hosts of a slice read their parts."""
+    run: Callable[..., list[Array]] = host(
+        reader(leaves, dtypes),
+        slice=where,
+        in_specs=(_specs_of_numbers(leaves, specs),),
+        out_specs=[partition_spec(spec) for spec in specs],
+        result=[jax.ShapeDtypeStruct(leaf.shape, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)],
+        limit_s=LIMIT_S,
+    )
+    return run([_numbers(leaf) for leaf in leaves])
+
+
+def _numbers(leaf: Leaf) -> list[np.ndarray[Any, Any]]:
+    """The numbers of the blocks along each dimension that has several: partitioned as the array is, each host gets
+    those that it has."""
+    return [np.arange(count, dtype=np.int32) for count in leaf.blocks if count > 1]
+
+
+def _specs_of_numbers(leaves: Sequence[Leaf], specs: Sequence[Spec]) -> list[list[P]]:
+    return [
+        [partition_spec((axes,)) for axes, count in zip(spec, leaf.blocks, strict=False) if count > 1]
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
