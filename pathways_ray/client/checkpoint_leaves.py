@@ -1,4 +1,4 @@
-"""What hosts do with the leaves of a checkpoint: write their parts by TensorStore, and read them.
+"""The hosts' side of a checkpoint: they write their parts of its leaves by TensorStore, and read them.
 
 The functions that are made here run in a host's process for Python, which loads this file and nothing else of a client.
 """
@@ -22,7 +22,7 @@ class Leaf(NamedTuple):
     blocks: tuple[int, ...]
 
     def box(self, numbers: Sequence[Any]) -> tuple[slice, ...]:
-        """Where the part of a host lies, from the numbers of its blocks along each dimension that has several."""
+        """The place of a host's part, from the numbers of its blocks along each dimension that has several."""
         rest = iter(numbers)
         found = []
         for size, count in zip(self.shape, self.blocks, strict=True):

@@ -8,7 +8,9 @@ asks of programs on several machines.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +28,9 @@ from pathways_ray.jax_types import partition_spec
 LIMIT_S = 1800.0
 """Seconds for the leaves of one slice."""
 
+FOLDER_LIMIT_S = 30.0
+"""A save waits this long for the checkpoint's folder."""
+
 _COUNT = jax.ShapeDtypeStruct((), np.int32)
 
 
@@ -38,7 +43,10 @@ def leaf_of(
 
 
 def all_see(folder: str, where: VirtualSlice) -> bool:
-    """Whether all hosts of a slice see a folder."""
+    """Whether all hosts of a slice see a folder, once it is there: a thread of Orbax makes it."""
+    deadline = time.monotonic() + FOLDER_LIMIT_S
+    while not Path(folder).is_dir() and time.monotonic() < deadline:
+        time.sleep(0.005)
     try:
         host(looker(folder), slice=where, result=_COUNT)(np.int32(0)).block_until_ready()
     except HostFunctionError:
